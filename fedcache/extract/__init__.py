@@ -1,0 +1,1 @@
+"""Run frozen backbones over images and write their features into a store."""

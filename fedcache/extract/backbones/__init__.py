@@ -1,0 +1,1 @@
+"""Frozen backbones, one file per provider."""

@@ -1,0 +1,1 @@
+"""Datasets: where images, labels, domains and splits come from."""

@@ -1,0 +1,151 @@
+"""Recipe: everything that determines a feature's value, and nothing that does not.
+
+Preprocessing travels with the weights: every backbone has one native recipe, and a departure from it is explicit and
+makes another recipe with another digest. How a feature was computed (device, compute dtype, batch, threads, library
+versions) is recorded beside the recipe and is never part of it, so features made on a GPU are used on a laptop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.store.files import digest_of
+
+VERSION = 1
+"""Raised when fedcache's own decode, resize or view code changes a value."""
+
+UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+    "unit": UNIT,
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What determines a feature's value.
+
+    Attributes:
+        backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
+        weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
+        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets).
+        resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
+            both sides to ``size``.
+        interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).
+        crop_pct: see ``resize``.
+        mean: per channel, on [0, 1] inputs.
+        std: per channel.
+        pooling: which layer or token the feature is, in the backbone's words (``avg``, ``cls``, ``image_projection``).
+        activation: variant of the activation where weights exist for several (``quickgelu``), else ``native``.
+        views: number of views; view 0 is the deterministic one.
+        view_seed: seed of views 1.. (0 when ``views`` is 1).
+        decoder: the library that decodes images; another one gives other pixels.
+        dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
+        version: of fedcache's own preprocessing.
+    """
+
+    backbone: str
+    weights: str
+    size: int
+    resize: str = "crop"
+    interpolation: str = "bicubic"
+    crop_pct: float = 1.0
+    mean: tuple[float, float, float] = UNIT[0]
+    std: tuple[float, float, float] = UNIT[1]
+    pooling: str = "avg"
+    activation: str = "native"
+    views: int = 1
+    view_seed: int = 0
+    decoder: str = "pillow"
+    dtype: str = "float16"
+    version: int = VERSION
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over every field."""
+        return digest_of(self.to_dict())
+
+    @property
+    def key(self) -> str:
+        """Name of the array in the store: ``<slug>-<8 hex of the digest>``."""
+        return f"{slug(self.backbone)}-{self.digest[:8]}"
+
+    @property
+    def label(self) -> str:
+        """``backbone@size``, how two variants of one backbone are told apart on the command line."""
+        return f"{self.backbone}@{self.size}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        data = asdict(self)
+        data["mean"], data["std"] = list(self.mean), list(self.std)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of ``to_dict``; a key this version does not know is an error (a newer fedcache wrote it)."""
+        known = {f.name for f in fields(cls)}
+        extra = sorted(set(data) - known)
+        if extra:
+            raise FedcacheError(
+                Exit.STORE, f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
+                "Upgrade fedcache, or extract again with this version.",
+            )
+        values = dict(data)
+        values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
+        return cls(**values)
+
+    def override(self, options: Mapping[str, str]) -> Recipe:
+        """The recipe with ``--recipe key=value`` departures applied.
+
+        Keys: size, resize, interpolation, crop_pct, norm (unit | half | imagenet | clip), dtype, views, view_seed.
+
+        Raises:
+            FedcacheError: USAGE, for an unknown key or a value out of range.
+        """
+        allowed = ("size", "resize", "interpolation", "crop_pct", "norm", "dtype", "views", "view_seed")
+        changed: dict[str, Any] = {}
+        for name, text in options.items():
+            if name not in allowed:
+                raise unknown("recipe key", name, allowed)
+            if name == "norm":
+                if text not in NORMS:
+                    raise unknown("norm", text, NORMS)
+                changed["mean"], changed["std"] = NORMS[text]
+            elif name in ("resize", "interpolation", "dtype"):
+                choices = {
+                    "resize": ("crop", "squash"),
+                    "interpolation": ("bicubic", "bilinear"),
+                    "dtype": ("float16", "float32"),
+                }[name]
+                if text not in choices:
+                    raise unknown(name, text, choices)
+                changed[name] = text
+            else:
+                changed[name] = _number(name, text)
+        return replace(self, **changed)
+
+
+def _number(name: str, text: str) -> int | float:
+    low, high = {"size": (8, 2048), "views": (1, 64), "view_seed": (0, 2**31 - 1), "crop_pct": (0.1, 1.0)}[name]
+    try:
+        value: int | float = float(text) if name == "crop_pct" else int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise FedcacheError(
+            Exit.USAGE, f"recipe {name}={text} is not a number from {low} to {high}.", f"For example --recipe {name}={high}"
+        )
+    return value
+
+
+def slug(name: str) -> str:
+    """``name`` with everything outside [A-Za-z0-9._-] turned into ``_`` (file names, array names)."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)

@@ -1,0 +1,1 @@
+"""Federated learning on cached features: clients, rounds, methods."""

@@ -1,0 +1,1 @@
+"""Engines for more than one machine; optional extras, imported only when asked for."""

@@ -1,0 +1,1 @@
+"""Heads: pure functions over flat dicts of tensors."""

@@ -1,0 +1,103 @@
+"""Files that are either whole or absent, and the one way fedcache hashes and serialises.
+
+``os.replace`` alone survives a crash of the process but not of the machine: the data and then the directory entry
+must reach the disk, in that order, before anything may refer to the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Buffer = bytes | bytearray | memoryview
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with one spelling: sorted keys, no spaces, UTF-8, no NaN, and no trailing newline."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def sha256_hex(*parts: Buffer) -> str:
+    """sha256 of the concatenated parts, in hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of the canonical JSON of ``value``."""
+    return sha256_hex(canonical_json(value))
+
+
+def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """sha256 of a file, read in blocks of 1 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            if progress is not None:
+                progress(len(block))
+    return digest.hexdigest()
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, *parts: Buffer) -> None:
+    """Replace ``path`` by the concatenated parts: temporary file, fsync, rename, fsync of the directory.
+
+    The temporary name starts with a dot and ends in ``.partial`` so that sweeps and readers know it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one fsynced line. A torn last line (power cut) is the reader's to ignore."""
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> Iterable[Any]:
+    """The JSON lines of a file up to the first torn one (no newline, or not JSON); nothing when it is missing."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(raw)
+            except ValueError:
+                return
+
+
+def make_private(path: Path) -> Path:
+    """Create a directory with mode 0700 (features are personal data); parents get the umask's mode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
