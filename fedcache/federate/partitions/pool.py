@@ -1,0 +1,212 @@
+"""The rows a scheme may deal, the random streams it draws from, and how a client's test rows are chosen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.store.files import canonical_json
+
+TRAIN, TEST = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What a partition may know of a dataset: one entry per row of the store, no features.
+
+    Args:
+        label: int [N], -1 unknown.
+        domain: int [N], index into ``domains``.
+        split: int [N], 0 train, 1 test, 2 validation.
+        ok: int or bool [N]; rows with 0 have no features and are never dealt.
+        uid: uint8 [N, 16], the identity of the image.
+        classes: class names, C of them.
+        domains: domain names.
+        digest: of the dataset's content.
+    """
+
+    label: np.ndarray
+    domain: np.ndarray
+    split: np.ndarray
+    ok: np.ndarray
+    uid: np.ndarray
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    digest: str
+
+    def __post_init__(self) -> None:
+        rows = len(self.label)
+        for name, shape in (("domain", (rows,)), ("split", (rows,)), ("ok", (rows,)), ("uid", (rows, 16))):
+            found = getattr(self, name).shape
+            if found != shape:
+                raise FedcacheError(
+                    Exit.CORRUPT,
+                    f"Column {name} has shape {found}, column label has {rows} rows: expected {shape}.",
+                    "Check the store: fedcache verify",
+                )
+        for name, column, low, names in (
+            ("label", self.label, -1, self.classes),
+            ("domain", self.domain, 0, self.domains),
+        ):
+            if rows and not (low <= int(column.min()) and int(column.max()) < len(names)):
+                raise FedcacheError(
+                    Exit.CORRUPT,
+                    f"Column {name} holds {column.min()}..{column.max()}, expected {low}..{len(names) - 1}.",
+                    "Check the store: fedcache verify",
+                )
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Independent generators keyed by purpose, so that drawing more for one purpose moves no other draw."""
+
+    seed: int
+    scheme: str
+
+    def __call__(self, purpose: str, *key: int) -> np.random.Generator:
+        """The generator of (seed, partition, scheme, purpose, key)."""
+        name = hashlib.sha256(canonical_json([self.seed, "partition", self.scheme, purpose, *key])).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(name[:16], "little")))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Rows with ok = 1 in the chosen domains, in stored order.
+
+    Args:
+        columns: of the dataset.
+        domains: codes of the chosen domains, in the user's order.
+        train: int64, rows of split train.
+        test: int64, rows of split test.
+        unlabelled: rows of split train left out because their label is unknown.
+    """
+
+    columns: Columns
+    domains: tuple[int, ...]
+    train: np.ndarray
+    test: np.ndarray
+    unlabelled: np.ndarray
+    notes: list[str] = field(default_factory=list)
+
+    def by_class(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows of each class, C arrays (some may be empty), each in stored order."""
+        label = self.columns.label[rows]
+        return [rows[label == c] for c in range(len(self.columns.classes))]
+
+    def of_domain(self, rows: np.ndarray, domain: int) -> np.ndarray:
+        """Those of ``rows`` that belong to a domain."""
+        held: np.ndarray = rows[self.columns.domain[rows] == domain]
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """What a scheme returns.
+
+    Args:
+        train: training rows of each client, in any order.
+        test: the clients' own test rows; None when the scheme leaves them to ``test_protocol``.
+        names: names of the clients; None numbers them.
+        notes: what a reader of the partition should know.
+        pool: rows that could have been dealt; the scheme's training pool when None.
+    """
+
+    train: Sequence[np.ndarray]
+    test: Sequence[np.ndarray] | None = None
+    names: Sequence[str] | None = None
+    notes: Sequence[str] = ()
+    pool: np.ndarray | None = None
+
+
+def make_pool(columns: Columns, domain: Sequence[str] | None, *, needs_labels: bool, scheme: str) -> Pool:
+    """The pool of the chosen domains; validation rows and rows with ok = 0 are in no pool.
+
+    Test rows without a label cannot be scored and are left out, unless no test row has one.
+
+    Raises:
+        FedcacheError: usage error for an unknown or repeated domain, for labels a scheme needs and the dataset lacks.
+    """
+    names = tuple(columns.domains) if domain is None else tuple(domain)
+    for name in names:
+        if name not in columns.domains:
+            raise unknown("domain", name, columns.domains)
+        if names.count(name) > 1:
+            raise FedcacheError(
+                Exit.USAGE, f"Domain {name!r} is given twice, expected distinct names.", f"--domain {name}"
+            )
+    codes = tuple(columns.domains.index(name) for name in names)
+    chosen = np.isin(columns.domain, codes)
+    ok = columns.ok.astype(bool)
+    dealt = chosen & np.isin(columns.split, (TRAIN, TEST))
+    train = np.flatnonzero(dealt & ok & (columns.split == TRAIN))
+    test = np.flatnonzero(dealt & ok & (columns.split == TEST))
+    notes = []
+    if bad := int((dealt & ~ok).sum()):
+        notes.append(f"{bad} of {int(dealt.sum())} rows are quarantined (ok = 0) and left out")
+    unlabelled = np.empty(0, np.int64)
+    if needs_labels:
+        known = columns.label[train] >= 0
+        train, unlabelled = train[known], train[~known]
+        if not known.any() and len(unlabelled):
+            raise FedcacheError(
+                Exit.USAGE,
+                f"Scheme {scheme} deals rows by class, but none of the {len(unlabelled)} training rows has a label.",
+                "A scheme that reads no labels: fedcache partition --scheme iid",
+            )
+        if len(unlabelled):
+            notes.append(f"{len(unlabelled)} training rows without a label are left out")
+    scored = columns.label[test] >= 0
+    if scored.any() and not scored.all():
+        notes.append(f"{int((~scored).sum())} test rows without a label are left out")
+        test = test[scored]
+    return Pool(columns, codes, train, test, unlabelled, notes)
+
+
+def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
+    """Refuse an empty pool.
+
+    Raises:
+        FedcacheError: usage error naming the split.
+    """
+    if not len(rows):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"Scheme {scheme} deals rows of split {split}, but the chosen domains have none with ok = 1.",
+            "See the counts per split: fedcache inspect",
+        )
+
+
+def matched(train: np.ndarray, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The largest set of test rows whose class shares are those of a client's training rows.
+
+    With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the owned
+    classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may share
+    test rows; the first ones of one permutation are taken, so equal clients have equal tests.
+
+    Args:
+        train: the client's training rows.
+        candidates: test rows to choose from.
+        label: int [N].
+        rng: of the permutation.
+
+    Returns:
+        test rows; empty when no owned class has a candidate.
+    """
+    shuffled = rng.permutation(candidates)
+    owned, counts = np.unique(label[train], return_counts=True)
+    rows = [shuffled[label[shuffled] == c] for c in owned]
+    # Integers, so that no rounding makes a class lose its last row: a_j / n_j is smallest at the scarcest class.
+    pairs = [(len(r), int(n)) for r, n in zip(rows, counts, strict=True) if len(r)]
+    if not pairs:
+        return np.empty(0, np.int64)
+    have, own = min(pairs, key=lambda pair: pair[0] / pair[1])
+    return np.concatenate([r[: -(-int(n) * have // own)] for r, n in zip(rows, counts, strict=True)])
+
+
+def first_per_class(pool: Pool, rows: np.ndarray, count: int) -> np.ndarray:
+    """The first ``count`` rows of each class, in stored order; a class that has fewer gives what it has."""
+    return np.concatenate([r[:count] for r in pool.by_class(rows)] or [rows[:0]])

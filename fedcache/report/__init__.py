@@ -1,0 +1,1 @@
+"""Reports: what a result or a partition looks like."""
