@@ -1,0 +1,69 @@
+"""Pooling of uploads as they come: one client at a time, in client order, in float64.
+
+Memory is that of one upload whatever the number of clients, and no lift or chunk changes the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.method import Pooling
+from fedcache.heads.linear import Tree
+
+
+class Pool:
+    """A running aggregate of uploads.
+
+    Args:
+        rules: name prefix -> mean (weights n_i) | uniform | sum | stack; the longest matching prefix decides.
+    """
+
+    def __init__(self, rules: Mapping[str, Pooling]) -> None:
+        self._rules = sorted(rules.items(), key=lambda item: -len(item[0]))
+        self._sums: dict[str, Tensor] = {}
+        self._stacks: dict[str, list[Tensor]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._weight = 0.0
+        self._count = 0
+
+    def rule(self, name: str) -> Pooling:
+        """How the upload of that name is pooled."""
+        for prefix, rule in self._rules:
+            if name.startswith(prefix):
+                return rule
+        raise FedcacheError(
+            Exit.BUG, f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool."
+        )
+
+    def add(self, up: Tree, weight: float) -> None:
+        """Add one client's upload with its weight n_i (not yet divided by N)."""
+        self._weight += weight
+        self._count += 1
+        for name, t in up.items():
+            rule = self.rule(name)
+            self._dtypes[name] = t.dtype
+            if rule == "stack":
+                self._stacks.setdefault(name, []).append(t.clone())
+            elif rule == "mean":
+                self._accumulate(name, t, weight)
+            else:
+                self._accumulate(name, t, 1.0)
+
+    def _accumulate(self, name: str, t: Tensor, weight: float) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            total = self._sums[name] = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
+        total.add_(t, alpha=weight)
+
+    def done(self) -> Tree:
+        """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
+        out: Tree = {name: torch.stack(parts) for name, parts in self._stacks.items()}
+        for name, total in self._sums.items():
+            rule = self.rule(name)
+            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}.get(rule, 1.0)
+            out[name] = (total / scale).to(self._dtypes[name])
+        return out

@@ -1,0 +1,183 @@
+"""Clients' data as a run sees them: rows of one feature matrix, never copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError, unknown
+
+FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+
+
+class ClientRows(Protocol):
+    """Which rows a client holds; ``federate.partition.Client`` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique name; the key of the client's random streams."""
+
+    @property
+    def train(self) -> np.ndarray:
+        """int64 rows it trains on."""
+
+    @property
+    def test(self) -> np.ndarray:
+        """int64 rows its deployed model is scored on."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What was extracted, for all clients.
+
+    Attributes:
+        x: [N, V, D] float32 features, all backbones concatenated; rows no client names are never read.
+        y: int64 [N] class indices.
+        classes: C.
+        text: [C, D] unit class text features, or None.
+        widths: features of each backbone, in the order they were concatenated.
+        domain: int64 [N] domain of each row, or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    text: Tensor | None = None
+    widths: tuple[int, ...] = ()
+    domain: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        N, _, D = self.x.shape
+        wrong = [
+            f"{name} has shape {tuple(t.shape)}, expected {want}"
+            for name, t, want in (
+                ("y", self.y, (N,)),
+                ("text", self.text, (self.classes, D)),
+                ("domain", self.domain, (N,)),
+            )
+            if t is not None and tuple(t.shape) != want
+        ]
+        if wrong:
+            raise FedcacheError(
+                Exit.STORE,
+                f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {'; '.join(wrong)}.",
+                "Text features and image features must come from the same backbone: see fedcache inspect.",
+            )
+
+
+@dataclass(frozen=True)
+class LaneData:
+    """The training rows of some lanes; what a method's ``fit`` and ``enter`` receive.
+
+    Attributes:
+        x: [N, V, D] features of the whole store.
+        y: int64 [N], or None for a method that must not read labels.
+        rows: int64 [*lead, R] rows of the store; short lanes repeat their own first row, so padding never reads a row
+            the client does not hold.
+        n: number of rows of each client lane.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    rows: Tensor
+    n: tuple[int, ...]
+
+    def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
+        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each lane; ``view`` one for all, or one per row."""
+        rows = self.rows.gather(-1, i)
+        V, D = self.x.shape[1:]
+        flat = self.x.reshape(-1, D).index_select(0, (rows * V + view).flatten())
+        return flat.view(*i.shape, D)
+
+    def labels(self, i: Tensor) -> Tensor:
+        """Class indices [*lead, B] at positions ``i``."""
+        if self.y is None:
+            raise FedcacheError(
+                Exit.BUG, "A method without labels read a label.", "Please report this with the method's name."
+            )
+        return self.y[self.rows.gather(-1, i)]
+
+    def mask(self) -> Tensor:
+        """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features."""
+        position = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
+        return (position < n.unsqueeze(-1)).to(self.x.dtype)
+
+    def positions(self) -> Tensor:
+        """[*lead, R] every position of each lane; those past a lane's rows point at its first row."""
+        position = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
+        return torch.where(position < n.unsqueeze(-1), position, 0)
+
+    def full(self) -> tuple[Tensor, Tensor]:
+        """All rows of every lane: features [*lead, R, D] and ``mask``."""
+        return self.take(self.positions()), self.mask()
+
+
+def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> LaneData:
+    """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
+    longest = max((len(t) for t in trains), default=0)
+    rows = np.empty((len(trains), longest), np.int64)
+    for out, train in zip(rows, trains, strict=True):
+        out[: len(train)] = train
+        out[len(train) :] = train[0] if len(train) else 0
+    r = torch.from_numpy(rows).to(x.device)
+    return LaneData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
+
+
+def prepare(features: Sequence[np.ndarray], feat_post: str, train: np.ndarray | None = None) -> Tensor:
+    """Concatenate backbones and apply the ``feat_post`` of a run.
+
+    Args:
+        features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
+        feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
+            where x > 0, else 0: the released FedPCL's ResNet features, D-01); standardize (zero mean and unit
+            variance of every feature over view 0 of the ``train`` rows).
+        train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
+            statistics of all clients together, which no single client of a real federation could know.
+
+    Returns:
+        [N, V, D] float32.
+
+    Raises:
+        FedcacheError: exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another.
+    """
+    if feat_post not in FEAT_POSTS:
+        raise unknown("feat_post", feat_post, FEAT_POSTS)
+    shapes = {f.shape[:2] for f in features}
+    if len(shapes) != 1:
+        raise FedcacheError(
+            Exit.STORE,
+            f"The backbones hold different rows or views: {sorted(f.shape for f in features)}.",
+            "Extract them for one store with the same number of views: see fedcache inspect.",
+        )
+    (N, V), widths = next(iter(shapes)), [f.shape[2] for f in features]
+    out = np.empty((N, V, sum(widths)), np.float32)
+    for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
+        target = out[..., start : start + part.shape[2]]
+        target[...] = part
+        if feat_post == "l2":
+            target /= np.maximum(np.linalg.norm(target, axis=-1, keepdims=True), 1e-12)
+    if feat_post == "l2_concat":
+        out /= np.maximum(np.linalg.norm(out, axis=-1, keepdims=True), 1e-12)
+    elif feat_post == "sign":
+        missing = np.isnan(out)
+        out = (out > 0).astype(np.float32)
+        out[missing] = np.nan
+    elif feat_post == "standardize":
+        if train is None or len(train) == 0:
+            raise FedcacheError(
+                Exit.FEDERATED,
+                "feat_post=standardize needs training rows, found none.",
+                "Give the clients training rows, or choose --set feat_post=l2.",
+            )
+        known = out[np.unique(train), 0]
+        scale = known.std(0, dtype=np.float64)
+        scale[scale == 0.0] = 1.0  # a constant feature stays constant
+        out = ((out - known.mean(0, dtype=np.float64)) / scale).astype(np.float32)
+    return torch.from_numpy(out)

@@ -1,0 +1,257 @@
+"""Lanes: what a method sees of the clients and grid points it is computed for at once.
+
+A lane is one client of one grid point. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-lane tensor
+carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
+(seed, purpose, round, client, ...) and stacked here, so no lift, chunk, padding or order of clients changes a draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.federate.method import Hp, Value
+from fedcache.heads.linear import Tree
+
+SERVER = "/server"
+"""The name under which the server draws; no client may have it, because names hold no slash."""
+
+
+def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
+    """The generator of one stream, keyed by a 128-bit hash: two keys never share a stream in practice."""
+    return np.random.Generator(np.random.PCG64(_hash(seed, purpose, *key)))
+
+
+def _hash(*key: int | str) -> int:
+    text = "\0".join(str(k) for k in key)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random draws of one round for some lanes.
+
+    Attributes:
+        seed: of the run.
+        round: 0-based.
+        clients: one name per lane of the client axis.
+        axes: number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1.
+        dtype: of floating-point draws as they are handed over.
+        device: where they are handed over; they are made on the CPU, so a device never changes them.
+    """
+
+    seed: int
+    round: int
+    clients: tuple[str, ...]
+    axes: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def each(
+        self,
+        purpose: str,
+        draw: Callable[[np.random.Generator, int], np.ndarray],
+        *key: int,
+        every_round: bool = True,
+    ) -> Tensor:
+        """``draw(generator, lane)`` of every client, padded with 0 on the first axis and stacked.
+
+        Args:
+            purpose: name of the stream.
+            draw: returns an array whose first axis may differ between clients.
+            key: epoch, step.
+            every_round: False for a draw made once in a client's life (its initial weights).
+
+        Returns:
+            [*lead, n, ..]; integers as int64, floats in the run's dtype.
+        """
+        when = self.round if every_round else -1
+        parts = [draw(generator(self.seed, purpose, when, c, *key), i) for i, c in enumerate(self.clients)]
+        return self.stack(parts)
+
+    def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
+        """One array per lane -> one tensor with the leading axes of this context, padded with 0."""
+        if len(parts) == 1:
+            out = np.asarray(parts[0])[None]
+        else:
+            longest = max(p.shape[0] for p in parts)
+            out = np.zeros((len(parts), longest, *parts[0].shape[1:]), parts[0].dtype)
+            for row, part in zip(out, parts, strict=True):
+                row[: part.shape[0]] = part
+        t = torch.from_numpy(np.ascontiguousarray(out))
+        t = t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+        return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
+
+    def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+        """Draws of U[-1, 1) for initial weights: the same for all lanes, or each client its own (D-11)."""
+        made = [generator(self.seed, purpose, -1, c if independent else "") for c in self.clients]
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            if independent:
+                return self.stack([g.uniform(-1.0, 1.0, shape) for g in made])
+            t = torch.from_numpy(made[0].uniform(-1.0, 1.0, shape)).to(self.device, self.dtype)
+            return t.reshape((1,) * self.axes + tuple(shape))
+
+        return draw
+
+    def normal(self, purpose: str, counts: Sequence[int], width: int, *key: int) -> Tensor:
+        """Standard normal rows [*lead, max(counts), width]; lane i has ``counts[i]`` of them, then zeros.
+
+        A shorter draw is a prefix of a longer one. torch draws normals in groups of 16 and redoes a last group that
+        is not full, so whole groups are drawn. Its CPU generator keeps 32 bits of a seed: two of n streams coincide
+        with probability n^2 / 2^33, which is harmless for noise and why permutations come from ``generator``.
+        """
+        longest = max(counts, default=0)
+        out = torch.empty(len(self.clients), longest, width)
+        for lane, client, count in zip(out, self.clients, counts, strict=True):
+            source = torch.Generator().manual_seed(_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+            wanted = count * width
+            if count == longest and wanted % 16 == 0:
+                torch.randn((count, width), generator=source, out=lane)
+            else:
+                drawn = torch.randn(-(-wanted // 16) * 16, generator=source)
+                lane[:count] = drawn[:wanted].view(count, width)
+                lane[count:] = 0.0
+        out = out.to(self.device, self.dtype)
+        return out[0] if self.axes == 0 else out[None] if self.axes == 2 else out
+
+    def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
+        """One draw of the whole run, without leading axes: what server and clients make from a common seed."""
+        t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
+        return t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+
+    def narrow(self, lanes: int) -> Draws:
+        """The draws of the first ``lanes`` clients."""
+        return replace(self, clients=self.clients[:lanes])
+
+
+@dataclass(frozen=True)
+class Env:
+    """Constants of a run; none has leading axes.
+
+    Attributes:
+        classes: C.
+        width: D, all backbones together.
+        views: V stored views per row.
+        clients: M, all clients of the partition.
+        text: [C, D] class text features, or None.
+        dtype: of every computation.
+        device: of every tensor.
+    """
+
+    classes: int
+    width: int
+    views: int
+    clients: int
+    text: Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Ctx:
+    """What a method's functions know besides their tensors.
+
+    Attributes:
+        lead: the leading axes.
+        hp: hyperparameters; a float swept over a grid is a tensor [G, 1].
+        env: constants of the run.
+        rng: draws.
+        ids: client numbers of the lanes, or of the round's uploads in ``aggregate``.
+        round: 0-based.
+    """
+
+    lead: tuple[int, ...]
+    hp: Hp
+    env: Env
+    rng: Draws
+    ids: tuple[int, ...]
+    round: int
+
+    @cached_property
+    def text(self) -> Tensor:
+        """The class text features [C, D] of a run that has been checked to have them."""
+        return cast(Tensor, self.env.text)
+
+    def number(self, name: str) -> float | Tensor:
+        """A float hyperparameter, perhaps swept."""
+        value = self.hp[name]
+        return value if isinstance(value, Tensor) else float(cast(float, value))
+
+    def count(self, name: str) -> int:
+        """An int hyperparameter."""
+        return int(cast(int, self.hp[name]))
+
+    def narrow(self, lanes: int) -> Ctx:
+        """The context of the first ``lanes`` clients."""
+        if not self.lead or lanes == self.lead[-1]:
+            return self
+        lead = (*self.lead[:-1], lanes)
+        return replace(self, lead=lead, rng=self.rng.narrow(lanes), ids=self.ids[:lanes])
+
+
+def over(h: float | Tensor, t: Tensor) -> float | Tensor:
+    """A per-lane number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
+    return h.reshape(h.shape + (1,) * (t.dim() - h.dim())) if isinstance(h, Tensor) else h
+
+
+def is_zero(h: float | Tensor | Value) -> bool:
+    """Whether a term with this factor can be left out: 0 at every grid point."""
+    return bool((h == 0).all()) if isinstance(h, Tensor) else h == 0
+
+
+def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
+    """Sum of a * b over all core axes: one value per lane."""
+    product = a * b
+    return product.flatten(len(ctx.lead)).sum(-1) if product.dim() > len(ctx.lead) else product
+
+
+def lane(t: Tensor, lanes: int, ctx: Ctx, start: int = 0) -> Tensor:
+    """Lanes [start, start + lanes) of the client axis; shared tensors stay shared."""
+    axis = len(ctx.lead) - 1
+    return t if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis] else t.narrow(axis, start, lanes)
+
+
+def own(tree: Tree, ctx: Ctx) -> Tree:
+    """Every tensor with full leading axes in memory of its own, to be updated in place."""
+    core = len(ctx.lead)
+    return {
+        k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=torch.contiguous_format) for k, t in tree.items()
+    }
+
+
+def share(tree: Tree, axes: int) -> Tree:
+    """Tensors without leading axes, given ``axes`` of length 1."""
+    return {k: t.reshape((1,) * axes + tuple(t.shape)) for k, t in tree.items()}
+
+
+def pad_stack(trees: Sequence[Tree]) -> Tree:
+    """One tree per client, without leading axes -> one tree with a client axis; ``rows/`` tensors are padded."""
+    out: Tree = {}
+    for name in trees[0]:
+        parts = [tree[name] for tree in trees]
+        if name.startswith("rows/"):
+            longest = max(p.shape[0] for p in parts)
+            stacked = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+            for row, part in zip(stacked, parts, strict=True):
+                row[: part.shape[0]] = part
+            out[name] = stacked
+        else:
+            out[name] = torch.stack(parts)
+    return out
+
+
+def split(tree: Tree, position: int, rows: int) -> Tree:
+    """The tree of the lane at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; memory of its own."""
+    out: Tree = {}
+    for name, t in tree.items():
+        one = t[position if t.shape[0] > 1 else 0]
+        out[name] = (one[:rows] if name.startswith("rows/") else one).clone()
+    return out

@@ -1,0 +1,264 @@
+"""What a method is: data whose fields are pure functions, and the declared hyperparameters those functions read.
+
+A variant of a method is ``dataclasses.replace(method, ...)``. Nothing is a field that neither the engine nor the
+command line reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.heads.linear import Tree
+
+if TYPE_CHECKING:
+    from fedcache.federate.clients import LaneData
+    from fedcache.federate.lanes import Ctx
+
+Value = float | int | bool | str | None
+Hp = Mapping[str, Value | Tensor]
+"""Resolved hyperparameters; a float swept over a grid is a tensor of shape [G, 1]."""
+
+Pooling = Literal["mean", "uniform", "sum", "stack"]
+Protocol = Literal["global", "personalised"]
+Kind = Literal["float", "int", "bool", "choice"]
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True)
+class HParam:
+    """One declared hyperparameter.
+
+    Attributes:
+        name: the key of ``--set key=value``.
+        default: value of the ``paper`` preset.
+        kind: ``float`` (may be swept), ``int``, ``bool`` or ``choice``.
+        help: one sentence, with the number of the disagreement it decides.
+        choices: the legal words of a ``choice``.
+        low: smallest legal number.
+        high: largest legal number.
+        official: value of the released code where it differs, else None.
+        auto: what ``auto`` stands for; makes None (written ``auto``) a legal value.
+    """
+
+    name: str
+    default: Value
+    kind: Kind
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    official: Value = None
+    auto: str = ""
+
+    def parse(self, value: Value) -> Value:
+        """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
+        if self.auto and (value is None or value == "auto"):
+            return None
+        read = self._read(value)
+        if isinstance(read, (int, float)) and not isinstance(read, bool):
+            below = self.low is not None and read < self.low
+            above = self.high is not None and read > self.high
+            if below or above or not math.isfinite(read):
+                raise self._refuse(value)
+        return read
+
+    def legal(self) -> str:
+        """The legal values in words."""
+        if self.kind == "choice":
+            words = " | ".join(self.choices)
+        elif self.kind == "bool":
+            words = "true | false"
+        else:
+            name = {"float": "a number", "int": "an integer"}[self.kind]
+            words = name
+            if self.low is not None and self.high is not None:
+                words = f"{name} from {self.low:g} to {self.high:g}"
+            elif self.low is not None:
+                words = f"{name} of at least {self.low:g}"
+        return f"{words}, or auto ({self.auto})" if self.auto else words
+
+    def _read(self, value: Value) -> Value:
+        if self.kind == "choice":
+            if value in self.choices:
+                return value
+        elif self.kind == "bool":
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() in _WORDS:
+                return _WORDS[str(value).lower()]
+        elif value is not None and not isinstance(value, bool):
+            try:
+                number = float(value)
+                if self.kind == "float":
+                    return number
+                if number.is_integer():
+                    return int(number)
+            except (ValueError, OverflowError):
+                pass
+        raise self._refuse(value)
+
+    def _refuse(self, value: Value) -> FedcacheError:
+        return FedcacheError(
+            Exit.USAGE,
+            f"Hyperparameter {self.name!r} is {value!r}, expected {self.legal()}.",
+            f"Set it with --set {self.name}={self.show()}  ({self.help})",
+        )
+
+    def show(self, value: Value = None) -> str:
+        """A value (the default when None) as it is written after ``--set key=``."""
+        chosen = self.default if value is None else value
+        if chosen is None:
+            return "auto"
+        return str(chosen).lower() if isinstance(chosen, bool) else f"{chosen}"
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The setting of the method's paper, used where the user names none.
+
+    Attributes:
+        rounds: number of rounds; 1 for one-shot methods.
+        participation: clients a round: None for all, an int for a number, a float for a share.
+        clients: number of clients.
+        scheme: name of the partition scheme.
+        official_participation: where the released code samples otherwise (D-14), else None.
+    """
+
+    rounds: int
+    participation: int | float | None
+    clients: int
+    scheme: str
+    official_participation: int | None = None
+
+
+Count = Callable[[Tree, "Ctx"], int]
+Init = Callable[["Ctx"], Tree]
+Enter = Callable[[Tree, "LaneData", "Ctx"], Tree]
+Fit = Callable[[Tree, Tree, "LaneData", "Ctx"], tuple[Tree, Tree]]
+Predict = Callable[[Tree, Tree, "LaneData", Tensor, "Ctx"], Tensor]
+Server = Callable[[Tree, "Ctx"], Tree]
+Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
+
+
+def no_state(_down: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+    """A client that keeps nothing between rounds."""
+    return {}
+
+
+def send_all(server: Tree, _ctx: Ctx) -> Tree:
+    """Broadcast everything the server holds."""
+    return server
+
+
+def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
+    """The pooled upload replaces the tensors of the same names."""
+    return {**server, **up}
+
+
+def numel(tree: Tree, _ctx: Ctx) -> int:
+    """Numbers in a tree; masks are implied by which rows travel and count nothing."""
+    return sum(t.numel() for t in tree.values() if t.is_floating_point())
+
+
+def average(hp: Hp) -> Mapping[str, Pooling]:
+    """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
+    return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}
+
+
+def global_model(_hp: Hp) -> Protocol:
+    """One model, scored on every client's test rows."""
+    return "global"
+
+
+def personal_model(_hp: Hp) -> Protocol:
+    """Client i's deployed model, scored on client i's test rows."""
+    return "personalised"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method.
+
+    Shapes: every per-lane tensor has exactly ``len(ctx.lead)`` leading axes, each full or 1; functions address core
+    axes from the end.
+
+    Attributes:
+        name: name on the command line.
+        paper: citation.
+        summary: one sentence.
+        hparams: declared hyperparameters.
+        defaults: the paper's setting.
+        init: (ctx) -> server; no leading axes, called once.
+        fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
+        predict: (down, state, data, x, ctx) -> scores [.., N, C]; with an empty state the global model.
+        enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
+            names under ``rows/`` have one row per sample.
+        broadcast: (server, ctx) -> down.
+        pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
+        aggregate: (server, pooled up, ctx) -> server.
+        protocol: (hp) -> how it is evaluated.
+        needs: what clients read: ``labels``, ``text``. Without ``labels`` the engine hands over data that has none.
+        gradient: False for closed forms, which take no step.
+        one_shot: True when one round is the method.
+        central: True when all clients' rows are one training set (no traffic).
+        paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them.
+        sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
+        received: (down, ctx) -> scalars that travel.
+        fidelity: (hp, views stored) -> exact | cached_views | approx.
+        check: (hp, ctx) -> None; raises when the switches and the data do not fit.
+    """
+
+    name: str
+    paper: str
+    summary: str
+    hparams: tuple[HParam, ...]
+    defaults: Defaults
+    init: Init
+    fit: Fit
+    predict: Predict
+    paper_count: Callable[[int, int, int, Hp], tuple[int, int]]
+    enter: Enter = no_state
+    broadcast: Server = send_all
+    pool: Callable[[Hp], Mapping[str, Pooling]] = average
+    aggregate: Aggregate = replace_names
+    protocol: Callable[[Hp], Protocol] = global_model
+    needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
+    gradient: bool = True
+    one_shot: bool = False
+    central: bool = False
+    sent: Count = numel
+    received: Count = numel
+    fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
+    check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+
+    def hparam(self, name: str) -> HParam:
+        """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""
+        for h in self.hparams:
+            if h.name == name:
+                return h
+        names = [h.name for h in self.hparams]
+        raise unknown(
+            f"hyperparameter of {self.name}", name, names, hint=f"{self.name} reads: {', '.join(sorted(names))}"
+        )
+
+    def resolve(self, preset: str = "paper", settings: Mapping[str, Value] | None = None) -> dict[str, Value]:
+        """All hyperparameters: the preset, then ``settings`` (words or typed values).
+
+        Raises:
+            FedcacheError: exit 2 for an unknown preset or key, or an illegal value.
+        """
+        if preset not in ("paper", "official"):
+            raise unknown("preset", preset, ("paper", "official"))
+        hp: dict[str, Value] = {}
+        for h in self.hparams:
+            hp[h.name] = h.official if preset == "official" and h.official is not None else h.default
+        for key, value in (settings or {}).items():
+            hp[key] = self.hparam(key).parse(value)
+        return hp

@@ -1,0 +1,39 @@
+"""CLIP zero-shot: the class whose text feature is nearest; nothing is trained and no label is read.
+
+Radford et al., ICML 2021; E eq 2 without its softmax: logits = s I.T'. E prints no scale (s = 1), CLIP learns
+exp(logit_scale) = 100; the argmax is the same for every s > 0 (T-Z1). The text features travel down once.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.models import FEAT_POST, declare
+from fedcache.heads.linear import Tree, affine
+
+
+def predict(_down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """s I.T', [.., N, C]."""
+    return ctx.number("scale") * affine(x, ctx.text)
+
+
+METHOD = Method(
+    name="clip-zs",
+    paper="Radford et al., ICML 2021",
+    summary="Zero-shot: the class whose text feature is nearest.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        HParam("scale", 1.0, "float", "logit scale s; the prediction does not depend on it", low=1e-6, official=100.0),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
+    init=lambda _ctx: {},
+    fit=lambda _down, _state, _data, _ctx: ({}, {}),
+    predict=predict,
+    needs=frozenset({"text"}),
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda *_: (0, 0),
+)

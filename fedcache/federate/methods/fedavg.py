@@ -1,0 +1,86 @@
+"""FedAvg: local training, then the average of the weights.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; A eq 1:
+w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
+
+Released FedPCL code, where it differs: uniform a_i, and 20 random clients a round when there are more than 20 (D-14);
+the last short batch is left out (D-09); ReLU and L2 follow the logits (D-13).
+
+Limits: lr = 0 keeps w; one client is ``solo``; ``bn_mode=local`` keeps BatchNorm's running statistics with the client,
+which is then scored with its own.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Hp, Method, Protocol
+from fedcache.federate.models import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    ce_loss,
+    check_model,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+)
+from fedcache.federate.steps import keep_optimiser, local
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import logits
+
+
+def own_statistics(hp: Hp) -> tuple[str, ...]:
+    """Names of the buffers that stay with the client."""
+    return head_of(hp).buffers() if hp["bn_mode"] == "local" else ()
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """Nothing, unless statistics or the optimiser stay with the client."""
+    kept = {k: down[k] for k in own_statistics(ctx.hp)}
+    return {**kept, **keep_optimiser(down, trained(ctx.hp), ctx)}
+
+
+def sent_names(hp: Hp) -> tuple[str, ...]:
+    """The model, less what stays."""
+    own = own_statistics(hp)
+    return tuple(n for n in names(hp) if n not in own)
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of the global model (with the client's own statistics, if it keeps any)."""
+    own = {k: state[k] for k in own_statistics(ctx.hp) if k in state}
+    return logits(head_of(ctx.hp), {**down, **own}, x)[0]
+
+
+def protocol(hp: Hp) -> Protocol:
+    """One global model, unless part of it stays with the clients."""
+    return "personalised" if own_statistics(hp) else "global"
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """All weights, both ways."""
+    n = head_of(hp).paper_weights(width, classes)
+    return n, n
+
+
+METHOD = Method(
+    name="fedavg",
+    paper="McMahan et al., AISTATS 2017",
+    summary="Local training of P and Q (or a linear head), then the weighted average.",
+    hparams=declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20),
+    init=init_model,
+    enter=enter,
+    fit=local(ce_loss, names, trained, sent_names),
+    predict=predict,
+    protocol=protocol,
+    check=check_model,
+    paper_count=paper_count,
+)

@@ -1,0 +1,78 @@
+"""FedNCM: nearest class mean from summed features; one round, no training.
+
+Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Each client sends
+the sum of its features and the number of its rows per class; mu_c = S_c / N_c. ``metric=cos``: W_c = mu_c / |mu_c|,
+b = 0. ``metric=euclid``: W_c = mu_c, b_c = -|mu_c|^2 / 2, which is the nearest mean.
+
+Sums are float64, so the classifier is the centralised one for every partition of the same rows (T-K1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.models import FEAT_POST
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import MASKED
+
+
+def class_sums(z: Tensor, data: LaneData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the rows of each class, [.., C, D], and their number, [.., C], in float64.
+
+    Args:
+        z: [.., R, D] rows in float64.
+        data: labels.
+        classes: C.
+        weight: [.., R] weight of each row; 0 on padding.
+    """
+    member = one_hot(data.labels(data.positions()), classes).double() * weight.unsqueeze(-1)
+    return member.mT @ z, member.sum(-2)
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """S_c and N_c of the client."""
+    x, mask = data.full()
+    total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
+    return {}, {"sum": total, "count": count}
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """Class means as a linear head; a class nobody has is never predicted."""
+    count = up["count"]
+    mean = up["sum"] / count.clamp(min=1.0).unsqueeze(-1)
+    if ctx.hp["metric"] == "cos":
+        W, b = normalize(mean, dim=-1), torch.zeros_like(count)
+    else:
+        W, b = mean, -0.5 * (mean**2).sum(-1)
+    b = torch.where(count > 0, b, b.new_full((), MASKED))
+    return {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Scores [.., N, C]."""
+    return affine(x, down["W"], down["b"])
+
+
+METHOD = Method(
+    name="fedncm",
+    paper="Legate et al., NeurIPS 2023",
+    summary="Nearest class mean from summed features; one round, no training.",
+    hparams=(
+        FEAT_POST,
+        HParam("metric", "cos", "choice", "unit class means, or the nearest mean", choices=("cos", "euclid")),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate,
+    predict=predict,
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda width, classes, _clients, _hp: (classes * width, classes * width),
+)

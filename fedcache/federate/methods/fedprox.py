@@ -1,0 +1,54 @@
+"""FedProx: FedAvg with a pull towards the broadcast model.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020:
+h_i(w) = f_i(w) + (mu/2) |w - w_g|^2.
+
+Released FLESD code adds mu |w - w_g|^2 without the half (D-31): ``prox_half=false``, so its mu is half of the paper's.
+Limits: mu = 0 is ``fedavg`` bit for bit; at w = w_g the added gradient is exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate.lanes import Ctx, dot, is_zero
+from fedcache.federate.method import HParam
+from fedcache.federate.methods import fedavg
+from fedcache.federate.models import ce_loss, names, trained
+from fedcache.federate.steps import local
+from fedcache.heads.linear import Tree
+
+
+def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
+    """|w - w_g|^2 over the trained tensors, one value per lane."""
+    parts = [dot(p[n] - down[n], p[n] - down[n], ctx) for n in trained(ctx.hp)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus (mu/2) |w - w_g|^2."""
+    value, updates = ce_loss(p, batch, down, ctx)
+    mu = ctx.number("mu")
+    if is_zero(mu):
+        return value, updates  # the same bits as fedavg, at the same price
+    scale = 0.5 * mu if ctx.hp["prox_half"] else mu
+    return value + scale * proximal(p, down, ctx), updates
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="fedprox",
+    paper="Li et al., MLSys 2020",
+    summary="FedAvg whose clients are held near the broadcast model.",
+    hparams=(
+        *fedavg.METHOD.hparams,
+        HParam("mu", 1e-3, "float", "strength of the pull; 0 is fedavg", low=0.0),
+        HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
+    ),
+    fit=local(loss, names, trained, fedavg.sent_names),
+)

@@ -1,0 +1,59 @@
+"""Every client trains alone; nothing travels.
+
+The lower bound of every comparison: argmin of the mean cross-entropy of Q(P(r)) on the client's own rows (A table 2,
+"Solo"). One client of ``fedavg`` is the same computation, bit for bit.
+
+Released FedPCL code, where it differs: each client draws its own initial weights (D-11), the last short batch is left
+out (D-09), and ReLU and L2 follow the logits (D-13).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Method, personal_model
+from fedcache.federate.models import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    ce_loss,
+    check_model,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+)
+from fedcache.federate.steps import keep_optimiser, local
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import logits
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own model."""
+    p = init_model(ctx)
+    return {**p, **keep_optimiser(p, trained(ctx.hp), ctx)}
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of the client's own model."""
+    return logits(head_of(ctx.hp), {**down, **state}, x)[0]
+
+
+METHOD = Method(
+    name="solo",
+    paper="baseline of FedPCL (Tan et al., NeurIPS 2022)",
+    summary="Every client trains its own head; no traffic.",
+    hparams=declare(FEAT_POST, MODEL, init_param(independent=True), TRAINING),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    init=lambda _ctx: {},
+    enter=enter,
+    fit=local(ce_loss, names, trained, send=lambda _hp: ()),
+    predict=predict,
+    protocol=personal_model,
+    check=check_model,
+    paper_count=lambda *_: (0, 0),
+)

@@ -1,0 +1,233 @@
+"""One round: sample, broadcast, fit lane by lane or chunk by chunk, pool in client order, aggregate.
+
+State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and every lift shares
+one format. ``fit`` never sees a test row, and a method that needs no labels is handed data that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.aggregate import Pool
+from fedcache.federate.clients import ClientRows, Data, LaneData, lane_data
+from fedcache.federate.lanes import SERVER, Ctx, Draws, Env, generator, pad_stack, share, split
+from fedcache.federate.lifts import Lift
+from fedcache.federate.method import Hp, Method
+from fedcache.federate.steps import batch_sizes
+from fedcache.federate.traffic import RoundTraffic, Traffic, itemsize
+from fedcache.heads.linear import Tree
+
+
+def sampled(participation: int | float | None, clients: int) -> int:
+    """Clients a round: all for None, a number for an int, a share (at least one client) for a float.
+
+    Raises:
+        FedcacheError: exit 2 for a number below 1 or a share outside (0, 1].
+    """
+    if participation is None:
+        return clients
+    if isinstance(participation, int):
+        if participation < 1:
+            raise _bad_participation(participation)
+        return min(participation, clients)
+    if not 0.0 < participation <= 1.0:
+        raise _bad_participation(participation)
+    return max(1, round(participation * clients))
+
+
+def _bad_participation(found: float) -> FedcacheError:
+    return FedcacheError(
+        Exit.USAGE,
+        f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
+        "For example --participation 10, --participation 0.1 or --participation 100%.",
+    )
+
+
+class _All:
+    """Every client's training rows as one client, for methods that are not federated."""
+
+    name = "all"
+
+    def __init__(self, clients: Sequence[ClientRows]) -> None:
+        self.train = np.concatenate([np.asarray(c.train, np.int64) for c in clients])
+        self.test = np.empty(0, np.int64)
+
+
+class Rounds:
+    """The constants of a run and its state between rounds."""
+
+    def __init__(
+        self, method: Method, hp: Hp, data: Data, clients: Sequence[ClientRows], seed: int, dtype: torch.dtype
+    ) -> None:
+        self.method, self.hp, self.seed = method, hp, seed
+        self.data = data if data.x.dtype == dtype else replace(data, x=data.x.to(dtype))
+        self.clients = clients
+        self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
+        text = None if data.text is None else data.text.to(data.x.device, dtype)
+        self.env = Env(data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device)
+        self.labels = data.y if "labels" in method.needs else None
+        self.round = 0
+        self.server: Tree = {}
+        self.states: dict[int, Tree] = {}
+        self.traffic = Traffic([0] * len(self.lanes), [0] * len(self.lanes))
+        self.met = [False] * len(self.lanes)
+        self.warnings: list[str] = []
+        self.eligible = self._eligible()
+
+    def _eligible(self) -> list[int]:
+        """Clients with something to train on; the rest are skipped, and a warning says so."""
+        kept, empty, short = [], [], []
+        for i, c in enumerate(self.lanes):
+            n = len(c.train)
+            if n == 0:
+                empty.append(c.name)
+            elif self.method.gradient and "batch" in self.hp and not batch_sizes(n, self.hp):
+                short.append(c.name)
+            else:
+                kept.append(i)
+        for names, why in ((empty, "have no training rows"), (short, "have too few rows for one batch")):
+            if names:
+                listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
+                self.warnings.append(f"{len(names)} of {len(self.lanes)} clients {why} and are skipped: {listed}")
+        if not kept:
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"None of the {len(self.lanes)} clients can train: {'; '.join(self.warnings)}.",
+                "Use fewer clients, more rows, or a smaller --set batch=.",
+            )
+        return kept
+
+    def start(self) -> None:
+        """The server's first tensors, after the switches are found to fit the data."""
+        if "text" in self.method.needs and self.env.text is None:
+            raise FedcacheError(
+                Exit.STORE,
+                f"{self.method.name} needs class text features, but these features have none.",
+                "Use a backbone with a text tower, for example --backbones glyph-clip.",
+            )
+        self.method.check(self.hp, self.server_ctx())
+        self.server = self.method.init(self.server_ctx())
+
+    def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
+        """The context of some clients, with a client axis or (one client) without."""
+        names = tuple(self.lanes[i].name for i in ids)
+        draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device)
+        return Ctx((len(ids),) if axes else (), self.hp, self.env, draws, tuple(ids), self.round)
+
+    def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
+        """The server's context; ``ids`` are the clients whose uploads it merges."""
+        draws = Draws(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
+        return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
+
+    def rows(self, ids: Sequence[int], axes: int) -> LaneData:
+        """The training rows of some clients."""
+        return lane_data(self.data.x, self.labels, [np.asarray(self.lanes[i].train, np.int64) for i in ids], axes)
+
+    def down(self) -> Tree:
+        """What the server sends now."""
+        return self.method.broadcast(self.server, self.server_ctx())
+
+    def sample(self, participation: int | float | None) -> list[int]:
+        """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
+        k = min(sampled(participation, len(self.lanes)), len(self.eligible))
+        by_name = sorted(self.eligible, key=lambda i: self.lanes[i].name)
+        order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
+        return sorted(by_name[j] for j in order[:k])
+
+    def fit_one(self, down: Tree, client: int) -> Tree:
+        """The loop lift: one client without leading axes; its upload."""
+        data, ctx = self.rows([client], 0), self.ctx([client], 0)
+        state = self.states.get(client)
+        state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
+        self._finite({**up, **state}, [client], 0)
+        if state:
+            self.states[client] = state
+        return up
+
+    def fit_chunk(self, down: Tree, part: Sequence[int]) -> dict[int, Tree]:
+        """The stack lift: a chunk of clients on one axis, sorted so that resting lanes are a suffix; their uploads."""
+        order = sorted(part, key=lambda i: -len(self.lanes[i].train))
+        shared = share(down, 1)
+        entered = self._enter(shared, [c for c in order if c not in self.states])
+        stacked = pad_stack([self.states.get(c, entered.get(c, {})) for c in order])
+        state, up = self.method.fit(shared, stacked, self.rows(order, 1), self.ctx(order, 1))
+        self._finite({**up, **state}, order, 1)
+        if state:
+            for j, c in enumerate(order):
+                self.states[c] = split(state, j, len(self.lanes[c].train))
+        return {c: {k: t[j if t.shape[0] > 1 else 0] for k, t in up.items()} for j, c in enumerate(order)}
+
+    def _enter(self, down: Tree, new: Sequence[int]) -> dict[int, Tree]:
+        """What clients hold that take part for the first time; ``new`` keeps the order of falling rows."""
+        if not new:
+            return {}
+        state = self.method.enter(down, self.rows(new, 1), self.ctx(new, 1))
+        return {c: split(state, j, len(self.lanes[c].train)) for j, c in enumerate(new)}
+
+    def _finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
+        """Refuse a result that is not finite, naming the client; a finite sum proves all its terms finite."""
+        for name, t in tree.items():
+            if not t.is_floating_point() or torch.isfinite(t.sum()) or torch.isfinite(t).all():
+                continue
+            lanes = t.flatten(1) if axes else t.reshape(1, -1)
+            bad = int((~torch.isfinite(lanes).all(1)).nonzero()[0])
+            client = ids[bad if lanes.shape[0] > 1 else 0]
+            word = "nan" if torch.isnan(lanes[bad]).any() else "inf"
+            lr = f" (lr is {self.hp['lr']})" if "lr" in self.hp else ""
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"{name} is {word} in round {self.round + 1} for client {client} ({self.lanes[client].name!r}).",
+                f"Lower the learning rate{lr}, or look for bad features with: fedcache verify",
+            )
+
+    def one_round(self, participation: int | float | None, lift: Lift) -> RoundTraffic:
+        """One round; advances ``round``, ``server`` and ``states``."""
+        ids = self.sample(participation)
+        down = self.down()
+        pool = Pool(self.method.pool(self.hp))
+        ups: list[tuple[int, int]] = []
+        for start in range(0, len(ids), lift.chunk):
+            part = ids[start : start + lift.chunk]
+            if lift.name == "loop":
+                uploads = {part[0]: self.fit_one(down, part[0])}
+            else:
+                uploads = self.fit_chunk(down, part)
+            for c in part:
+                up = uploads[c]
+                pool.add(up, float(len(self.lanes[c].train)))
+                ups.append((self.method.sent(up, self.server_ctx()), itemsize(up)))
+        self.server = self.method.aggregate(self.server, pool.done(), self.server_ctx(ids))
+        self._finite(self.server, [ids[0]], 0)
+        # A one-shot method has nothing to send before its round; what is delivered is the model it made.
+        delivered = self.down() if self.method.one_shot else down
+        traffic = self._count(ids, delivered, ups)
+        self.round += 1
+        return traffic
+
+    def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+        method, env = self.method, self.env
+        if method.central:
+            return RoundTraffic(len(ids), 0, 0, 0, 0, 0, 0)
+        paper_up, paper_down = method.paper_count(env.width, env.classes, env.clients, self.hp)
+        received, size = method.received(down, self.server_ctx()), itemsize(down)
+        once = env.text.numel() if env.text is not None and "text" in method.needs else 0
+        totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_down"), 0)
+        for c, (sent, width) in zip(ids, ups, strict=True):
+            # Class text features reach a client once, with its first broadcast.
+            text = once if not self.met[c] else 0
+            self.met[c] = True
+            self.traffic.up[c] += sent
+            self.traffic.down[c] += received + text
+            totals["up"] += sent
+            totals["up_bytes"] += sent * width
+            totals["down"] += received + text
+            totals["down_bytes"] += received * size + text * (env.text.element_size() if env.text is not None else 0)
+            totals["paper_down"] += paper_down + text
+        done = RoundTraffic(len(ids), paper_up=paper_up * len(ids), **totals)
+        self.traffic.rounds.append(done)
+        return done

@@ -1,0 +1,74 @@
+"""The linear map, the one operation every head is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+Uniform = Callable[[tuple[int, ...]], Tensor]
+"""Draws numbers in [-1, 1) of the given core shape; the caller decides for which lanes."""
+
+
+class _Batched(torch.autograd.Function):
+    """``baddbmm`` whose weight gradient comes out row-major, as the optimiser's fused kernels need it.
+
+    Autograd's own ``bmm`` returns it transposed, and copying it back costs as much as the GEMM for small batches.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(x, W)
+        out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (du,) = grads
+        x, W = ctx.saved_tensors
+        need_x, need_w, need_b = ctx.needs_input_grad
+        return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
+
+
+def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """``x W' + b`` for every lane.
+
+    Args:
+        x: [.., N, D] rows.
+        W: [.., C, D], leading axes equal to those of ``x``, or 1, or absent.
+        b: [.., C] or None.
+
+    Returns:
+        [.., N, C].
+    """
+    if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:
+        # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
+        G, M, C, D = W.shape
+        folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)
+        u = folded.view(M, -1, G, C).permute(2, 0, 1, 3)
+    elif b is not None and x.dim() == 3 and W.dim() == 3 and x.shape[0] == W.shape[0]:
+        out: Tensor = _Batched.apply(x, W, b)
+        return out
+    else:
+        u = x @ W.mT
+    return u if b is None else u + b.unsqueeze(-2)
+
+
+def init_linear(uniform: Uniform, out: int, fan_in: int, prefix: str = "") -> Tree:
+    """Weight [out, fan_in] and bias [out], both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    bound = 1.0 / math.sqrt(fan_in)
+    return {f"{prefix}W": bound * uniform((out, fan_in)), f"{prefix}b": bound * uniform((out,))}
+
+
+def text_head(text: Tensor) -> Tree:
+    """The zero-shot classifier: W = [T_1 .. T_C]', b = 0, for class text features [C, D]."""
+    return {"W": text.clone(), "b": torch.zeros(text.shape[0], dtype=text.dtype, device=text.device)}
+
+
+def zero_head(classes: int, width: int, like: Tensor) -> Tree:
+    """W = 0 [C, D] and b = 0 [C] with the dtype and device of ``like``."""
+    return {"W": like.new_zeros(classes, width), "b": like.new_zeros(classes)}

@@ -1,0 +1,65 @@
+"""Losses with one value per lane. ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MASKED = -1e30
+"""Fills masked logits. Finite: with -inf a row whose candidates are all masked has a NaN gradient."""
+
+
+def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """Weighted cross-entropy of logits u [.., B, C] at class indices y [.., B]; returns [..]."""
+    nll = torch.logsumexp(u, -1) - u.gather(-1, y.expand(u.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    return (w * nll).sum(-1)
+
+
+def soft_cross_entropy(u: Tensor, q: Tensor, w: Tensor) -> Tensor:
+    """Weighted ``-q . log softmax(u)`` for soft labels q [.., B, C]; returns [..]."""
+    return (w * -(q * torch.log_softmax(u, -1)).sum(-1)).sum(-1)
+
+
+def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Tensor:
+    """Sample-anchored prototype contrast, -s_y + logsumexp_{c in A(y)} s_c (FedPCL eqs 8 and 9).
+
+    Args:
+        u: [.., C] similarities s_c = z . C^(c) / tau of each row to each class.
+        y: class index of each row, the shape of ``u`` without its last axis.
+        candidate: [.., C] true where the class has a prototype, broadcast against ``u``.
+        include: whether A(y) holds y itself (InfoNCE). Excluded as printed, the loss is minus the logit of p_y and
+            has no lower bound unless z has unit length.
+
+    Returns:
+        one value per row, 0 where fewer than two classes have a prototype (there are no negatives).
+    """
+    own = u.gather(-1, y.unsqueeze(-1))
+    masked = torch.where(candidate, u, u.new_full((), MASKED))
+    if not include:
+        masked = masked.scatter(-1, y.unsqueeze(-1), MASKED)
+    value = torch.logsumexp(masked, -1) - own.squeeze(-1)
+    return value * (candidate.sum(-1) > 1).to(value.dtype)
+
+
+def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """Prototype-anchored contrast, the released ConLoss of FedPCL (D-04).
+
+    For every row a whose class prototype is the anchor, the rows j != a of the same class are the positives:
+    mean_a -1/|Pos(a)| sum_{j in Pos(a)} log( exp(s_aj) / sum_{l != a} exp(s_al) ).
+
+    Args:
+        sim: [.., L, L] similarity of the prototype of row a's class to the embedding of row l, over tau.
+        y: [.., L] class indices.
+        real: [.., L] true for rows that count; padding and rows without a prototype do not.
+
+    Returns:
+        [..]: the mean over real rows; anchors without a positive add 0.
+    """
+    eye = torch.eye(y.shape[-1], dtype=torch.bool, device=y.device)
+    pair = real.unsqueeze(-1) & real.unsqueeze(-2) & ~eye
+    positive = (pair & (y.unsqueeze(-1) == y.unsqueeze(-2))).to(sim.dtype)
+    log_p = sim - torch.logsumexp(torch.where(pair, sim, sim.new_full((), MASKED)), -1, keepdim=True)
+    hits = positive.sum(-1)
+    value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(min=1.0)
+    rows = real.to(sim.dtype)
+    return (value * rows).sum(-1) / rows.sum(-1).clamp(min=1.0)

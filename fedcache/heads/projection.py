@@ -1,0 +1,117 @@
+"""The projection P and the classifier Q of FedPCL's setting, and the plain linear head, behind one description.
+
+P = FC(D -> dim) + ReLU [+ BatchNorm] [+ L2], Q = FC(dim -> C). A ``Head`` says which of these a run uses; the tensors
+themselves live in flat dicts under the names ``P.*``, ``Q.*`` (mlp) or ``W``, ``b`` (linear).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.heads.linear import Tree, Uniform, affine, init_linear
+
+BN_MOMENTUM = 0.1
+BN_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Head:
+    """Which blocks a model has.
+
+    Attributes:
+        kind: ``mlp`` (P and Q), ``projection`` (P alone) or ``linear`` (one map on the features).
+        dim: width of the projection.
+        bn: BatchNorm after the ReLU of P.
+        z_norm: L2-normalise the projection.
+        relu_l2: the released classifier's ReLU and L2 on the logits (D-13).
+    """
+
+    kind: str
+    dim: int = 256
+    bn: bool = False
+    z_norm: bool = True
+    relu_l2: bool = False
+
+    def trained(self) -> tuple[str, ...]:
+        """Names of the tensors a gradient moves."""
+        if self.kind == "linear":
+            return ("W", "b")
+        return self.body() + (("Q.W", "Q.b") if self.kind == "mlp" else ())
+
+    def body(self) -> tuple[str, ...]:
+        """Names of the trained tensors of P."""
+        return ("P.W", "P.b") + (("P.gain", "P.shift") if self.bn else ())
+
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the running statistics, which no gradient moves."""
+        return ("P.mean", "P.var") if self.bn and self.kind != "linear" else ()
+
+    def names(self) -> tuple[str, ...]:
+        """All tensors of the model."""
+        return self.trained() + self.buffers()
+
+    def init(self, uniform: Uniform, width: int, classes: int) -> Tree:
+        """Fresh weights for features of ``width`` numbers; shapes [out, in], [out]."""
+        if self.kind == "linear":
+            return init_linear(uniform, classes, width)
+        p = init_linear(uniform, self.dim, width, "P.")
+        if self.bn:
+            like = p["P.b"]
+            p |= {"P.gain": torch.ones_like(like), "P.shift": torch.zeros_like(like)}
+            p |= {"P.mean": torch.zeros_like(like), "P.var": torch.ones_like(like)}
+        return p | (init_linear(uniform, classes, self.dim, "Q.") if self.kind == "mlp" else {})
+
+    def paper_weights(self, width: int, classes: int) -> int:
+        """Weights only, no biases and no BatchNorm: the papers' "# comm params" of the whole model."""
+        if self.kind == "linear":
+            return classes * width + classes  # no paper prints this one; [E] sends W and b
+        return width * self.dim + (self.dim * classes if self.kind == "mlp" else 0)
+
+
+def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:
+    """The projection z = h(x), and what BatchNorm learnt from this batch.
+
+    Args:
+        head: the blocks of P.
+        p: ``P.*`` with leading axes as ``x``, or none.
+        x: [.., B, D] features.
+        w: [.., B] batch weights, 1/b on real rows and 0 on padding, in training; None in evaluation.
+
+    Returns:
+        z [.., B, dim] and the updated running statistics (empty unless ``bn`` and training).
+    """
+    z = torch.relu(affine(x, p["P.W"], p["P.b"]))
+    updates: Tree = {}
+    if head.bn:
+        if w is None:
+            mean, var = p["P.mean"].unsqueeze(-2), p["P.var"].unsqueeze(-2)
+        else:
+            share = w.unsqueeze(-1)
+            mean = (share * z).sum(-2, keepdim=True)
+            var = (share * (z - mean) ** 2).sum(-2, keepdim=True)
+            rows = 1.0 / w.amax(-1, keepdim=True)  # w is 1/b on real rows
+            unbiased = var.squeeze(-2) * (rows / (rows - 1.0))
+            updates["P.mean"] = torch.lerp(p["P.mean"], mean.squeeze(-2), BN_MOMENTUM).detach()
+            updates["P.var"] = torch.lerp(p["P.var"], unbiased, BN_MOMENTUM).detach()
+        z = (z - mean) / torch.sqrt(var + BN_EPS)
+        z = z * p["P.gain"].unsqueeze(-2) + p["P.shift"].unsqueeze(-2)
+    return (normalize(z, dim=-1) if head.z_norm else z), updates
+
+
+def classify(head: Head, p: Tree, z: Tensor) -> Tensor:
+    """Logits [.., B, C] of projections z [.., B, dim]."""
+    u = affine(z, p["Q.W"], p["Q.b"])
+    return normalize(torch.relu(u), dim=-1) if head.relu_l2 else u
+
+
+def logits(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:
+    """Logits [.., B, C] of features x [.., B, D], and BatchNorm's updates; ``w`` as in ``embed``."""
+    if head.kind == "linear":
+        u = affine(x, p["W"], p["b"])
+        return (normalize(torch.relu(u), dim=-1) if head.relu_l2 else u), {}
+    z, updates = embed(head, p, x, w)
+    return classify(head, p, z), updates

@@ -1,0 +1,69 @@
+"""Prototypes: class means of projections, how a server merges them, and how they classify."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.heads.losses import MASKED
+
+
+def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Prototype of each class: the mean projection of its examples (FedPCL eq 5, FedProto eq 3).
+
+    Args:
+        z: [.., N, P] projections.
+        y: [.., N] class indices below ``classes``.
+        mask: [.., N] 1.0 for an example, 0.0 for padding.
+        classes: C.
+
+    Returns:
+        prototype [.., C, P] and count [.., C]. A class with count 0 has a zero row; test the count, not the row.
+    """
+    member = one_hot(y, classes).to(z.dtype) * mask.unsqueeze(-1)
+    count = member.sum(-2)
+    return (member.mT @ z) / count.clamp(min=1.0).unsqueeze(-1), count
+
+
+def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    """The global prototypes of several clients' sets (FedPCL eq 6), summed in float64.
+
+    Args:
+        sets: [.., m, C, P] local prototypes.
+        counts: [.., m, C] examples behind each; 0 where a client does not own the class.
+        rule: ``weighted`` by n_ij / N_j; ``mean`` over the owners (released code); ``eq6`` as printed, with its extra
+            1/|O_j| (D-06).
+
+    Returns:
+        prototype [.., C, P] (zero rows where nobody owns the class) and has [.., C], bool.
+    """
+    n = counts.double()
+    owners = (n > 0).double()
+    weight = owners if rule == "mean" else n
+    total = weight.sum(-2)
+    if rule == "eq6":
+        total = total * owners.sum(-2)
+    mixed = (weight.unsqueeze(-1) * sets.double()).sum(-3) / total.clamp(min=1.0).unsqueeze(-1)
+    return mixed.to(sets.dtype), owners.sum(-2) > 0
+
+
+def scores(z: Tensor, prototype: Tensor, has: Tensor, rule: str) -> Tensor:
+    """Similarity of each row to each class prototype, to be maximised.
+
+    Args:
+        z: [.., N, P] projections.
+        prototype: [.., C, P].
+        has: [.., C] true where the prototype exists; the others are never predicted while one exists.
+        rule: ``dot``; ``cos``; ``mse``, where argmin |z - C|^2 = argmax(z . C - |C|^2 / 2).
+
+    Returns:
+        [.., N, C].
+    """
+    if rule == "cos":
+        s = normalize(z, dim=-1) @ normalize(prototype, dim=-1).mT
+    else:
+        s = z @ prototype.mT
+        if rule == "mse":
+            s = s - 0.5 * (prototype**2).sum(-1).unsqueeze(-2)
+    return torch.where(has.unsqueeze(-2), s, s.new_full((), MASKED))

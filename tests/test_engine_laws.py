@@ -1,0 +1,265 @@
+"""Laws of the engine, over the table of methods."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import PER_ROUND, C, cases, difference, federation, gap, go, ids
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine import run
+from fedcache.federate.methods import METHODS
+from fedcache.federate.outcome import Snapshot
+
+CASES = pytest.mark.parametrize("case", cases(), ids=ids)
+METHOD = pytest.mark.parametrize("name", METHODS)
+
+
+@CASES
+def test_loop_and_stack_agree(case):
+    loop, stack = go(*case, lift="loop"), go(*case, lift="stack", chunk=PER_ROUND)
+    assert difference(loop, stack) < 1e-10
+    assert loop.traffic == stack.traffic
+
+
+@CASES
+def test_chunks_change_nothing(case):
+    assert difference(go(*case, lift="stack", chunk=2), go(*case, lift="stack", chunk=PER_ROUND)) < 1e-12
+
+
+@CASES
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
+    data, clients = federation(dtype=torch.float32)
+    a, b = (go(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
+    assert difference(a, b) == 0.0
+    assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+
+
+@CASES
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_a_resumed_run_has_the_same_bits(case, lift):
+    saved: dict[int, Snapshot] = {}
+    whole = go(*case, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
+    for after, snap in saved.items():
+        snap = Snapshot(snap.tensors, json.loads(json.dumps(snap.meta)))  # as it comes back from a file
+        resumed = go(*case, lift=lift, state=snap)
+        assert difference(whole, resumed) == 0.0, f"resumed after round {after}"
+        assert resumed.traffic == whole.traffic
+        assert [replace(r, seconds=0.0) for r in resumed.records] == [replace(r, seconds=0.0) for r in whole.records]
+
+
+@CASES
+def test_lifts_may_change_between_rounds(case):
+    saved: list[Snapshot] = []
+    go(*case, lift="loop", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    assert difference(go(*case, lift="stack", state=saved[0]), go(*case, lift="stack")) < 1e-10
+
+
+@CASES
+def test_the_order_of_clients_does_not_matter(case):
+    data, clients = federation()
+    order = [4, 2, 8, 0, 6, 1, 7, 3, 5]
+    a, b = go(*case, data, clients), go(*case, data, [clients[i] for i in order])
+    assert np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
+    if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
+        assert gap(a.server, b.server) < 1e-10
+    for new, old in enumerate(order):
+        assert gap(a.states.get(old, {}), b.states.get(new, {})) < 1e-10
+
+
+@CASES
+def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case):
+    before: list[dict[str, torch.Tensor]] = []
+    out = go(*case, on_round=lambda _r, _m, _t, snap: before.append(snap().tensors))
+    for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
+        for key in old:
+            if key.startswith("client/") and int(key.split("/")[1]) not in record.clients:
+                assert torch.equal(old[key], new[key])
+    absent = set(range(9)) - {c for r in out.records for c in r.clients}
+    assert absent, "the law needs a client that is never sampled"
+    assert all(out.traffic.up[c] == out.traffic.down[c] == 0 for c in absent)
+    assert not absent & set(out.states)
+
+
+@CASES
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_no_method_trains_on_a_test_row(case, lift):
+    data, clients = federation()
+    holed = data.x.clone()
+    holed[np.concatenate([c.test for c in clients])] = torch.nan
+    a = go(*case, data, clients, lift=lift)
+    b = go(*case, replace(data, x=holed), clients, lift=lift)
+    assert gap(a.server, b.server) == 0.0
+    assert gap(a.states, b.states) == 0.0
+
+
+@METHOD
+def test_methods_without_labels_never_read_one(name):
+    if "labels" in METHODS[name].needs:
+        pytest.skip("reads labels by declaration")
+    data, clients = federation()
+    g = torch.Generator().manual_seed(0)
+    for y in (torch.full_like(data.y, -1), data.y[torch.randperm(len(data.y), generator=g)]):
+        for lift in ("loop", "stack"):
+            a, b = (go(name, {}, replace(data, y=labels), clients, lift=lift) for labels in (data.y, y))
+            assert gap(a.server, b.server) == 0.0
+            assert gap(a.states, b.states) == 0.0
+
+
+@METHOD
+def test_a_missing_image_is_never_read(name):
+    # Row 0 of the store failed to decode (NaN) and belongs to no client; padding must not reach for it.
+    data, clients = federation()
+    x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
+    shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
+    moved = [replace(c, train=c.train + 1, test=c.test + 1) for c in clients]
+    a, b = (go(name, {}, *pair, lift="stack") for pair in ((data, clients), (shifted, moved)))
+    assert difference(a, b) == 0.0
+
+
+@METHOD
+def test_every_method_stacks(name):
+    assert go(name, {}, lift="stack").lift == "stack"
+
+
+@METHOD
+def test_no_example_leaves_a_client(name):
+    # 97 rows: prime, and no other size here.
+    data, clients = federation(sizes=(97, 97))
+    method = METHODS[name]
+    shapes: list[tuple[int, ...]] = []
+
+    def spy(*args):
+        state, up = method.fit(*args)
+        shapes.extend(tuple(t.shape) for t in up.values())
+        return state, up
+
+    run(replace(method, fit=spy), method.resolve(), data, clients, rounds=1, lift="loop", dtype=torch.float64)
+    assert all(97 not in shape for shape in shapes)
+
+
+def test_a_client_without_rows_is_skipped_with_a_warning():
+    data, clients = federation()
+    clients[2] = replace(clients[2], train=np.empty(0, np.int64))
+    out = go("solo", {}, data, clients, participation=None)
+    assert "client-2" in out.warnings[0]
+    assert "1 of 9" in out.warnings[0]
+    assert np.isnan(out.client_accuracy[2])
+    assert all(2 not in r.clients for r in out.records)
+
+
+def test_a_client_without_a_whole_batch_is_skipped_when_the_last_is_dropped():
+    out = go("fedavg", {"drop_last": True, "batch": 32}, participation=None)
+    assert out.records[0].clients == (1, 3, 5, 8)  # 64, 33, 50 and 40 rows
+    assert "5 of 9 clients have too few rows" in out.warnings[0]
+
+
+def test_no_client_can_train():
+    data, clients = federation(sizes=(3, 4))
+    with pytest.raises(FedcacheError, match="None of the 2 clients") as info:
+        go("fedavg", {"drop_last": True}, data, clients)
+    assert info.value.code == Exit.FEDERATED
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_a_result_that_is_not_finite_names_round_and_client(lift):
+    data, clients = federation()
+    x = data.x.clone()
+    x[clients[3].train[5]] = torch.inf
+    with pytest.raises(FedcacheError, match=r"is nan in round 1 for client 3 \('client-3'\)") as info:
+        go("fedavg", {"head": "linear"}, replace(data, x=x), clients, participation=None, lift=lift)
+    assert info.value.code == Exit.FEDERATED
+
+
+@pytest.mark.parametrize(("asked", "clients"), [(None, 9), (4, 4), (100, 9), (0.25, 2), (1.0, 9), (0.01, 1)])
+def test_participation_is_a_number_or_a_share(asked, clients):
+    assert {len(r.clients) for r in go("fedncm", {}, participation=asked).records} == {clients}
+
+
+@pytest.mark.parametrize("asked", [0, -1, 0.0, 1.5])
+def test_a_senseless_participation_is_refused(asked):
+    with pytest.raises(FedcacheError, match="participation is") as info:
+        go("fedncm", {}, participation=asked)
+    assert info.value.code == Exit.USAGE
+
+
+def test_clients_are_sampled_without_replacement_and_anew_each_round():
+    rounds = [r.clients for r in go("fedavg", {"epochs": 0}, rounds=20, participation=4).records]
+    assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
+    assert len(set(rounds)) > 10
+    assert set().union(*rounds) == set(range(9))
+
+
+def test_accuracy_is_measured_when_asked():
+    out = go("fedavg", {}, rounds=5, eval_every=2)
+    assert [r.accuracy is not None for r in out.records] == [False, True, False, True, True]
+    assert out.records[-1].accuracy == out.accuracy
+
+
+def test_accuracies_are_those_of_the_predictions():
+    data, clients = federation()
+    out = go("fedavg", {}, data, clients)
+    right = (out.predict(data.x) == data.y).numpy()
+    assert [a for a in out.client_accuracy] == [right[c.test].mean() for c in clients]
+    union = np.concatenate([c.test for c in clients])
+    assert out.evaluation.global_accuracy == right[union].mean()
+    for d, accuracy in out.evaluation.by_domain.items():
+        assert accuracy == right[union[union % 2 == d]].mean()
+
+
+def test_a_test_row_that_two_clients_hold_counts_once_globally():
+    data, clients = federation()
+    shared = [replace(c, test=clients[0].test) for c in clients]
+    out = go("fedncm", {}, data, shared)
+    assert len(out.evaluation.rows) == len(clients[0].test)
+    assert set(out.client_accuracy) == {out.accuracy}
+
+
+@pytest.mark.parametrize(
+    ("lift", "message"), [("dual", "cannot serve"), ("stak", "Did you mean 'stack'"), ("looop", "Did you mean 'loop'")]
+)
+def test_a_lift_that_cannot_serve_is_refused(lift, message):
+    with pytest.raises(FedcacheError, match=message) as info:
+        go("fed3r", {}, lift=lift)
+    assert info.value.code == Exit.USAGE
+
+
+def test_a_state_of_another_run_is_refused():
+    saved: list[Snapshot] = []
+    go("solo", {}, rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    with pytest.raises(FedcacheError, match="saved state has method 'solo'"):
+        go("fedavg", {}, state=saved[0])
+    with pytest.raises(FedcacheError, match="saved state has seed 0"):
+        go("solo", {}, state=saved[0], seed=1)
+
+
+def test_two_clients_of_one_name_are_refused():
+    data, clients = federation()
+    clients[1] = replace(clients[1], name="client-0")
+    with pytest.raises(FedcacheError, match="'client-0' 2 times"):
+        go("fedavg", {}, data, clients)
+
+
+def test_text_methods_say_which_features_they_need():
+    data, clients = federation()
+    with pytest.raises(FedcacheError, match="needs class text features") as info:
+        go("clip-zs", {}, replace(data, text=None), clients)
+    assert info.value.code == Exit.STORE
+
+
+def test_the_snapshot_is_not_a_view_of_the_run():
+    saved: list[Snapshot] = []
+    out = go("solo", {}, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())
+    assert sum(t.untyped_storage().nbytes() for t in saved[-1].tensors.values()) == total
+    assert gap(saved[-1].tensors, {f"client/{c}/{k}": t for c, s in out.states.items() for k, t in s.items()}) == 0.0
+
+
+def test_classes_are_not_read_from_the_labels():
+    data, clients = federation()
+    assert go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients).server["W"].shape[0] == 8
