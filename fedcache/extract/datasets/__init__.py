@@ -1,1 +1,261 @@
-"""Datasets: where images, labels, domains and splits come from."""
+"""Datasets: where images, labels, domains and splits come from.
+
+A spec is ``digits``, ``folder:PATH``, ``torchvision:NAME``, or several of them named as domains of one dataset:
+``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch nor torchvision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.datasets import digits, folder, torchvision
+from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source
+from fedcache.extract.datasets.joined import join
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage, decode
+
+__all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dataset", "peek", "pull"]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    key: Callable[[str, Context], list[Any]]
+    load: Callable[[str, Context], Dataset]
+
+
+_KINDS = {
+    "digits": _Kind(digits.key, digits.load),
+    "folder": _Kind(folder.key, folder.load),
+    "torchvision": _Kind(torchvision.key, torchvision.load),
+}
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
+
+
+def open_dataset(
+    spec: str,
+    *,
+    memory: DigestMemory,
+    roots: Mapping[str, Path] | None = None,
+    layout: str | None = None,
+    data: Path | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Number the images of a dataset; none is decoded.
+
+    The first time, every byte is read for the uids; they are remembered until a file changes.
+
+    Args:
+        spec: ``digits[:synth=N]``, ``folder:PATH``, ``torchvision:NAME``, or ``NAME=SPEC,NAME=SPEC``.
+        memory: remembered digests.
+        roots: ``--data NAME=PATH``.
+        layout: ``--layout`` of folders, for example ``domain/class``.
+        data: ``$FEDCACHE_HOME/data``, where named datasets lie.
+        progress: called with (images read, images in all) while uids are computed.
+
+    Raises:
+        FedcacheError: USAGE for a spec or a tree that makes no sense, ENVIRONMENT for files or packages that are
+            missing, CORRUPT for damaged or hostile archives.
+    """
+    context = Context(memory, roots or {}, data, layout, progress)
+    parts = _parts(spec)
+    if parts is not None:
+        members = {name: _open_one(one, context) for name, one in parts.items()}
+        joint = join(spec, members)
+        memory.remember(
+            _joint_key({name: (d.slug, d.digest) for name, d in members.items()}), [joint.slug, joint.digest]
+        )
+        return joint
+    return _open_one(spec, context)
+
+
+def peek(
+    spec: str,
+    *,
+    memory: DigestMemory,
+    roots: Mapping[str, Path] | None = None,
+    layout: str | None = None,
+    data: Path | None = None,
+) -> tuple[str, str] | None:
+    """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
+
+    Costs one ``stat`` for an archive and one for each file of a directory.
+
+    Returns:
+        None when it must be opened to know.
+
+    Raises:
+        FedcacheError: as ``open_dataset``, for what can be seen without reading an image.
+    """
+    context = Context(memory, roots or {}, data, layout)
+    parts = _parts(spec)
+    if parts is None:
+        return _recall(memory, _key(spec, context))
+    found: dict[str, tuple[str, str]] = {}
+    for name, one in parts.items():
+        fact = _recall(memory, _key(one, context))
+        if fact is None:
+            return None
+        found[name] = fact
+    return _recall(memory, _joint_key(found))
+
+
+def pull(spec: str, *, data: Path, roots: Mapping[str, Path] | None = None) -> Path:
+    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
+
+    Raises:
+        FedcacheError: USAGE for a spec that has no download, ENVIRONMENT when it cannot be downloaded.
+    """
+    kind, _, name = spec.partition(":")
+    if kind != "torchvision":
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{spec!r} has no download; expected torchvision:NAME.",
+            "fedcache datasets list   shows what each dataset needs",
+        )
+    context = Context(DigestMemory(data), roots or {}, data)
+    torchvision.entry_of(name)
+    root = torchvision.root_of(name, context) or data / name
+    torchvision.pull(name, root)
+    return root
+
+
+def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> list[dict[str, Any]]:
+    """The datasets that can be named.
+
+    Returns:
+        ``{"name", "about", "needs", "ready"}`` each; ``ready`` says whether it can be opened right now.
+    """
+    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    listed: list[dict[str, Any]] = [
+        {
+            "name": "digits",
+            "about": "four domains of ten digits, made offline from installed packages",
+            "needs": 'pip install "fedcache[demo]"',
+            "ready": digits.ready(),
+        },
+        {
+            "name": "folder:PATH",
+            "about": "a directory, .zip or .tar with one folder per class, or a .csv that lists images",
+            "needs": "your files",
+            "ready": True,
+        },
+    ]
+    for name, entry in torchvision.TABLE.items():
+        get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
+        is_ready = torchvision.ready(name, context)
+        listed.append({"name": f"torchvision:{name}", "about": entry.about, "needs": get, "ready": is_ready})
+    return listed
+
+
+def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> dict[str, Any]:
+    """What ``known`` says about one dataset, and more of it: classes, splits, versions or the folder looked at.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name.
+    """
+    kind, rest = _kind_of(name)
+    entries = {row["name"]: row for row in known(roots=roots, data=data)}
+    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    if kind == "digits":
+        made_from = digits.key(rest, context)[2]
+        return {
+            **entries["digits"],
+            "classes": list(digits.CLASSES),
+            "domains": list(digits.DOMAINS),
+            "splits": ["train", "test"],
+            "made_from": made_from,
+            "note": "another version of these packages may draw other pixels and is then another dataset",
+        }
+    if kind == "folder":
+        return {
+            **entries["folder:PATH"],
+            "note": "levels named train, test, val, valid or validation are the split, the last level is the class, "
+            "what remains is the domain; without a split, of each class the fifth with the smallest uids is the "
+            "test set; --layout domain/class overrides",
+        }
+    torchvision.entry_of(rest)
+    root = torchvision.root_of(rest, context)
+    entry = torchvision.TABLE[rest]
+    return {
+        **entries[name],
+        "classes": list(entry.classes) or "as torchvision names them",
+        "domains": ["all"],
+        "splits": [split for split in ("train", "test", "validation") if _has(entry, split)],
+        "looked_in": str(root / entry.files) if root is not None else "",
+    }
+
+
+def _has(entry: torchvision.Entry, split: str) -> bool:
+    # A dataset without a test set gets one.
+    return split == "test" or {"train": 0, "validation": 2}[split] in {code for _, code in entry.splits}
+
+
+def _open_one(spec: str, context: Context) -> Dataset:
+    key = _key(spec, context)
+    kind, rest = _kind_of(spec)
+    found = _KINDS[kind].load(rest, context)
+    context.memory.remember(key, [found.slug, found.digest])
+    return found
+
+
+def _key(spec: str, context: Context) -> list[Any]:
+    kind, rest = _kind_of(spec)
+    if context.layout is not None and kind != "folder":
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
+            "Leave --layout out",
+        )
+    return ["dataset", READING, kind, *_KINDS[kind].key(rest, context)]
+
+
+def _recall(memory: DigestMemory, key: list[Any]) -> tuple[str, str] | None:
+    fact = memory.recall(key)
+    return (str(fact[0]), str(fact[1])) if isinstance(fact, list) and len(fact) == 2 else None
+
+
+def _joint_key(members: Mapping[str, tuple[str, str]]) -> list[Any]:
+    return ["joint", READING, [[name, *fact] for name, fact in members.items()]]
+
+
+def _kind_of(spec: str) -> tuple[str, str]:
+    kind, _, rest = spec.partition(":")
+    if kind in _KINDS and (rest or kind == "digits"):
+        return kind, rest
+    if Path(spec).expanduser().exists() and spec not in _KINDS:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{spec!r} is not the name of a dataset, but it is a path.",
+            f"For images there: --dataset folder:{spec}",
+        )
+    names = [row["name"] for row in known()]
+    if kind in _KINDS:
+        raise FedcacheError(
+            Exit.USAGE, f"{spec!r} does not say which; expected {kind}:{'PATH' if kind == 'folder' else 'NAME'}.",
+            "fedcache datasets list",
+        )  # fmt: skip
+    bare = {name.partition(":")[2]: name for name in names if ":" in name and name != "folder:PATH"}
+    if spec.lower() in {name.lower() for name in bare}:
+        full = next(full for name, full in bare.items() if name.lower() == spec.lower())
+        raise FedcacheError(Exit.USAGE, f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
+    raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
+
+
+def _parts(spec: str) -> dict[str, str] | None:
+    """``{name: spec}`` of ``NAME=SPEC,NAME=SPEC``, or None for a single spec."""
+    if not _NAMED.match(spec):
+        return None
+    parts: dict[str, str] = {}
+    for piece in re.split(rf",(?={_NAMED.pattern})", spec):
+        name, _, one = piece.partition("=")
+        if name in parts:
+            raise FedcacheError(
+                Exit.USAGE, f"The domain {name!r} is given twice in {spec!r}.", "Give each another name"
+            )
+        parts[name] = one
+    return parts

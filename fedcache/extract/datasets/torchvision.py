@@ -1,0 +1,372 @@
+"""``torchvision:NAME``: the image classification datasets of torchvision, read by torchvision's own code.
+
+Which of its files to trust is torchvision's decision: the CIFAR archives are pickles, and torchvision opens them only
+when they have the md5 it publishes. fedcache takes encoded bytes where a dataset has a ``loader`` (nothing is decoded
+to identify an image) and pixels where it has not. Nothing is downloaded except by ``pull``.
+
+Video, detection, segmentation, matching and attribute datasets are not listed, nor is CLEVR's, whose public test
+images have no label, with anything but its validation set for testing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.datasets import dataset, tree
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION, Context, Dataset
+from fedcache.extract.images import MAX_BYTES, BadImage, quiet
+from fedcache.extract.recipe import slug as safe
+
+_Splits = tuple[tuple[dict[str, Any], int], ...]
+_DIGITS = tuple("0123456789")
+_TRAIN_FLAG = (({"train": True}, TRAIN), ({"train": False}, TEST))
+_TRAIN_TEST = (({"split": "train"}, TRAIN), ({"split": "test"}, TEST))
+_TRAIN_VAL_TEST = (({"split": "train"}, TRAIN), ({"split": "val"}, VALIDATION), ({"split": "test"}, TEST))
+_TRAIN_VAL = (({"split": "train"}, TRAIN), ({"split": "val"}, TEST))
+_WHOLE: _Splits = (({}, TRAIN),)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one dataset is constructed.
+
+    Attributes:
+        splits: keyword arguments of each part, and the split code of its rows.
+        files: where it lies below its root; ``""`` when its files lie in the root itself.
+        about: one line.
+        cls: torchvision's class, when it is not the name.
+        classes: class names, where torchvision's object has none or other ones.
+        options: keyword arguments of every part.
+        mirror: a mirrored image keeps its class.
+        pulls: torchvision can download it.
+    """
+
+    splits: _Splits
+    files: str
+    about: str
+    cls: str = ""
+    classes: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    mirror: bool = True
+    pulls: bool = True
+
+
+def _emnist(split: str, about: str) -> Entry:
+    return Entry(_TRAIN_FLAG, "EMNIST", about, cls="EMNIST", options={"split": split}, mirror=False)
+
+
+TABLE: dict[str, Entry] = {
+    "CIFAR10": Entry(_TRAIN_FLAG, "cifar-10-batches-py", "60,000 objects of 10 classes, 32 x 32"),
+    "CIFAR100": Entry(_TRAIN_FLAG, "cifar-100-python", "60,000 objects of 100 classes, 32 x 32"),
+    "CLEVRClassification": Entry(
+        _TRAIN_VAL, "clevr", "scenes by number of objects; validation set as test", classes=tuple(map(str, range(11)))
+    ),
+    "Caltech101": Entry(_WHOLE, "caltech101", "9,000 objects of 101 classes"),
+    "Caltech256": Entry(_WHOLE, "caltech256", "30,600 objects of 257 classes"),
+    "Country211": Entry(
+        (({"split": "train"}, TRAIN), ({"split": "valid"}, VALIDATION), ({"split": "test"}, TEST)),
+        "country211",
+        "63,300 photographs of 211 countries",
+    ),
+    "DTD": Entry(_TRAIN_VAL_TEST, "dtd", "5,640 textures of 47 classes, partition 1"),
+    "EMNIST-balanced": _emnist("balanced", "131,600 letters and digits, 47 classes, 28 x 28"),
+    "EMNIST-byclass": _emnist("byclass", "814,255 letters and digits, 62 classes, 28 x 28"),
+    "EMNIST-bymerge": _emnist("bymerge", "814,255 letters and digits, 47 classes, 28 x 28"),
+    "EMNIST-digits": _emnist("digits", "280,000 digits, 28 x 28"),
+    "EMNIST-letters": _emnist("letters", "145,600 letters, 26 classes, 28 x 28"),
+    "EMNIST-mnist": _emnist("mnist", "70,000 digits, 28 x 28"),
+    "EuroSAT": Entry(_WHOLE, "eurosat", "27,000 satellite images of 10 classes, 64 x 64"),
+    "FER2013": Entry(
+        _TRAIN_TEST,
+        "fer2013",
+        "35,887 faces of 7 emotions, 48 x 48; by hand",
+        classes=("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral"),
+        pulls=False,
+    ),
+    "FGVCAircraft": Entry(_TRAIN_VAL_TEST, "fgvc-aircraft-2013b", "10,000 aircraft of 100 variants"),
+    "FashionMNIST": Entry(_TRAIN_FLAG, "FashionMNIST", "70,000 articles of clothing, 10 classes, 28 x 28"),
+    "Flowers102": Entry(_TRAIN_VAL_TEST, "flowers-102", "8,189 flowers of 102 classes"),
+    "Food101": Entry(_TRAIN_TEST, "food-101", "101,000 dishes of 101 classes"),
+    "GTSRB": Entry(
+        _TRAIN_TEST,
+        "gtsrb",
+        "German traffic signs, 43 classes",
+        classes=tuple(f"{i:02d}" for i in range(43)),
+        mirror=False,
+    ),
+    "INaturalist": Entry(
+        (({"version": "2021_train_mini"}, TRAIN), ({"version": "2021_valid"}, TEST)),
+        "",
+        "600,000 photographs of 10,000 species (2021, mini)",
+    ),
+    "ImageNet": Entry(_TRAIN_VAL, "", "1.3 million objects of 1,000 classes; by hand", pulls=False),
+    "Imagenette": Entry(_TRAIN_VAL, "imagenette2", "13,000 objects of 10 classes of ImageNet"),
+    "KMNIST": Entry(_TRAIN_FLAG, "KMNIST", "70,000 cursive Japanese characters, 10 classes, 28 x 28", mirror=False),
+    "LFWPeople": Entry(_TRAIN_TEST, "lfw-py", "13,233 faces of 5,749 people"),
+    "MNIST": Entry(_TRAIN_FLAG, "MNIST", "70,000 digits, 28 x 28", classes=_DIGITS, mirror=False),
+    "Omniglot": Entry(_WHOLE, "omniglot-py", "19,280 drawings of 964 characters (background set)", mirror=False),
+    "OxfordIIITPet": Entry(
+        (({"split": "trainval"}, TRAIN), ({"split": "test"}, TEST)), "oxford-iiit-pet", "7,349 pets of 37 breeds"
+    ),
+    "PCAM": Entry(_TRAIN_VAL_TEST, "pcam", "327,680 tissue patches, 96 x 96", classes=("normal", "tumor")),
+    "Places365": Entry(
+        (({"split": "train-standard"}, TRAIN), ({"split": "val"}, TEST)),
+        "",
+        "1.8 million scenes of 365 classes, 256 x 256; validation set as test",
+        options={"small": True},
+    ),
+    "QMNIST": Entry(_TRAIN_FLAG, "QMNIST", "120,000 digits, 28 x 28", classes=_DIGITS, mirror=False),
+    "RenderedSST2": Entry(_TRAIN_VAL_TEST, "rendered-sst2", "9,613 rendered sentences by sentiment", mirror=False),
+    "SEMEION": Entry(_WHOLE, "", "1,593 digits, 16 x 16", classes=_DIGITS, mirror=False),
+    "STL10": Entry(_TRAIN_TEST, "stl10_binary", "13,000 labelled objects of 10 classes, 96 x 96"),
+    "SUN397": Entry(_WHOLE, "SUN397", "108,754 scenes of 397 classes"),
+    "SVHN": Entry(_TRAIN_TEST, "", "99,289 house-number digits, 32 x 32", classes=_DIGITS, mirror=False),
+    "StanfordCars": Entry(_TRAIN_TEST, "stanford_cars", "16,185 cars of 196 models; by hand", pulls=False),
+    "USPS": Entry(_TRAIN_FLAG, "", "9,298 digits, 16 x 16", classes=_DIGITS, mirror=False),
+}
+"""Every dataset that can be named; EMNIST once per split."""
+
+
+def entry_of(name: str) -> Entry:
+    """The entry of a name.
+
+    Raises:
+        FedcacheError: USAGE, with the nearest name.
+    """
+    if name not in TABLE:
+        raise unknown("torchvision dataset", name, TABLE)
+    return TABLE[name]
+
+
+def root_of(name: str, context: Context) -> Path | None:
+    """Where a dataset is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+    for given in (name, f"torchvision:{name}"):
+        if given in context.roots:
+            return context.roots[given].expanduser()
+    return None if context.data is None else context.data / name
+
+
+def ready(name: str, context: Context) -> bool:
+    """Whether something lies where the dataset would be (torchvision checks it when it is opened)."""
+    root = root_of(name, context)
+    return root is not None and (root / TABLE[name].files).is_dir()
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The stat of every file of the dataset, and the version of the code that reads them."""
+    entry = entry_of(rest)
+    root = _require(rest, context)
+    version = importlib.metadata.version("torchvision")
+    return ["torchvision", rest, version, tree.listing_digest(root / entry.files)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset, all its splits.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name, ENVIRONMENT when it is not there or torchvision refuses its files.
+    """
+    entry = entry_of(rest)
+    root = _require(rest, context)
+    facts = key(rest, context)
+    source = TorchvisionSource(rest, root)
+    lengths = [len(part) for part in source.parts]
+    width = max(5, len(str(max(lengths))))
+    splits = [code for _, code in entry.splits]
+    words = {TRAIN: "train", TEST: "test", VALIDATION: "validation"}
+    # The three words sort differently from their codes, so rows are put in order of their names here.
+    order = sorted(range(len(splits)), key=lambda p: words[splits[p]])
+    source = TorchvisionSource(rest, root, order)
+    names = [f"{words[splits[p]]}/{i:0{width}d}" for p in order for i in range(lengths[p])]
+    label, classes = _labels(entry, source, facts, context)
+    uid, unreadable = dataset.read_uids(source, names, facts, context)
+    split = np.repeat(np.array([splits[p] for p in order], dtype=np.uint8), [lengths[p] for p in order])
+    domain = np.zeros(len(names), dtype=np.int16)
+    note = ""
+    if TEST not in splits:
+        split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
+        note = "; no test set: of each class the fifth with the smallest uids is the test set"
+    if unreadable:
+        note += f"; {unreadable:,} cannot be read and will be quarantined"
+    return Dataset(
+        spec=f"torchvision:{rest}",
+        slug=safe(rest.lower()),
+        classes=classes,
+        domains=(ONE_DOMAIN,),
+        names=tuple(names),
+        label=label,
+        domain=domain,
+        split=split,
+        uid=uid,
+        template=None,
+        reading=f"torchvision:{rest}: {dataset.counts(split, classes, (ONE_DOMAIN,))}{note}",
+        source=source,
+        mirror=entry.mirror,
+    )
+
+
+def pull(name: str, root: Path) -> None:
+    """Download a dataset into ``root``; the only function here that uses the network.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name, ENVIRONMENT when torchvision cannot download it.
+    """
+    entry = entry_of(name)
+    if not entry.pulls:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"torchvision cannot download {name}: its owners ask for registration, or its address is gone.",
+            f"Get its files yourself, put them below {root} and name that: --data {name}={root}",
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    for options, _ in entry.splits:
+        _construct(name, root, options, download=True)
+
+
+class TorchvisionSource:
+    """Reads rows through torchvision's objects, which each process constructs when it reads its first row.
+
+    Args:
+        name: key of ``TABLE``.
+        root: see ``root_of``.
+        order: which parts follow each other in the rows; all of them as in ``TABLE`` by default.
+    """
+
+    def __init__(self, name: str, root: Path, order: Sequence[int] | None = None) -> None:
+        self.name = name
+        self.root = root
+        self.order = tuple(range(len(TABLE[name].splits))) if order is None else tuple(order)
+
+    @cached_property
+    def parts(self) -> list[Any]:
+        """torchvision's datasets, one per split."""
+        splits = TABLE[self.name].splits
+        return [_construct(self.name, self.root, splits[p][0], download=False) for p in self.order]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.cumsum([0, *(len(part) for part in self.parts)])
+
+    def item(self, row: int) -> tuple[Any, Any]:
+        """torchvision's (image, target) of a row."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        pair: tuple[Any, Any] = self.parts[part][row - int(self._starts[part])]
+        return pair
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The encoded file where torchvision gives it, else the pixels; raises ``BadImage``."""
+        try:
+            image, _ = self.item(row)
+        except OSError:
+            raise BadImage("torchvision cannot read the file") from None
+        if isinstance(image, Image.Image):
+            mode = "L" if image.mode in ("1", "L") else "RGB"
+            return np.array(image.convert(mode))
+        if isinstance(image, bytes):
+            return image
+        raise BadImage(f"torchvision gives a {type(image).__name__}, not an image")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "root": self.root, "order": self.order}
+
+
+def _require(name: str, context: Context) -> Path:
+    root = root_of(name, context)
+    if root is not None and ready(name, context):
+        return root
+    looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
+    get = f"fedcache datasets pull torchvision:{name}   or " if TABLE[name].pulls else ""
+    raise FedcacheError(
+        Exit.ENVIRONMENT,
+        f"The files of torchvision's {name} are not there (looked in {looked}).",
+        f"{get}--data {name}=DIR, the root you would give torchvision",
+    )
+
+
+def _read_file(path: str | Path) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool) -> Any:
+    import torchvision.datasets
+
+    entry = TABLE[name]
+    cls = getattr(torchvision.datasets, entry.cls or name)
+    accepted = set(inspect.signature(cls.__init__).parameters)
+    given = {**entry.options, **options}
+    if entry.cls == "EMNIST" or name == "QMNIST":
+        accepted |= {"download"}  # passed on by **kwargs
+    if name == "ImageNet":
+        accepted |= {"loader"}
+    if "download" in accepted:
+        given["download"] = download
+    if "loader" in accepted:
+        given["loader"] = _read_file
+    try:
+        # torchvision prints what it does; stdout is the answer of a command.
+        with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+            return cls(str(root), **given)
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
+        first = str(error).strip().splitlines()
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"torchvision cannot open {name} in {root}: {first[0] if first else type(error).__name__}",
+            f"fedcache datasets pull torchvision:{name}   or --data {name}=DIR with whole files",
+        ) from None
+
+
+def _labels(
+    entry: Entry, source: TorchvisionSource, facts: list[Any], context: Context
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Labels of all rows and the class names, without classes that have no image (EMNIST-letters names one)."""
+    fact = context.memory.recall(["labels", dataset.READING, *facts])
+    if fact is None:
+        fact = [_target(source, row) for row in range(int(source._starts[-1]))]
+        context.memory.remember(["labels", dataset.READING, *facts], fact)
+    raw = np.array(fact, dtype=np.int64)
+    named = entry.classes or _class_names(source.parts[0])
+    used = np.unique(raw[raw >= 0])
+    if len(named) and len(used) and int(used[-1]) >= len(named):
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"torchvision's {source.name} has the label {int(used[-1])}, but {len(named)} class names.",
+            "Update torchvision: pip install --upgrade torchvision",
+        )
+    names = [named[i] if named else str(i) for i in used.tolist()]
+    repeated = {n for n in names if names.count(n) > 1}
+    classes = tuple(f"{n} #{i}" if n in repeated else n for n, i in zip(names, used.tolist(), strict=True))
+    label = np.where(raw >= 0, np.searchsorted(used, np.maximum(raw, 0)), -1).astype(np.int32)
+    return label, classes
+
+
+def _target(source: TorchvisionSource, row: int) -> int:
+    try:
+        target = source.item(row)[1]
+    except OSError:
+        return -1
+    return -1 if target is None else int(target)
+
+
+def _class_names(part: Any) -> tuple[str, ...]:
+    for attribute in ("classes", "categories", "all_categories"):
+        names = getattr(part, attribute, None)
+        if names:
+            return tuple(", ".join(n) if isinstance(n, tuple) else str(n) for n in names)
+    by_name = getattr(part, "class_to_idx", None)
+    if by_name:
+        return tuple(sorted(by_name, key=by_name.__getitem__))
+    return ()

@@ -1,0 +1,179 @@
+"""The files of a directory or an archive: which are images, what they are called, and how they are read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import archives
+from fedcache.extract.images import EXTENSIONS, MAX_BYTES, BadImage
+from fedcache.store.files import digest_of
+
+
+class FilesSource:
+    """Reads files below a directory.
+
+    Args:
+        root: the directory.
+        paths: [N] relative path of each row.
+    """
+
+    def __init__(self, root: Path, paths: Sequence[str]) -> None:
+        self.root = str(root)
+        self.paths = tuple(paths)
+
+    def read(self, row: int) -> bytes:
+        """The bytes of a row's file; raises ``BadImage``."""
+        try:
+            with open(f"{self.root}/{self.paths[row]}", "rb", opener=_open_at_once) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise BadImage("it is not a regular file")
+                if found.st_size > MAX_BYTES:
+                    raise BadImage(f"the file has {found.st_size:,} bytes; the limit is {MAX_BYTES:,}")
+                return file.read()
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else "unknown error"
+            raise BadImage(f"the file cannot be read: {reason}") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer for ever.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The images found, in no order.
+
+    Attributes:
+        paths: as the file system or the archive spells them.
+        ignored: how many files were left out, by reason.
+        entries: of the images, in the order of ``paths``; None for a directory.
+    """
+
+    paths: list[str]
+    ignored: Counter[str]
+    entries: archives.Entries | None
+
+
+def scan(path: Path) -> Tree:
+    """The images of a directory, zip or tar.
+
+    Raises:
+        FedcacheError: ENVIRONMENT for a folder that cannot be listed, CORRUPT for a damaged or hostile archive.
+    """
+    ignored: Counter[str] = Counter()
+    if path.is_dir():
+        paths = []
+        for relative, info in _walk(path, ignored):
+            if info is not None and not stat.S_ISREG(info.st_mode):
+                ignored["special file"] += 1
+            elif (why := _why_ignored(relative)) is not None:
+                ignored[why] += 1
+            else:
+                paths.append(relative)
+        return Tree(paths, ignored, None)
+    entries = archives.list_zip(path) if path.suffix.lower() == ".zip" else archives.list_tar(path)
+    rows = []
+    for i, name in enumerate(entries.names):
+        if (why := _why_ignored(name)) is not None:
+            ignored[why] += 1
+        else:
+            rows.append(i)
+    images = entries.take(np.array(rows, dtype=np.int64))
+    archives.check_images(images)
+    return Tree([entries.names[i] for i in rows], ignored, images)
+
+
+def _why_ignored(relative: str) -> str | None:
+    parts = relative.split("/")
+    if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
+        return "hidden"
+    dot = parts[-1].rfind(".")
+    return None if dot > 0 and parts[-1][dot:].lower() in EXTENSIONS else "not an image"
+
+
+def ignored_text(ignored: Counter[str]) -> str:
+    """``; ignored: 3 hidden, 1 not an image``, or nothing."""
+    if not ignored:
+        return ""
+    return "; ignored: " + ", ".join(f"{n:,} {why}" for why, n in sorted(ignored.items()))
+
+
+def _walk(root: Path, ignored: Counter[str]) -> list[tuple[str, os.stat_result | None]]:
+    """(relative path, stat or None for a broken link) of every file; links to directories are followed, loops not."""
+    found: list[tuple[str, os.stat_result | None]] = []
+    top = root.stat()
+    visited = 0
+    pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset({(top.st_dev, top.st_ino)}))]
+    while pending:
+        prefix, above = pending.pop()
+        try:
+            with os.scandir(root / prefix) as entries:
+                listed = list(entries)
+        except OSError as error:
+            # Going on would train on part of the data without a word.
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"The folder {root / prefix} cannot be listed: {error.strerror}.",
+                "Correct its permissions, or move it out of the dataset",
+            ) from None
+        visited += 1 + len(listed)
+        if visited > archives.MAX_ENTRIES:  # links between sibling folders can make a few of them endless
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, counting those behind links.",
+                "Remove links between its folders, or split it",
+            )
+        for entry in listed:
+            relative = prefix + entry.name
+            try:
+                info = entry.stat()
+            except OSError:
+                found.append((relative, None))
+                continue
+            if not stat.S_ISDIR(info.st_mode):
+                found.append((relative, info))
+            elif entry.name.startswith(".") or entry.name == "__MACOSX":
+                ignored["hidden"] += 1
+            elif (info.st_dev, info.st_ino) in above:
+                ignored["link to a folder above"] += 1
+            else:
+                pending.append((f"{relative}/", above | {(info.st_dev, info.st_ino)}))
+    return found
+
+
+def listing_digest(root: Path) -> str:
+    """sha256 over (relative path, size, mtime_ns, inode) of every file: changes whenever a file does."""
+    rows = [
+        [os.fsencode(relative).hex() if not relative.isascii() else relative, *_numbers(info)]
+        for relative, info in _walk(root, Counter())
+    ]
+    return digest_of([str(root.resolve()), sorted(rows)])
+
+
+def _numbers(info: os.stat_result | None) -> list[int]:
+    return [-1, -1, -1] if info is None else [info.st_size, info.st_mtime_ns, info.st_ino]
+
+
+def stat_numbers(path: Path) -> list[int]:
+    """[size, mtime_ns, inode] of a file, or -1 for each when there is none."""
+    try:
+        return _numbers(path.stat())
+    except OSError:
+        return _numbers(None)
+
+
+def name_of(path: str) -> str:
+    """A path as a UTF-8 name: NFC, and bytes that are no UTF-8 written as ``\\xff``."""
+    text = path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text)

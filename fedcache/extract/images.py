@@ -1,0 +1,230 @@
+"""Encoded bytes to RGB pixels, and pixels to the square a backbone reads.
+
+Every image that cannot be used raises ``BadImage`` with a reason in fixed words: the reason goes into
+``quarantine.jsonl``, which is byte-identical however often and wherever the extraction runs, so it quotes neither
+Pillow's text (it holds memory addresses and changes with the version) nor a path.
+
+What a decoded image is, exactly:
+
+* the first frame of an animation or a multi-page file;
+* turned upright by its EXIF orientation; a broken EXIF block is ignored, not a reason to drop the image;
+* anything transparent (alpha channel, transparent palette entry, colour key) composited on white;
+* 16 bits per channel cut to the high byte, gray repeated into three channels, CMYK and YCbCr converted by Pillow;
+* an embedded colour profile is not applied, as in the loaders the published weights were trained with;
+* JPEG is decoded at full size: the scaled "draft" decoding is faster and gives other values.
+
+A change of any of this changes features: raise ``fedcache.extract.recipe.VERSION`` with it.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedcache.extract.recipe import Recipe
+
+MAX_BYTES = 64 << 20
+"""Largest encoded image that is read, in bytes."""
+
+MAX_PIXELS = 64_000_000
+"""Largest image that is decoded, in pixels (192 MB as RGB); checked in the header, before any pixel exists."""
+
+MAX_ASPECT = 100
+"""Largest ratio of the sides: resizing the short side of a 1 x 20000 strip to 224 would make a billion pixels."""
+
+EXTENSIONS = frozenset(
+    [".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"]
+)  # fmt: skip
+"""File names that are taken for images (lower case)."""
+
+# An explicit list: Pillow would also start Ghostscript for EPS and try thirty formats no image dataset uses.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+class BadImage(Exception):  # noqa: N818 - the word of the design: a bad image is quarantined, not an error of the run
+    """An image that cannot be used; the message is the reason, in words that are the same on every machine."""
+
+
+class _Quiet:
+    """Silences warnings while any thread decodes.
+
+    Pillow warns about odd metadata of images that decode well. ``warnings.catch_warnings`` saves and restores a
+    global list, so two threads using it on their own can restore it in the wrong order and leave the process silent;
+    here the first one in saves and the last one out restores.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._saved = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._saved = warnings.catch_warnings()
+                self._saved.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._saved.__exit__(None, None, None)
+
+
+quiet = _Quiet()
+"""``with quiet:`` silences warnings, also when threads overlap."""
+
+
+def decode(raw: bytes | NDArray[np.uint8]) -> Image.Image:
+    """The RGB image in ``raw``.
+
+    Args:
+        raw: the bytes of an image file, or pixels as uint8 [H, W] (gray) or [H, W, 3].
+
+    Returns:
+        A loaded Pillow image of mode RGB, upright, as the module docstring says.
+
+    Raises:
+        BadImage: empty, too large, truncated, corrupt, not an image, or of a kind that has no 8-bit RGB meaning.
+    """
+    if isinstance(raw, np.ndarray):
+        return _from_array(raw)
+    if not raw:
+        raise BadImage("the file is empty")
+    if len(raw) > MAX_BYTES:
+        raise BadImage(f"the file has {len(raw):,} bytes; the limit is {MAX_BYTES:,}")
+    with quiet:
+        return _from_bytes(raw)
+
+
+def _from_array(raw: NDArray[np.uint8]) -> Image.Image:
+    if raw.dtype != np.uint8 or not (raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] == 3)) or 0 in raw.shape:
+        raise BadImage(f"the array is {raw.dtype} {list(raw.shape)}; expected uint8 [H, W] or [H, W, 3]")
+    _check_size(raw.shape[1], raw.shape[0])
+    return Image.fromarray(np.ascontiguousarray(raw)).convert("RGB")
+
+
+def _from_bytes(raw: bytes) -> Image.Image:
+    try:
+        image: Image.Image = Image.open(io.BytesIO(raw), formats=_FORMATS)
+    except Image.DecompressionBombError:
+        # Pillow's own limit lies above ours, so the size itself is not known here.
+        raise BadImage(f"the image has more than {MAX_PIXELS:,} pixels") from None
+    except MemoryError:
+        raise
+    except Exception:
+        raise BadImage(f"no image format fedcache reads; it starts with {_beginning(raw)}") from None
+    _check_size(*image.size)
+    kind = image.format or "image"  # lost by the conversions below
+    try:
+        image.load()
+    except MemoryError:
+        raise  # the machine's fault, not the image's
+    except Exception:
+        # Pillow raises anything from OSError and SyntaxError to struct.error and IndexError on broken data.
+        raise BadImage(f"the {kind} data is truncated or corrupt") from None
+    image = _upright(image)
+    try:
+        return _to_rgb(image)
+    except (ValueError, OSError):
+        raise BadImage(f"a {kind} image of mode {image.mode} cannot be converted to RGB") from None
+
+
+def _beginning(raw: bytes) -> str:
+    text = raw[:16].decode("ascii", "replace")
+    return repr(text) if text.isascii() and text.isprintable() else f"the bytes {raw[:8].hex(' ')}"
+
+
+def _check_size(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise BadImage(f"the image is {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"the image is {width} x {height} pixels; the limit is {MAX_PIXELS:,} pixels")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise BadImage(f"the image is {width} x {height} pixels; sides may differ by a factor of {MAX_ASPECT}")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    except MemoryError:
+        raise
+    except Exception:
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise BadImage("a floating-point image has no defined 8-bit range")
+    if image.mode.startswith("I"):
+        # 16-bit gray is I;16 in PNG and TIFF but I in PGM. I may also hold 32 bits, which have no defined range.
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadImage("a 32-bit integer image has no defined 8-bit range")
+        return Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        over = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", over.size, (255, 255, 255, 255)), over).convert("RGB")
+    return image.convert("RGB")
+
+
+def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
+    """The square of pixels a backbone reads (view 0 of an image).
+
+    ``crop`` resizes the short side to ``round(size / crop_pct)``, keeping the aspect ratio (the long side is rounded
+    down), and cuts out the centre; ``squash`` resizes both sides. Pillow's filters widen with the reduction, so there
+    is no aliasing. Offsets round half to even, as torchvision's ``CenterCrop`` does.
+
+    Args:
+        image: RGB image from ``decode``.
+        recipe: its ``size`` S, ``resize``, ``interpolation`` and ``crop_pct`` are used; size 0 keeps the pixels.
+
+    Returns:
+        uint8 [S, S, 3], or [H, W, 3] for size 0.
+
+    Raises:
+        BadImage: the resized image would pass ``MAX_PIXELS``.
+    """
+    size = recipe.size
+    if size == 0:
+        return np.array(image)
+    kernel = _FILTERS[recipe.interpolation]
+    if recipe.resize == "squash":
+        return np.array(image.resize((size, size), kernel))
+    short = max(size, round(size / recipe.crop_pct))
+    width, height = image.size
+    if width <= height:
+        target = (short, int(short * height / width))
+    else:
+        target = (int(short * width / height), short)
+    if target[0] * target[1] > MAX_PIXELS:
+        raise BadImage(
+            f"the image is {width} x {height} pixels and would be resized to {target[0]} x {target[1]}; "
+            f"the limit is {MAX_PIXELS:,} pixels"
+        )
+    left, top = round((target[0] - size) / 2), round((target[1] - size) / 2)
+    return np.array(image.resize(target, kernel).crop((left, top, left + size, top + size)))
+
+
+def pillow_filter(recipe: Recipe) -> Image.Resampling:
+    """The Pillow filter a recipe names."""
+    return _FILTERS[recipe.interpolation]
