@@ -63,7 +63,38 @@ def cases():
     return out
 
 
+VARIANTS = [
+    ("solo", {"reset_opt": False, "opt": "adam"}),
+    ("solo", {"init": "independent", "bn": True, "batch": 16}),
+    ("fedavg", {"head": "linear", "opt": "sgd", "agg": "uniform"}),
+    ("fedavg", {"head": "linear", "opt": "adam", "init": "zero", "reset_opt": False}),
+    ("fedavg", {"bn": True, "batch": 16, "z_norm": "none"}),
+    ("fedavg", {"bn": True, "bn_mode": "local", "batch": 16, "logit_head": "relu_l2"}),
+    ("fedprox", {"mu": 0.5, "prox_half": False, "opt": "sgd", "lr": 0.05, "drop_last": True, "batch": 8}),
+    ("fedncm", {"metric": "euclid"}),
+    ("fed3r", {"bias": True, "class_weight": "local"}),
+    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True, "rff_dim": 20}),
+    ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
+    ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
+    ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",
+                "proto_agg": "mean", "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
+                "drop_last": True, "proto_drop_last": True}),
+    ("fedpcl", {"pad": False, "denominator": "include", "proto_norm": True, "infer_proto": "local_padded", "dim": 5}),
+    ("fedpcl", {"terms": "g", "bn": True, "infer_proto": "global", "infer_score": "cos", "batch": 16, "dim": 5}),
+    ("fst-cbdg", {"tsamp_scope": "batch", "gamma": 0.4, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"ablation": "ist_only", "batch": 16}),
+    ("fst-cbdg", {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3}),
+    ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
+    ("central", {"probe": "lbfgs", "l2": 0.01}),
+    ("central", {"init": "zero", "epochs": 2}),
+]  # fmt: skip
+"""Switches away from their defaults; every choice that a law could break appears at least once."""
+
+
 def ids(case):
+    if case in VARIANTS:
+        return f"{case[0]}-variant{VARIANTS.index(case)}"
     return f"{case[0]}-{case[1].get('opt', 'closed')}"
 
 
@@ -85,7 +116,7 @@ def gap(a, b):
         return max((gap(a[k], b[k]) for k in a), default=0.0)
     if a.shape != b.shape:
         return math.inf
-    worst = float((a - b).abs().max()) if a.numel() else 0.0
+    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
     return math.inf if math.isnan(worst) else worst
 
 

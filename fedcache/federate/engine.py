@@ -72,12 +72,12 @@ def run(
         job.start()
     else:
         records = _resume(job, state)
-    per_round = min(len(job.eligible), len(job.sample(participation)))
+    per_round = len(job.sample(participation))
     chosen = choose(method, hp, _head_bytes(job), per_round, lift, chunk)
     evaluation: Evaluation | None = None
     while job.round < rounds:
         begun = time.perf_counter()
-        took_part = tuple(job.sample(participation))
+        took_part = tuple(range(len(clients)) if method.central else job.sample(participation))
         traffic = job.one_round(participation, chosen)
         seconds = time.perf_counter() - begun
         last = job.round == rounds

@@ -54,6 +54,10 @@ class Draws:
     dtype: torch.dtype
     device: torch.device
 
+    def generator(self, purpose: str, lane: int, *key: int) -> np.random.Generator:
+        """This round's stream of one client lane."""
+        return generator(self.seed, purpose, self.round, self.clients[lane], *key)
+
     def each(
         self,
         purpose: str,

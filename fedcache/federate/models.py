@@ -43,12 +43,28 @@ BN_MODE = HParam(
     "bn_mode", "avg", "choice", "running statistics are averaged, or stay with the client", choices=("avg", "local")
 )
 
+LOGIT_HEAD = HParam(
+    "logit_head", "plain", "choice", "the released classifier has ReLU and L2 on its logits (D-13)",
+    choices=("plain", "relu_l2"), official="relu_l2",
+)  # fmt: skip
+
+MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
+
 MODEL = (
     HParam("head", "mlp", "choice", "mlp: P and Q; linear: one map on the features", choices=("mlp", "linear")),
     *PROJECTION,
     BN_MODE,
-    HParam("logit_head", "plain", "choice", "the released classifier has ReLU and L2 on its logits (D-13)",
-           choices=("plain", "relu_l2"), official="relu_l2"),
+    LOGIT_HEAD,
+)
+
+PROTO_AGG = HParam(
+    "proto_agg", "weighted", "choice", "merge prototypes by n_ij/N_j, by plain mean, or eq 6 as printed (D-06)",
+    choices=("weighted", "mean", "eq6"), official="mean",
+)  # fmt: skip
+
+PROTO_INIT = HParam(
+    "init", "shared", "choice", "initial weights from the broadcast seed, or each client's own (D-11)",
+    choices=("shared", "independent"), official="independent",
 )  # fmt: skip
 
 AGG = HParam(
@@ -126,7 +142,23 @@ def check_model(hp: Hp, ctx: Ctx) -> None:
         )
 
 
+def check_views(hp: Hp, ctx: Ctx) -> None:
+    """``check_model`` on a linear head, and refuse ``train_view=aug`` where no augmented view is stored."""
+    check_model({**hp, "head": "linear"}, ctx)
+    if hp["train_view"] == "aug" and ctx.env.views == 1:
+        raise FedcacheError(
+            Exit.STORE,
+            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
+            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
+        )
+
+
 def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Mean cross-entropy of the model's logits, one value per lane, and BatchNorm's updates."""
     u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])
     return cross_entropy(u, batch["y"], batch["w"]), updates
+
+
+def owned_rows(up: Tree, _ctx: Ctx) -> int:
+    """Scalars of an upload of prototypes: the rows of the classes the client owns, and their counts."""
+    return int((up["count"] > 0).sum()) * (up["proto"].shape[-1] + 1)

@@ -54,7 +54,8 @@ class _All:
     name = "all"
 
     def __init__(self, clients: Sequence[ClientRows]) -> None:
-        self.train = np.concatenate([np.asarray(c.train, np.int64) for c in clients])
+        # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
+        self.train = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in clients]))
         self.test = np.empty(0, np.int64)
 
 
@@ -74,7 +75,7 @@ class Rounds:
         self.round = 0
         self.server: Tree = {}
         self.states: dict[int, Tree] = {}
-        self.traffic = Traffic([0] * len(self.lanes), [0] * len(self.lanes))
+        self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
         self.warnings: list[str] = []
         self.eligible = self._eligible()
@@ -212,7 +213,8 @@ class Rounds:
     def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
         method, env = self.method, self.env
         if method.central:
-            return RoundTraffic(len(ids), 0, 0, 0, 0, 0, 0)
+            self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
+            return self.traffic.rounds[-1]
         paper_up, paper_down = method.paper_count(env.width, env.classes, env.clients, self.hp)
         received, size = method.received(down, self.server_ctx()), itemsize(down)
         once = env.text.numel() if env.text is not None and "text" in method.needs else 0

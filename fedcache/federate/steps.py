@@ -94,6 +94,28 @@ def minibatches(
         start += ctx.count("batch")
 
 
+def drawn_views(data: LaneData, ctx: Ctx, epoch: int, count: int) -> tuple[int | Tensor, ...]:
+    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
+
+    Args:
+        data: lanes.
+        ctx: draws.
+        epoch: within the round.
+        count: 1, or 2 for a pair of different views where three or more are stored.
+
+    Returns:
+        ``count`` views: [*lead, R] drawn per row; 0 where nothing but the plain image is stored.
+    """
+    V = data.x.shape[1]
+    if V <= 2:
+        return tuple(range(V - 1, V - 1 - count, -1)) if V == 2 else (0,) * count
+    first = ctx.rng.each("views", lambda g, i: g.integers(1, V, data.n[i]), epoch)
+    if count == 1:
+        return (first,)
+    skip = ctx.rng.each("views2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
+    return first, 1 + (first - 1 + skip) % (V - 1)
+
+
 def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:
     return view.gather(-1, order) if isinstance(view, Tensor) else view
 
@@ -172,7 +194,7 @@ def train(
     ctx: Ctx,
     *,
     purpose: str = "batch",
-    batches: Callable[[int], Iterator[tuple[int, Batch]]] | None = None,
+    batches: Callable[[Tree, int], Iterator[tuple[int, Batch]]] | None = None,
 ) -> Tree:
     """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` brings its state.
 
@@ -185,7 +207,7 @@ def train(
         data: lanes.
         ctx: lanes' context.
         purpose: of the stream of permutations.
-        batches: epoch -> batches, when they are more than ``minibatches``.
+        batches: (p, epoch) -> batches, when they are more than ``minibatches``.
 
     Returns:
         ``p`` after the last epoch, with the optimiser's state.
@@ -193,7 +215,7 @@ def train(
     wanted = opt_names(names, str(ctx.hp["opt"]))
     carry = own({**({} if all(n in p for n in wanted) else opt_init(p, names, ctx)), **p}, ctx)
     for epoch in range(epochs):
-        stream = batches(epoch) if batches else minibatches(data, ctx, epoch, purpose)
+        stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
         carry = scan(carry, stream, descend(loss, names, down), ctx)
     return carry
 

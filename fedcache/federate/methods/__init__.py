@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from fedcache.errors import unknown
 from fedcache.federate.method import Method
-from fedcache.federate.methods import clip_zs, fed3r, fedavg, fedncm, fedprox, solo
+from fedcache.federate.methods import central, clip_zs, fed3r, fedavg, fedncm, fedpcl, fedproto, fedprox, fst_cbdg, solo
 
 METHODS: dict[str, Method] = {
+    "central": central.METHOD,
     "clip-zs": clip_zs.METHOD,
     "fed3r": fed3r.METHOD,
     "fedavg": fedavg.METHOD,
     "fedncm": fedncm.METHOD,
+    "fedpcl": fedpcl.METHOD,
+    "fedproto": fedproto.METHOD,
     "fedprox": fedprox.METHOD,
+    "fst-cbdg": fst_cbdg.METHOD,
     "solo": solo.METHOD,
 }
 

@@ -1,0 +1,91 @@
+"""The centralised reference: one linear head on all clients' labelled rows; not federated, nothing travels.
+
+E table 1, "FC-central": SGD 0.01, momentum 0.9, decay 1e-5, 10 epochs (E prints no batch or epochs, D-52: 50 and 10).
+``probe=lbfgs`` is the deterministic reference of linear probing: mean cross-entropy + (l2/2) |W|^2 by L-BFGS from zero
+weights to convergence, in float64; it ignores the switches of SGD.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.models import (
+    FEAT_POST,
+    TRAINING,
+    ce_loss,
+    check_model,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+)
+from fedcache.federate.steps import local
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.projection import logits
+
+sgd = local(ce_loss, names, trained, send=names)
+
+
+def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Tensor, Tensor]:
+    """W [C, D] and b [C] that minimise mean CE + (l2/2) |W|^2 on rows x [N, D] in float64; b is not penalised."""
+    W = x.new_zeros(classes, x.shape[1]).requires_grad_()
+    b = x.new_zeros(classes).requires_grad_()
+    solver = torch.optim.LBFGS(
+        [W, b], max_iter=steps, tolerance_grad=1e-8, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        value = cross_entropy(affine(x, W, b), y) + 0.5 * l2 * (W**2).sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    solver.step(objective)  # type: ignore[no-untyped-call]
+    return W.detach(), b.detach()
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Train on all rows; the only lane is every client's rows together."""
+    if ctx.hp["probe"] == "sgd":
+        return sgd(down, state, data, ctx)
+    x, y = data.full()[0].double().flatten(0, -2), data.labels(data.positions()).flatten()
+    W, b = lbfgs(x, y, ctx.env.classes, float(ctx.number("l2")), ctx.count("lbfgs_steps"))
+    up = {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+    return {}, {k: t.reshape(ctx.lead + tuple(t.shape)) for k, t in up.items()}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C]."""
+    return logits(head_of(ctx.hp), down, x)[0]
+
+
+METHOD = Method(
+    name="central",
+    paper="reference of FST-CBDG (Yan & Guo), table 1",
+    summary="One linear head on all labelled rows, by SGD or L-BFGS; not federated.",
+    hparams=(
+        *declare(
+            FEAT_POST, init_param(independent=False), TRAINING,
+            feat_post="l2", opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, epochs=10, drop_last=False,
+        ),
+        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        HParam("probe", "sgd", "choice", "how it is trained", choices=("sgd", "lbfgs")),
+        HParam("l2", 1e-4, "float", "penalty of probe=lbfgs", low=0.0),
+        HParam("lbfgs_steps", 500, "int", "most iterations of probe=lbfgs", low=1),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
+    init=init_model,
+    fit=fit,
+    predict=predict,
+    check=check_model,
+    one_shot=True,
+    central=True,
+    paper_count=lambda *_: (0, 0),
+)  # fmt: skip

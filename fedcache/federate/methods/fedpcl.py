@@ -1,0 +1,209 @@
+"""FedPCL: prototype-wise contrastive learning. Clients train a projection; only class prototypes travel.
+
+Tan et al., "Federated learning from pre-trained models: a contrastive learning approach", NeurIPS 2022 [A]. With
+s_c = z.C^(c) / tau and A(y) the available classes except y:
+    C_i^(j) = mean of z over the client's rows of class j, after training               (eq 5)
+    Cbar^(j) = sum_i (n_ij / N_j) C_i^(j) over the owners O_j of class j                (eq 6, less its extra 1/|O_j|)
+    C_i^(j) <- Cbar^(j) where client i does not own j                                   (eq 7, at the server)
+    L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
+    L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
+    L = L_g + L_p                                                                       (eq 10, mean over the batch)
+Followed: the equations, as means; eq 6 without the 1/|O_j| that only shrinks norms (D-06; ``proto_agg=eq6``). The
+denominator excludes the positive, so z must have unit length (D-02, D-03). Released code (``preset=official``): no
+L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain
+means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
+Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.models import (
+    FEAT_POST,
+    PROJECTION,
+    PROTO_AGG,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+    head_of,
+    owned_rows,
+)
+from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import anchor_contrast, proto_contrast
+from fedcache.heads.projection import Head, embed
+from fedcache.heads.prototype import class_means, merge, scores
+
+
+def body(hp: Hp) -> Head:
+    """P alone: there is no classifier."""
+    return head_of(hp, "projection")
+
+
+def init(ctx: Ctx) -> Tree:
+    """An empty set of prototypes per client."""
+    shape = (ctx.env.clients, ctx.env.classes)
+    sets = torch.zeros(*shape, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    return {"sets": sets, "counts": sets.sum(-1)}
+
+
+def broadcast(server: Tree, ctx: Ctx) -> Tree:
+    """Cbar [C, P] and the padded sets [m, C, P], with masks of what is available [C] and in each set [m, C]."""
+    bar, has = merge(server["sets"], server["counts"], str(ctx.hp["proto_agg"]))
+    if ctx.hp["proto_norm"]:
+        bar = normalize(bar, dim=-1)
+    own = server["counts"] > 0
+    if not ctx.hp["pad"]:
+        return {"bar": bar, "has": has, "sets": server["sets"], "in": own}
+    padded = torch.where(own.unsqueeze(-1), server["sets"], bar.unsqueeze(-3))
+    return {"bar": bar, "has": has, "sets": padded, "in": has.unsqueeze(-2).expand(own.shape)}
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own P, and its own prototypes, none yet."""
+    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
+    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
+    proto = torch.zeros(*ctx.lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    return {**p, "proto": proto, "count": proto.sum(-1), **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+
+
+def candidates(down: Tree, hp: Hp) -> tuple[Tensor, Tensor, Tensor]:
+    """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [S]."""
+    sets, inside, weight = [], [], []
+    if "g" in str(hp["terms"]):
+        sets.append(down["bar"].unsqueeze(-3))
+        inside.append(down["has"].unsqueeze(-2))
+        weight.append(1.0)
+    if "p" in str(hp["terms"]):
+        m = down["sets"].shape[-3]
+        sets.append(down["sets"])
+        inside.append(down["in"])
+        weight += [1.0 / m if hp["lp_reduce"] == "mean" else 1.0] * m
+    return torch.cat(sets, -3), torch.cat(inside, -2), down["bar"].new_tensor(weight)
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """L_g + L_p; rows of a class without a prototype are dropped, and the mean is over those that remain."""
+    head, w, y = body(ctx.hp), batch["w"], batch["y"]
+    z, updates = embed(head, p, batch["x"], w)
+    if "x2" in batch:
+        second, updates = embed(head, {**p, **updates}, batch["x2"], w)
+        z, y, w = torch.cat([z, second], -2), torch.cat([y, y], -1), torch.cat([w, w], -1)
+    sets, inside, weight = candidates(down, ctx.hp)
+    S, C = inside.shape[-2:]
+    # One product for all sets and classes: [.., B, P] x [.., P, S C].
+    u = z @ sets.flatten(-3, -2).mT
+    u = (u / over(ctx.number("tau"), u)).reshape(*u.shape[:-1], S, C)
+    y = y.expand(z.shape[:-1]).unsqueeze(-1).expand(u.shape[:-1])
+    mask = inside.unsqueeze(-3).expand(u.shape)
+    real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)  # [.., B, S]
+    if ctx.hp["objective"] == "proto_anchor":
+        anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, y.shape[-2], y.shape[-2])  # [.., S, l, a]: class of row a
+        value = anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
+    else:
+        per_row = proto_contrast(u, y, mask, include=ctx.hp["denominator"] == "include")
+        rows = (w.unsqueeze(-1) * real).to(u.dtype)
+        some = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
+        value = (rows * per_row).sum(-2) / some
+    return (weight * value).sum(-1), updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
+    head = body(ctx.hp)
+    p = {k: t for k, t in state.items() if k in head.names() or k.startswith("opt/")}
+
+    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
+        return minibatches(data, ctx, epoch, views=views)
+
+    if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
+        p = train(p, head.trained(), ctx.count("epochs"), loss, down, data, ctx, batches=batches)
+    x, mask = data.full()
+    if ctx.hp["proto_drop_last"]:
+        size = ctx.count("batch")
+        # The released code's pass drops its last batch too: a random n - n mod batch rows count.
+        mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))
+    proto, count = class_means(embed(head, p, x)[0], data.labels(data.positions()), mask, ctx.env.classes)
+    up = {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
+    return {k: up[k] if k in up else p[k] for k in state}, up
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """Store the sets that came; those of absent clients stay."""
+    ids = torch.tensor(ctx.ids, device=ctx.env.device)
+    sets = server["sets"].index_copy(-3, ids, up["proto"])
+    return {"sets": sets, "counts": server["counts"].index_copy(-2, ids, up["count"])}
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
+    z, own = embed(body(ctx.hp), state, x)[0], state["count"] > 0
+    rule = ctx.hp["infer_proto"]
+    if rule == "local":
+        mine = own.any(-1, keepdim=True)
+        proto = torch.where(mine.unsqueeze(-1), state["proto"], down["bar"])
+        has = torch.where(mine, own, down["has"])
+    elif rule == "local_padded":
+        proto, has = torch.where(own.unsqueeze(-1), state["proto"], down["bar"]), own | down["has"]
+    else:
+        proto, has = down["bar"], down["has"]
+    return scores(z, proto, has, str(ctx.hp["infer_score"]))
+
+
+def received(down: Tree, _ctx: Ctx) -> int:
+    """Prototypes that exist: Cbar and the m sets; classes nobody has are not sent."""
+    return int(down["has"].sum() + down["in"].sum()) * down["bar"].shape[-1]
+
+
+def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:
+    """C prototypes up, Cbar and m sets of C down."""
+    dim = cast(int, hp["dim"])
+    return classes * dim, (clients + 1) * classes * dim
+
+
+METHOD = Method(
+    name="fedpcl",
+    paper="Tan et al., NeurIPS 2022",
+    summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
+    hparams=(
+        *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING),
+        HParam("tau", 0.07, "float", "temperature", low=1e-6),
+        HParam("objective", "paper", "choice", "who is the anchor (D-04)", choices=("paper", "proto_anchor"),
+               official="proto_anchor"),
+        HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
+        HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),
+        HParam("lp_reduce", "mean", "choice", "L_p over clients (D-05)", choices=("mean", "sum"), official="sum"),
+        HParam("pad", True, "bool", "fill missing classes of a set with Cbar (eq 7)"),
+        HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
+        HParam("views", "1", "choice", "views of a row in a batch (D-08)", choices=("1", "2"), official="2"),
+        HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
+        HParam("warmup", "proto_only", "choice", "before the first prototypes exist (D-10)",
+               choices=("proto_only", "zero_loss"), official="zero_loss"),
+        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15)",
+               choices=("local", "local_padded", "global")),
+        HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
+    ),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
+    init=init,
+    broadcast=broadcast,
+    enter=enter,
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=predict,
+    protocol=personal_model,
+    sent=owned_rows,
+    received=received,
+    fidelity=lambda hp, views: "cached_views" if hp["views"] == "2" and views > 1 else "exact",
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""FedProto: clients share class prototypes instead of weights, and are pulled towards the global ones.
+
+Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022 (A table 5, "CE +
+ProtoDist"):  L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
+After training, C_i^(j) is the mean of z over the client's rows of class j; the server merges them (D-06: weighted by
+n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class nobody sent this round keeps its
+prototype. Inference: argmin_j |z - Cbar^(j)|.
+
+The paper has a squared L2 distance, released code its mean over dimensions, dim times smaller (D-73: ``protodist``).
+Released code collects prototypes in training mode during the last epoch; here they come from one pass afterwards.
+Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero
+from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.models import (
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    PROTO_AGG,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+    head_of,
+    init_model,
+    names,
+    owned_rows,
+    trained,
+)
+from fedcache.federate.steps import keep_optimiser, train
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import cross_entropy
+from fedcache.heads.projection import classify, embed
+from fedcache.heads.prototype import class_means, merge, scores
+
+
+def init(ctx: Ctx) -> Tree:
+    """No prototypes yet."""
+    C, dim = ctx.env.classes, ctx.count("dim")
+    bar = torch.zeros(C, dim, dtype=ctx.env.dtype, device=ctx.env.device)
+    return {"bar": bar, "has": torch.zeros(C, dtype=torch.bool, device=ctx.env.device)}
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own model, and its prototypes, none yet."""
+    p = init_model(ctx)
+    C, dim = ctx.env.classes, ctx.count("dim")
+    proto = torch.zeros(*ctx.lead, C, dim, dtype=ctx.env.dtype, device=ctx.env.device)
+    return {**p, "proto": proto, "count": proto.sum(-1), **keep_optimiser(p, trained(ctx.hp), ctx)}
+
+
+def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: str) -> Tensor:
+    """Batch mean of dist(z_i, Cbar^(y_i)), mse or sq_l2; rows whose class has no prototype add 0.
+
+    Args:
+        z: [.., B, P] projections.
+        y: [.., B] class indices.
+        w: [.., B] batch weights.
+        bar: [.., C, P] global prototypes.
+        has: [.., C] true where one exists.
+        kind: ``sq_l2``, or ``mse`` = sq_l2 / P.
+
+    Returns:
+        one value per lane.
+    """
+    lead = z.shape[:-2]
+    target = bar.expand(*lead, *bar.shape[-2:]).gather(-2, y.expand(z.shape[:-1]).unsqueeze(-1).expand(z.shape))
+    known = has.expand(*lead, has.shape[-1]).gather(-1, y.expand(z.shape[:-1]))
+    distance = ((z - target) ** 2).sum(-1)
+    if kind == "mse":
+        distance = distance / z.shape[-1]
+    return (w * known * distance).sum(-1)
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus lambda times the distance to the global prototypes."""
+    head = head_of(ctx.hp)
+    z, updates = embed(head, p, batch["x"], batch["w"])
+    value = cross_entropy(classify(head, p, z), batch["y"], batch["w"])
+    lam = ctx.number("lambda_proto")
+    if is_zero(lam):
+        return value, updates
+    pull = proto_dist(z, batch["y"], batch["w"], down["bar"], down["has"], str(ctx.hp["protodist"]))
+    return value + lam * pull, updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs, then one pass over all rows for the prototypes."""
+    model = {k: t for k, t in state.items() if k in names(ctx.hp) or k.startswith("opt/")}
+    p = train(model, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    x, mask = data.full()
+    z = embed(head_of(ctx.hp), p, x)[0]
+    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    up = {"proto": proto, "count": count}
+    return {k: up[k] if k in up else p[k] for k in state}, up
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """Merge the prototypes that came; the others stay."""
+    bar, has = merge(up["proto"], up["count"], str(ctx.hp["proto_agg"]))
+    return {"bar": torch.where(has.unsqueeze(-1), bar, server["bar"]), "has": has | server["has"]}
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
+    head = head_of(ctx.hp)
+    z = embed(head, state, x)[0]
+    rule, own = ctx.hp["proto_infer"], state["count"] > 0
+    if rule == "head":
+        return classify(head, state, z)
+    if rule == "local":
+        return scores(z, state["proto"], own, "mse")
+    return scores(z, down["bar"], down["has"] & own if rule == "global_own" else down["has"], "mse")
+
+
+def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """One prototype per class, both ways."""
+    n = classes * cast(int, hp["dim"])
+    return n, n
+
+
+METHOD = Method(
+    name="fedproto",
+    paper="Tan et al., AAAI 2022",
+    summary="Local models pulled towards shared class prototypes; only prototypes travel.",
+    hparams=(
+        *declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, PROTO_AGG, TRAINING),
+        HParam("protodist", "mse", "choice", "distance to the prototype (D-73)", choices=("mse", "sq_l2")),
+        HParam("lambda_proto", 1.0, "float", "weight of the distance; 0 is solo", low=0.0),
+        HParam("proto_infer", "global", "choice", "classify by these prototypes, or by the head (D-73)",
+               choices=("global", "global_own", "local", "head"), official="global_own"),
+    ),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    init=init,
+    enter=enter,
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=predict,
+    protocol=personal_model,
+    sent=owned_rows,
+    received=lambda down, _ctx: int(down["has"].sum()) * down["bar"].shape[-1],
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""FST-CBDG: self-training on unlabelled rows, balanced by synthetic text features. No label is read.
+
+Yan & Guo, "Lightweight unsupervised federated learning with pretrained vision language model". Initially
+W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in algorithm 1's order, on a batch:
+    q_j <- beta q_j + (1 - beta) f(I_j)                     (eq 4; f is not differentiated here)
+    L_iST = -mean_j q_j . log f(I_j)                        (eq 3)
+    m_k = #{j: argmax q_j = k},  n_k = round((1 + gamma) max m) - m_k               (eq 7)
+    z_ki ~ N(T_k, sigma^2 I), i = 1 .. n_k                  (eq 5)
+    L_tSamp = mean of -log f(z_ki)_k                        (eq 6)
+    step on L_iST + lambda L_tSamp                          (eq 8)
+The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
+itself: no logit scale in eq 2 (D-50, ``q0_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
+``tsamp_reduce``); sigma = 1/sqrt(D), noise of about unit norm (D-52); m_k counted over the client once per epoch, its
+rows shuffled and dealt to the steps (D-56; ``tsamp_scope=batch`` counts per batch).
+
+Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
+keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero, over
+from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.methods import central
+from fedcache.federate.models import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
+from fedcache.federate.steps import Batch, batch_sizes, drawn_views, keep_optimiser, minibatches, train
+from fedcache.heads.balance import deficits, votes
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import cross_entropy, soft_cross_entropy
+
+NAMES = ("W", "b")
+
+
+def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """q_j by eq 2, or uniform for the control; kept by the client, never sent."""
+    x = data.full()[0]
+    if ctx.hp["pseudo"] == "uniform":
+        q = x.new_full((*x.shape[:-1], ctx.env.classes), 1.0 / ctx.env.classes)
+    else:
+        u = affine(x, ctx.text)
+        q = torch.softmax(over(ctx.number("q0_scale"), u) * u, -1)
+    return {"rows/q": q, **keep_optimiser({k: down[k] for k in NAMES}, NAMES, ctx)}
+
+
+def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
+    """eq 5 for each lane's class labels: rows z [.., R, D], classes [.., R], weights [.., R]; padding weighs 0."""
+    counts = [len(k) for k in label]
+    points = ctx.lead[0] if len(ctx.lead) == 2 else 1
+    longest = max(counts)
+    k, w = np.zeros((len(counts), longest), np.int64), np.zeros((len(counts), longest))
+    for i, own in enumerate(label):
+        k[i, : len(own)] = own
+        w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
+    shape = (*ctx.lead, longest)
+    cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
+    per_client = np.asarray(counts).reshape(points, -1).max(0)  # grid points share draws: a prefix of the longest
+    noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
+    sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
+    z = over(sigma, noise) * noise + ctx.text[cls]
+    if ctx.hp["renorm_synth"]:
+        z = normalize(z, dim=-1)
+    return {"z": z, "k": cls, "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)}
+
+
+def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
+    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per lane."""
+    n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
+    flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
+    return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
+
+
+def schedule(q: Tensor, data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
+    views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
+    batches = minibatches(data, ctx, epoch, views=views)
+    if ctx.hp["ablation"] == "ist_only" or is_zero(ctx.hp["lambda"]) or ctx.hp["tsamp_scope"] == "batch":
+        for t, (k, batch) in enumerate(batches):
+            yield k, {**batch, "at": torch.tensor([epoch, t])}
+        return
+    M = len(data.n)
+    deals = dealt(q, data.mask(), ctx)
+    steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
+    for i, deal in enumerate(deals):
+        ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
+    for t, (k, batch) in enumerate(batches):
+        parts = [
+            deal[t * len(deal) // steps[i % M] : (t + 1) * len(deal) // steps[i % M]]
+            for i, deal in enumerate(deals)
+            if i % M < max(k, 1)
+        ]
+        yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
+
+
+def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """L_iST + lambda L_tSamp, and the soft labels it was computed with."""
+    u = affine(batch["x"], p["W"], p["b"])
+    index = batch["i"].unsqueeze(-1).expand(u.shape)
+    real = (batch["w"] > 0).to(u.dtype).unsqueeze(-1)
+    old = p["rows/q"].gather(-2, index)
+    beta = over(ctx.number("beta"), u)
+    change = (beta - 1.0) * (old - torch.softmax(u.detach(), -1)) * real
+    q = old + change
+    # Padding points at the client's first row: increments are added, never written over it.
+    updates = {"rows/q": p["rows/q"].scatter_add(-2, index, change)}
+    ablation = ctx.hp["ablation"]
+    value = u.new_zeros(ctx.lead) if ablation == "tsamp_only" else soft_cross_entropy(u, q, batch["w"])
+    lam = ctx.number("lambda")
+    if ablation == "ist_only" or is_zero(lam):
+        return value, updates
+    if "z" not in batch:  # tsamp_scope=batch
+        epoch, t = batch["at"].tolist()
+        batch = {**batch, **synthetic(dealt(q, batch["w"], ctx), ctx, epoch, t)}
+    return value + lam * cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"]), updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of eq 8. For ``tsamp_central`` clients do nothing: the server trains on synthetic rows alone."""
+    if ctx.hp["ablation"] == "tsamp_central":
+        return state, {}
+    p = {**{k: down[k] for k in NAMES}, **state}
+
+    def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        return schedule(now["rows/q"], data, ctx, epoch)
+
+    p = train(p, NAMES, ctx.count("epochs"), loss, down, data, ctx, batches=batches)
+    return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The uniform mean; ``tsamp_central`` instead trains the server's head on ``central_rows`` rows per class."""
+    if ctx.hp["ablation"] != "tsamp_central":
+        return {**server, **up}
+    deal = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
+    ctx.rng.generator("deal", 0, 0).shuffle(deal)
+    size = ctx.count("batch")
+    head = {k: server[k] for k in NAMES}
+
+    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        for t, start in enumerate(range(0, len(deal), size)):
+            yield 1, synthetic([deal[start : start + size]], ctx, epoch, t)
+
+    def tsamp(p: Tree, batch: Batch, _down: Tree, _ctx: Ctx) -> Tensor:
+        return cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"])
+
+    none = LaneData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
+    done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
+    return {**server, **{k: done[k] for k in NAMES}}
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """W and b both ways; the server-only ablation sends nothing up. Text features are counted by the engine, once."""
+    n = classes * width + classes
+    return (0 if hp["ablation"] == "tsamp_central" else n), n
+
+
+METHOD = Method(
+    name="fst-cbdg",
+    paper="Yan & Guo, Lightweight unsupervised federated learning with pretrained vision language model",
+    summary="Self-training from zero-shot soft labels, balanced by synthetic text features; reads no labels.",
+    hparams=(
+        *declare(
+            FEAT_POST, AGG, TRAINING, feat_post="l2", agg="uniform",
+            opt="sgd", lr=0.01, wd=1e-5, momentum=0.9, batch=50, drop_last=False,
+        ),
+        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        HParam("init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")),
+        HParam("beta", 0.9, "float", "memory of the soft labels (eq 4); 1 keeps them", low=0.0, high=1.0),
+        HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
+        HParam("lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0),
+        HParam("sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"),
+        HParam("q0_scale", 1.0, "float", "logit scale of the first soft labels (eq 2, D-50)", low=0.0),
+        HParam("train_view", "center", "choice", "train on view 0, or on stored augmentations (D-50)",
+               choices=("center", "aug")),
+        HParam("tsamp_reduce", "mean", "choice", "eq 6 over its rows (D-51)", choices=("mean", "sum")),
+        HParam("tsamp_scope", "client", "choice", "where m_k is counted (D-56)", choices=("client", "batch")),
+        HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
+        HParam("sampling", "balanced", "choice", "n_k by eq 7, or equal (table 4)", choices=("balanced", "equal")),
+        HParam("ablation", "none", "choice", "terms of eq 8 (table 3)",
+               choices=("none", "ist_only", "tsamp_only", "tsamp_central")),
+        HParam("central_rows", 100, "int", "synthetic rows per class and round of tsamp_central", low=1),
+        HParam("pseudo", "text", "choice", "first soft labels: eq 2, or uniform (the control)",
+               choices=("text", "uniform")),
+    ),
+    defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
+    init=init_model,
+    enter=enter,
+    fit=fit,
+    aggregate=aggregate,
+    predict=central.predict,
+    needs=frozenset({"text"}),
+    fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
+    check=check_views,
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""How many synthetic rows of each class balance a set of soft labels (FST-CBDG eq 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def votes(q: Tensor, weight: Tensor) -> Tensor:
+    """m_k = #{j : argmax q_j = k}.
+
+    Ties go to the first tied class at or after class (row mod C), so that labels without an opinion spread evenly.
+
+    Args:
+        q: [.., R, C] soft labels.
+        weight: [.., R]; rows with weight 0 are padding.
+
+    Returns:
+        int64 [.., C].
+    """
+    C = q.shape[-1]
+    row, k = torch.arange(q.shape[-2], device=q.device), torch.arange(C, device=q.device)
+    turn = (k - row.unsqueeze(-1)) % C
+    best = torch.where(q == q.amax(-1, keepdim=True), turn, C).argmin(-1)
+    m = torch.zeros(*q.shape[:-2], C, dtype=torch.int64, device=q.device)
+    return m.scatter_add_(-1, best, (weight > 0).expand(best.shape).long())
+
+
+def deficits(m: Tensor, gamma: float | Tensor, *, equal: bool = False) -> Tensor:
+    """n_k = round((1 + gamma) max m) - m_k, or with ``equal`` the same total spread evenly (table 4).
+
+    Args:
+        m: int64 [.., C] rows of each class.
+        gamma: >= 0, a float or one per grid point [G, 1].
+        equal: every class gets round(sum_k n_k / C).
+
+    Returns:
+        int64 [.., C], never negative.
+    """
+    most = m.amax(-1, keepdim=True).double()
+    scale = gamma.unsqueeze(-1) if isinstance(gamma, Tensor) else gamma
+    n = torch.round((1.0 + scale) * most).long() - m
+    if equal:
+        n = torch.round(n.sum(-1, keepdim=True).double() / m.shape[-1]).long().expand(m.shape)
+    return n
