@@ -67,7 +67,7 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

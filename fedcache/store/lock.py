@@ -1,0 +1,63 @@
+"""One writer per array. The operating system ends the lock with its holder, however that ends; readers never lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.files import write_atomic
+
+
+def _started() -> int:
+    """Start time of this process in clock ticks since boot, to tell it from a later one with the same pid."""
+    try:
+        return int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock, in words."""
+    try:
+        found = json.loads(path.with_suffix(".json").read_bytes())
+        return f"process {int(found['pid'])} on {found['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+@contextmanager
+def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs.
+
+    Args:
+        path: ``locks/<name>.lock``.
+        what: the thing that is locked, for the message.
+        wait: wait for the holder instead of failing.
+
+    Raises:
+        FedcacheError: STORE, naming the holder.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise FedcacheError(
+            Exit.STORE,
+            f"{what} is being written by {holder(path)}.",
+            "Wait for it with --wait, or end it; its finished chunks are kept.",
+        ) from error
+    try:
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "started": _started()}
+        write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
+        yield
+    finally:
+        path.with_suffix(".json").unlink(missing_ok=True)
+        lock.release()
