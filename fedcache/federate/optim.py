@@ -65,9 +65,10 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
             else:
                 _adam(p, params, grads, first, second, hp[0], hp[1])
         elif fused:
+            # Without momentum there is nothing to remember, and the kernel insists on no buffers.
             torch._fused_sgd_(
-                params, grads, first, weight_decay=plain[1], momentum=plain[2], lr=plain[0], dampening=0.0,
-                nesterov=False, maximize=False, is_first_step=False,
+                params, grads, first if plain[2] else [], lr=plain[0], weight_decay=plain[1], momentum=plain[2],
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
         else:
             for t, g, m in zip(params, grads, first, strict=True):

@@ -47,7 +47,7 @@ def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     else:
         u = affine(x, ctx.text)
         q = torch.softmax(over(ctx.number("q0_scale"), u) * u, -1)
-    return {"rows/q": q, **keep_optimiser({k: down[k] for k in NAMES}, NAMES, ctx)}
+    return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
 def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:

@@ -1,0 +1,137 @@
+"""Closed forms do not see the partition: fedncm and fed3r against their centralised definitions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation, gap, go
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.methods.fed3r import gram, solve, unpack
+
+DATA, CLIENTS = federation()
+POOL = np.concatenate([c.train for c in CLIENTS])
+TEST = np.concatenate([c.test for c in CLIENTS])
+X, Y = DATA.x[POOL, 0].numpy(), np.eye(6)[DATA.y[POOL].numpy()]
+
+
+def parts(seed, m):
+    g = np.random.default_rng(seed)
+    owner = g.integers(0, m, len(POOL))
+    return [Rows(f"part-{i}", g.permutation(POOL[owner == i]), TEST) for i in range(m)]
+
+
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(max_examples=15, deadline=None)
+def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
+    out = go("fed3r", {"lam": 0.1}, DATA, parts(seed, m), participation=None)
+    W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
+    assert np.abs(out.server["W"].numpy() - W.T).max() < 1e-10 * np.abs(W).max()
+    right = (DATA.x[TEST, 0].numpy() @ W).argmax(1) == DATA.y[TEST].numpy()
+    assert out.accuracy == right.mean()
+
+
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(max_examples=15, deadline=None)
+def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m):  # T-K1
+    mean = (Y.T @ X) / Y.sum(0)[:, None]
+    out = go("fedncm", {}, DATA, parts(seed, m), participation=None)
+    assert np.abs(out.server["W"].numpy() - mean / np.linalg.norm(mean, axis=1, keepdims=True)).max() < 1e-12
+    out = go("fedncm", {"metric": "euclid"}, DATA, parts(seed, m), participation=None)
+    nearest = torch.cdist(DATA.x[:, 0], torch.from_numpy(mean)).argmin(-1)
+    assert torch.equal(out.predict(DATA.x), nearest)
+
+
+def test_a_bias_that_is_not_regularised_is_scikit_learns_intercept():
+    out = go("fed3r", {"lam": 0.5, "bias": True}, DATA, parts(0, 7), participation=None)
+    ridge = Ridge(alpha=0.5).fit(X, Y)
+    assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-10
+    assert np.abs(out.server["b"].numpy() - ridge.intercept_).max() < 1e-10
+
+
+def test_a_regularised_and_normalised_bias_is_the_released_code():  # D-74
+    out = go(
+        "fed3r",
+        {"lam": 0.5, "bias": True, "reg_bias": True, "w_normalize": True},
+        DATA,
+        parts(0, 7),
+        participation=None,
+    )
+    Z = np.c_[X, np.ones(len(X))]
+    W = np.linalg.solve(Z.T @ Z + 0.5 * np.eye(Z.shape[1]), Z.T @ Y)
+    W /= np.linalg.norm(W, axis=0)
+    assert np.abs(out.server["W"].numpy() - W[:-1].T).max() < 1e-10
+    assert np.abs(out.server["b"].numpy() - W[-1]).max() < 1e-10
+
+
+def test_a_huge_ridge_leaves_the_class_sums():  # T-K5
+    W = go("fed3r", {"lam": 1e12}, DATA, parts(0, 3), participation=None).server["W"]
+    assert np.allclose(1e12 * W.numpy(), Y.T @ X, rtol=1e-9)
+
+
+def test_updating_recursively_is_solving_at_once():  # T-K3: Woodbury
+    g = np.random.default_rng(0)
+    A0, Z = X.T @ X + 0.1 * np.eye(11), g.standard_normal((5, 11))
+    inverse = np.linalg.inv(A0)
+    inverse -= inverse @ Z.T @ np.linalg.inv(np.eye(5) + Z @ inverse @ Z.T) @ Z @ inverse
+    B = torch.from_numpy(X.T @ Y)
+    at_once = solve(torch.from_numpy(A0 + Z.T @ Z), B, 0.0)
+    assert np.allclose(inverse @ B.numpy(), at_once.numpy(), rtol=1e-9)
+
+
+def test_a_client_that_leaves_takes_its_statistics_along():  # T-K4
+    group = parts(3, 6)
+    without = go("fed3r", {}, DATA, group[1:], participation=None).server["W"]
+    rest = np.concatenate([c.train for c in group[1:]])
+    x = DATA.x[rest, 0].numpy()
+    mine, label = DATA.x[group[0].train, 0].numpy(), np.eye(6)[DATA.y[group[0].train].numpy()]
+    A, B = X.T @ X - mine.T @ mine, X.T @ Y - mine.T @ label
+    assert np.allclose(A, x.T @ x)
+    assert np.allclose(without.numpy(), np.linalg.solve(A + 0.01 * np.eye(11), B).T, rtol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(20, 11), (3, 20, 7), (2, 3, 5, 1)])
+def test_the_packed_triangle_holds_the_whole_gram_matrix(shape):
+    z = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    D = shape[-1]
+    packed = gram(z)
+    assert packed.shape == (*shape[:-2], D * (D + 1) // 2)
+    for p, rows in zip(packed.reshape(-1, D * (D + 1) // 2), z.reshape(-1, *shape[-2:]), strict=True):
+        assert torch.allclose(unpack(p, D), rows.T @ rows)
+
+
+def test_fourier_features_are_a_gaussian_kernel():
+    # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
+    from test_methods_grid import lanes
+
+    from fedcache.federate.methods.fed3r import lift
+
+    x = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    phi = lift(x, lanes("fed3r", {"rff_dim": 40000, "rff_sigma": 2.0}))
+    kernel = torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)
+    assert float((phi @ phi.T - kernel).abs().max()) < 0.03
+
+
+def test_a_class_that_nobody_has_is_never_predicted():
+    wider = replace(DATA, classes=8, text=None)
+    for metric in ("cos", "euclid"):
+        predicted = go("fedncm", {"metric": metric}, wider, CLIENTS, participation=None).predict(-DATA.x)
+        assert int(predicted.max()) < 6
+
+
+def test_a_singular_system_says_what_to_do():
+    twice = torch.cat([DATA.x, DATA.x], -1)
+    with pytest.raises(FedcacheError, match="not positive definite") as info:
+        go("fed3r", {"lam": 0.0}, replace(DATA, x=twice, text=None), CLIENTS, participation=None)
+    assert "--set lam=" in info.value.hint
+
+
+def test_weights_by_the_clients_own_class_counts_do_depend_on_the_partition():
+    a, b = (go("fed3r", {"class_weight": "local"}, DATA, parts(s, 5), participation=None).server for s in (0, 1))
+    assert gap(a, b) > 1e-6
