@@ -1,0 +1,101 @@
+"""A shard is a store: one client's rows of a larger store, with every array and text feature, in a store of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.store.files import digest_of, make_private
+from fedcache.store.store import Samples, Store
+
+TRAIN, TEST = 0, 1
+
+
+def write_shard(
+    store: Store, path: Path, *, client: str, number: int, train: NDArray[np.int64], test: NDArray[np.int64]
+) -> Store:
+    """Write one client's rows as a store.
+
+    The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
+    parent and the parent's row numbers, so that training from shards can equal training by index to the bit.
+
+    Args:
+        store: the parent.
+        path: of the new store; an equal one that is there is kept.
+        client: name of the client.
+        number: its place among the clients.
+        train: rows of the parent it trains on.
+        test: rows of the parent it is tested on.
+    """
+    rows = np.union1d(train, test)
+    s = store.samples
+    split = np.where(np.isin(rows, train), TRAIN, TEST).astype(np.uint8)
+    samples = Samples(
+        uid=s.uid[rows],
+        name=tuple(s.name[r] for r in rows),
+        label=s.label[rows],
+        domain=s.domain[rows],
+        split=split,
+        ok=s.ok[rows],
+        classes=s.classes,
+        domains=s.domains,
+    )
+    identity: dict[str, Any] = {
+        "parent": store.dataset["digest"],
+        "client": client,
+        "number": number,
+        "rows": rows.tolist(),
+        "split": split.tolist(),
+    }
+    dataset = {
+        "slug": store.dataset["slug"],
+        "template": store.dataset.get("template"),
+        "digest": digest_of(identity),
+        "shard": {key: identity[key] for key in ("parent", "client", "number", "rows")},
+    }
+    shard = Store.create(path, samples, dataset=dataset)
+    for key, info in store.arrays.items():
+        with shard.writer(
+            key,
+            shape=(len(rows), *info.shape[1:]),
+            dtype=info.dtype,
+            chunk_rows=info.chunk_rows,
+            recipe=info.recipe,
+            how=info.how,
+        ) as writer:
+            for chunk in writer.missing():
+                part = rows[chunk * writer.chunk_rows : (chunk + 1) * writer.chunk_rows]
+                bad = {
+                    chunk * writer.chunk_rows + i: "quarantined in the parent store"
+                    for i, row in enumerate(part)
+                    if not s.ok[row]
+                }
+                writer.write(chunk, store.reader(key).rows(part), bad)
+            writer.complete()
+    for entries in store.texts.values():
+        for entry in entries:
+            backbone = str(entry["meta"].get("backbone"))
+            if not shard.has_text(backbone, entry["templates"], weights=entry["meta"].get("weights")):
+                shard.put_text(backbone, entry["templates"], store.text(backbone, entry["templates"]), entry["meta"])
+    return shard
+
+
+def write_shards(
+    store: Store, clients: Sequence[tuple[str, NDArray[np.int64], NDArray[np.int64]]], out: Path
+) -> list[Path]:
+    """One store per client under ``out``, named by number and client; shards that are there already are kept."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    make_private(out)
+    width = len(str(max(0, len(clients) - 1)))
+    made = []
+    for number, (name, train, test) in enumerate(clients):
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
+        path = out / f"{number:0{width}d}-{safe}.zarr"
+        write_shard(store, path, client=name, number=number, train=train, test=test)
+        made.append(path)
+    return made
