@@ -81,6 +81,8 @@ VARIANTS = [
                 "drop_last": True, "proto_drop_last": True}),
     ("fedpcl", {"pad": False, "denominator": "include", "proto_norm": True, "infer_proto": "local_padded", "dim": 5}),
     ("fedpcl", {"terms": "g", "bn": True, "infer_proto": "global", "infer_score": "cos", "batch": 16, "dim": 5}),
+    ("fedpcl", {"noise_on": "proto", "noise": "laplace", "noise_local_infer": True, "dim": 5, "batch": 16}),
+    ("fedpcl", {"noise_on": "features", "views": "2", "s": 0.2, "dim": 5, "batch": 16}),
     ("fst-cbdg", {"tsamp_scope": "batch", "gamma": 0.4, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"ablation": "ist_only", "batch": 16}),

@@ -352,3 +352,48 @@ def test_the_lbfgs_probe_is_scikit_learns():
     assert np.abs(W.numpy() - other.coef_).max() < 1e-5
     shift = b.numpy() - other.intercept_  # softmax does not see a common shift of the biases
     assert np.abs(shift - shift.mean()).max() < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "variance"), [("gaussian", 1.0), ("laplace", 2.0)])
+def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
+    from test_methods_grid import lanes
+
+    from fedcache.federate.noise import draw, perturb
+
+    ctx = lanes("fedpcl", {"noise": kind, "p": 0.2, "s": 0.3})
+    x = torch.full((400, 500), 2.0, dtype=torch.float64)
+    noisy = perturb(x, draw([400], 500, ctx), ctx)
+    assert float(noisy.mean()) == pytest.approx(0.8 * 2.0, rel=0.03)
+    assert float(noisy.var()) == pytest.approx(variance * 0.3**2, rel=0.03)
+
+
+@pytest.mark.parametrize("noise_on", ["proto", "features"])
+def test_no_noise_is_no_change(noise_on):  # T-X2
+    quiet = go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5})
+    plain = go("fedpcl", {"dim": 5})
+    assert gap(quiet.server, plain.server) == 0.0
+    assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain.server) > 0.0
+
+
+def test_prototype_noise_is_on_what_leaves():  # D-20
+    for local_infer in (False, True):
+        out = go(
+            "fedpcl", {"noise_on": "proto", "noise_local_infer": local_infer, "dim": 5}, rounds=1, participation=None
+        )
+        same = [torch.equal(out.server["sets"][c], out.states[c]["proto"]) for c in range(9)]
+        assert all(same) if local_infer else not any(same)
+
+
+@pytest.mark.parametrize("rule", ["local", "local_padded", "global"])
+def test_which_prototypes_classify(rule):  # D-12
+    from test_methods_grid import lanes
+
+    ctx = lanes("fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none"}, classes=3, width=2)
+    e = torch.eye(2, dtype=torch.float64)
+    down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}
+    state = {"P.W": e, "P.b": torch.zeros(2).double(), "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]])}
+    x = 4 * e[:1]  # z = (4, 0): own scores 0 and 2; global scores -4, -4 and 4
+    for count, expected in (([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}), ([0.0, 0.0, 0.0], {})):
+        state["count"] = torch.tensor(count).double()
+        got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
+        assert got == expected.get(rule, 2)  # a client that has no prototypes yet uses the global ones

@@ -63,3 +63,31 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor) -> Tensor:
     value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(min=1.0)
     rows = real.to(sim.dtype)
     return (value * rows).sum(-1) / rows.sum(-1).clamp(min=1.0)
+
+
+def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: bool, include: bool) -> Tensor:
+    """Contrast of a batch against several sets of prototypes at once, one value per set.
+
+    Args:
+        u: [.., B, S, C] similarity of each row to class c's prototype of set s, over tau.
+        y: [.., B] class indices.
+        w: [.., B] batch weights.
+        inside: [.., S, C] true where set s has class c. A row adds nothing to a set without its class, and the mean
+            is over the rows whose class some set has.
+        anchored: prototypes are the anchors (``anchor_contrast``), else rows are (``proto_contrast``).
+        include: as in ``proto_contrast``.
+
+    Returns:
+        [.., S].
+    """
+    B, S = u.shape[-3:-1]
+    y = y.expand(u.shape[:-2]).unsqueeze(-1).expand(u.shape[:-1])
+    mask = inside.unsqueeze(-3).expand(u.shape)
+    real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if anchored:
+        anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, B, B)  # [.., S, l, a]: the class of row a
+        return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
+    per_row = proto_contrast(u, y, mask, include)
+    rows = (w.unsqueeze(-1) * real).to(u.dtype)
+    known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
+    return (rows * per_row).sum(-2) / known

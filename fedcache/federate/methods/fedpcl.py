@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.lanes import Ctx, lane, over
 from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
 from fedcache.federate.models import (
     FEAT_POST,
@@ -37,9 +37,10 @@ from fedcache.federate.models import (
     head_of,
     owned_rows,
 )
+from fedcache.federate.noise import NOISE, draw, perturb
 from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
 from fedcache.heads.linear import Tree
-from fedcache.heads.losses import anchor_contrast, proto_contrast
+from fedcache.heads.losses import set_contrast
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means, merge, scores
 
@@ -51,21 +52,20 @@ def body(hp: Hp) -> Head:
 
 def init(ctx: Ctx) -> Tree:
     """An empty set of prototypes per client."""
-    shape = (ctx.env.clients, ctx.env.classes)
-    sets = torch.zeros(*shape, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    shape = (ctx.env.clients, ctx.env.classes, ctx.count("dim"))
+    sets = torch.zeros(shape, dtype=ctx.env.dtype, device=ctx.env.device)
     return {"sets": sets, "counts": sets.sum(-1)}
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """Cbar [C, P] and the padded sets [m, C, P], with masks of what is available [C] and in each set [m, C]."""
-    bar, has = merge(server["sets"], server["counts"], str(ctx.hp["proto_agg"]))
+    sets, own = server["sets"], server["counts"] > 0
+    bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
     if ctx.hp["proto_norm"]:
         bar = normalize(bar, dim=-1)
-    own = server["counts"] > 0
-    if not ctx.hp["pad"]:
-        return {"bar": bar, "has": has, "sets": server["sets"], "in": own}
-    padded = torch.where(own.unsqueeze(-1), server["sets"], bar.unsqueeze(-3))
-    return {"bar": bar, "has": has, "sets": padded, "in": has.unsqueeze(-2).expand(own.shape)}
+    if ctx.hp["pad"]:
+        sets, own = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3)), has.unsqueeze(-2).expand(own.shape)
+    return {"bar": bar, "has": has, "sets": sets, "in": own}
 
 
 def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
@@ -99,21 +99,11 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         second, updates = embed(head, {**p, **updates}, batch["x2"], w)
         z, y, w = torch.cat([z, second], -2), torch.cat([y, y], -1), torch.cat([w, w], -1)
     sets, inside, weight = candidates(down, ctx.hp)
-    S, C = inside.shape[-2:]
     # One product for all sets and classes: [.., B, P] x [.., P, S C].
     u = z @ sets.flatten(-3, -2).mT
-    u = (u / over(ctx.number("tau"), u)).reshape(*u.shape[:-1], S, C)
-    y = y.expand(z.shape[:-1]).unsqueeze(-1).expand(u.shape[:-1])
-    mask = inside.unsqueeze(-3).expand(u.shape)
-    real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)  # [.., B, S]
-    if ctx.hp["objective"] == "proto_anchor":
-        anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, y.shape[-2], y.shape[-2])  # [.., S, l, a]: class of row a
-        value = anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
-    else:
-        per_row = proto_contrast(u, y, mask, include=ctx.hp["denominator"] == "include")
-        rows = (w.unsqueeze(-1) * real).to(u.dtype)
-        some = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
-        value = (rows * per_row).sum(-2) / some
+    u = (u / over(ctx.number("tau"), u)).reshape(*u.shape[:-1], *inside.shape[-2:])
+    anchored = ctx.hp["objective"] == "proto_anchor"
+    value = set_contrast(u, y, w, inside, anchored=anchored, include=ctx.hp["denominator"] == "include")
     return (weight * value).sum(-1), updates
 
 
@@ -124,18 +114,27 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
-        return minibatches(data, ctx, epoch, views=views)
+        noise = draw(data.n, ctx.env.width, ctx, epoch) if ctx.hp["noise_on"] == "features" else None
+        for k, batch in minibatches(data, ctx, epoch, views=views):
+            if noise is not None:  # one draw for both views; prototypes and tests stay clean (D-20)
+                e = lane(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
+                batch |= {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+            yield k, batch
 
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
         p = train(p, head.trained(), ctx.count("epochs"), loss, down, data, ctx, batches=batches)
     x, mask = data.full()
     if ctx.hp["proto_drop_last"]:
-        size = ctx.count("batch")
-        # The released code's pass drops its last batch too: a random n - n mod batch rows count.
+        size = ctx.count("batch")  # a random n - n mod batch rows count
         mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))
     proto, count = class_means(embed(head, p, x)[0], data.labels(data.positions()), mask, ctx.env.classes)
-    up = {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
-    return {k: up[k] if k in up else p[k] for k in state}, up
+    kept = {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
+    up = dict(kept)
+    if ctx.hp["noise_on"] == "proto":
+        e = draw([ctx.env.classes] * len(data.n), ctx.count("dim"), ctx)
+        up["proto"] = perturb(kept["proto"], e, ctx) * (count > 0).unsqueeze(-1)
+        kept = up if ctx.hp["noise_local_infer"] else kept
+    return {k: kept[k] if k in kept else p[k] for k in state}, up
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -147,16 +146,12 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
-    z, own = embed(body(ctx.hp), state, x)[0], state["count"] > 0
-    rule = ctx.hp["infer_proto"]
+    z, own, rule = embed(body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
     if rule == "local":
-        mine = own.any(-1, keepdim=True)
-        proto = torch.where(mine.unsqueeze(-1), state["proto"], down["bar"])
-        has = torch.where(mine, own, down["has"])
-    elif rule == "local_padded":
-        proto, has = torch.where(own.unsqueeze(-1), state["proto"], down["bar"]), own | down["has"]
-    else:
-        proto, has = down["bar"], down["has"]
+        own = own | ~own.any(-1, keepdim=True) & down["has"]
+    has = down["has"] if rule == "global" else own if rule == "local" else own | down["has"]
+    mine = (state["count"] > 0) & (rule != "global")
+    proto = torch.where(mine.unsqueeze(-1), state["proto"], down["bar"])
     return scores(z, proto, has, str(ctx.hp["infer_score"]))
 
 
@@ -165,21 +160,26 @@ def received(down: Tree, _ctx: Ctx) -> int:
     return int(down["has"].sum() + down["in"].sum()) * down["bar"].shape[-1]
 
 
+def fidelity(hp: Hp, views: int) -> str:
+    """Noise on features stands in for noise on images; two stored views stand in for live augmentation."""
+    if hp["noise_on"] == "features":
+        return "approx"
+    return "cached_views" if hp["views"] == "2" and views > 1 else "exact"
+
+
 def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:
     """C prototypes up, Cbar and m sets of C down."""
-    dim = cast(int, hp["dim"])
-    return classes * dim, (clients + 1) * classes * dim
+    n = classes * cast(int, hp["dim"])
+    return n, (clients + 1) * n
 
 
 METHOD = Method(
-    name="fedpcl",
-    paper="Tan et al., NeurIPS 2022",
+    name="fedpcl", paper="Tan et al., NeurIPS 2022",
     summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING),
         HParam("tau", 0.07, "float", "temperature", low=1e-6),
-        HParam("objective", "paper", "choice", "who is the anchor (D-04)", choices=("paper", "proto_anchor"),
-               official="proto_anchor"),
+        HParam("objective", "paper", "choice", "the anchor (D-04)", ("paper", "proto_anchor"), official="proto_anchor"),
         HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
         HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),
         HParam("lp_reduce", "mean", "choice", "L_p over clients (D-05)", choices=("mean", "sum"), official="sum"),
@@ -187,23 +187,13 @@ METHOD = Method(
         HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
         HParam("views", "1", "choice", "views of a row in a batch (D-08)", choices=("1", "2"), official="2"),
         HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
-        HParam("warmup", "proto_only", "choice", "before the first prototypes exist (D-10)",
-               choices=("proto_only", "zero_loss"), official="zero_loss"),
-        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15)",
-               choices=("local", "local_padded", "global")),
+        HParam("warmup", "proto_only", "choice", "round 0 (D-10)", ("proto_only", "zero_loss"), official="zero_loss"),
+        HParam("infer_proto", "local", "choice", "classify by (D-12, D-15)", ("local", "local_padded", "global")),
         HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
+        *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
-    init=init,
-    broadcast=broadcast,
-    enter=enter,
-    fit=fit,
-    pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate,
-    predict=predict,
-    protocol=personal_model,
-    sent=owned_rows,
-    received=received,
-    fidelity=lambda hp, views: "cached_views" if hp["views"] == "2" and views > 1 else "exact",
-    paper_count=paper_count,
+    init=init, broadcast=broadcast, enter=enter, fit=fit, pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate, predict=predict, protocol=personal_model,
+    sent=owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
 )  # fmt: skip

@@ -1,0 +1,39 @@
+"""Noise on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise.
+
+FedPCL section 5 perturbs prototypes (s = .05) or images (s = .2). The same s is not the same power: Laplace noise of
+scale s has variance 2 s^2, Gaussian noise s^2. No differential-privacy guarantee follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.method import HParam
+
+NOISE = (
+    HParam("noise_on", "off", "choice", "perturb uploaded prototypes, or training features (an approximation of image "
+           "noise)", choices=("off", "proto", "features")),
+    HParam("noise", "gaussian", "choice", "distribution of the noise", choices=("laplace", "gaussian")),
+    HParam("p", 0.1, "float", "share of the value that is removed", low=0.0, high=1.0),
+    HParam("s", 0.05, "float", "scale of the noise", low=0.0),
+    HParam("noise_local_infer", False, "bool", "classify with the noisy prototypes too (D-20)", official=True),
+)  # fmt: skip
+
+
+def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
+    """Unit noise [*lead, max(rows), width]; lane i has ``rows[i]`` rows of it, then zeros."""
+
+    def one(g: np.random.Generator, lane: int) -> np.ndarray:
+        shape = (rows[lane], width)
+        return g.laplace(size=shape) if ctx.hp["noise"] == "laplace" else g.standard_normal(shape)
+
+    return ctx.rng.each("noise", one, *key)
+
+
+def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
+    """(1 - p) x + s e for unit noise ``e``; p = s = 0 is ``x`` itself."""
+    return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
