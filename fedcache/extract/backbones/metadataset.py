@@ -1,0 +1,73 @@
+"""The single-domain Meta-Dataset ResNet-18s (Dvornik et al., SUR, ECCV 2020; reused by URT and by FedPCL).
+
+A ResNet-18 with a 5x5 stride-2 stem of padding 1 and no max pooling after it, trained at 84 px on images scaled to
+[-1, 1]; the feature is the average pool, 512 wide. FedPCL uses the same weights at 64 px, but its released code does
+max-pool after the stem; ``resnet18-<domain>-maxpool`` is that network, to reproduce its numbers, and its features
+differ. The L2 normalisation that code ends with divides each number by itself (``feat_post=sign``) and is no part
+of the features.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
+FOLDERS = {"quickdraw": ("quickdraw-net",), "aircraft": ("aircraft-net",), "birds": ("birds-net", "cu_birds-net")}
+
+
+def _row(domain: str, pooled: bool) -> Backbone:
+    base = f"resnet18-{domain}"
+    name = f"{base}-maxpool" if pooled else base
+    mean, std = NORMS["half"]
+    variant = ", run with the max pooling of the released FedPCL code" if pooled else ""
+    return Backbone(
+        name=name,
+        provider="metadataset",
+        width=512,
+        text_width=None,
+        recipe=Recipe(
+            name,
+            "",
+            size=64,
+            resize="squash",
+            interpolation="bilinear",
+            mean=mean,
+            std=std,
+            pooling="maxpool+avg" if pooled else "avg",
+        ),
+        source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
+        files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
+        architecture="resnet18",
+        shares=base if pooled else None,
+    )
+
+
+BACKBONES = tuple(_row(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The ResNet-18 up to its average pool.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    from torch import nn
+    from torchvision.models import resnet18
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    path = weights.file(backbone.name)
+    model = resnet18(weights=None)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=5, stride=2, padding=1, bias=False)
+    if backbone.recipe.pooling == "avg":
+        model.maxpool = nn.Identity()
+    model.fc = nn.Identity()
+    load_strict(model, read_state(path), backbone=backbone.name, path=path, ignore=("cls_fn.", "fc."))
+    return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)

