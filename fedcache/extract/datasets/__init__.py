@@ -227,7 +227,7 @@ def _kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if kind in _KINDS and (rest or kind == "digits"):
         return kind, rest
-    if Path(spec).expanduser().exists() and spec not in _KINDS:
+    if spec and spec not in _KINDS and Path(spec).expanduser().exists():
         raise FedcacheError(
             Exit.USAGE,
             f"{spec!r} is not the name of a dataset, but it is a path.",

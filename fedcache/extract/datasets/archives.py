@@ -110,6 +110,7 @@ def list_zip(path: Path) -> Entries:
             raise _hostile(path, info.filename, "is a link or a device")
         _check_name(path, info.filename.rstrip("/") if info.is_dir() else info.filename)
         if not info.is_dir():
+            _check_place(path, before.st_size, info.filename, info.header_offset, info.compress_size)
             files.append(info)
     entries = Entries(
         path=path,
@@ -117,7 +118,8 @@ def list_zip(path: Path) -> Entries:
         names=tuple(info.filename for info in files),
         at=np.array([info.header_offset for info in files], dtype=np.int64),
         packed=np.array([info.compress_size for info in files], dtype=np.int64),
-        size=np.array([info.file_size for info in files], dtype=np.int64),
+        # Only compared with limits: a zip64 record can claim more than an int64 holds.
+        size=np.array([min(info.file_size, 2**62) for info in files], dtype=np.int64),
         method=np.array([_method(info) for info in files], dtype=np.uint8),
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
     )
@@ -151,8 +153,7 @@ def list_tar(path: Path) -> Entries:
                 _check_name(path, name)
             if member.isdir():
                 continue
-            if member.offset_data + member.size > before.st_size:
-                raise _damaged(path, f"it ends inside {name!r}", "Copy or download it again")
+            _check_place(path, before.st_size, name, member.offset_data, member.size)
             names.append(name)
             at.append(member.offset_data)
             size.append(member.size)
@@ -210,7 +211,7 @@ def check_images(entries: Entries) -> None:
             f"{len(odd):,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
         )
-    total = int(entries.size.sum())
+    total = sum(entries.size.tolist())
     if total > FREE_BYTES and total > MAX_EXPANSION * entries.stamp[0]:
         raise _damaged(
             entries.path,
@@ -279,6 +280,11 @@ def _check_name(path: Path, name: str) -> None:
         raise _hostile(path, name, "is not a plain relative path with '/' between folders")
     if len(name) > MAX_NAME:
         raise _hostile(path, name, f"has {len(name):,} characters; at most {MAX_NAME:,} are read")
+
+
+def _check_place(path: Path, total: int, name: str, at: int, length: int) -> None:
+    if at < 0 or length < 0 or at + length > total:
+        raise _damaged(path, f"its entry {name[:80]!r} lies outside the file", "Copy or download it again")
 
 
 def _check_count(path: Path, count: int) -> None:

@@ -1,0 +1,303 @@
+"""Archives are untrusted: hostile ones are refused whole, damage costs one image, and nothing is ever extracted."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+import tarfile
+import time
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_images import png, tree, write_tar, write_zip
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import open_dataset
+from fedcache.extract.datasets.archives import list_tar, list_zip
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+
+NAMES = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
+HOSTILE = {
+    "parent": "../escape.png",
+    "inner parent": "train/../../escape.png",
+    "absolute": "/tmp/escape.png",
+    "drive": "C:/escape.png",
+    "backslash": "train\\..\\..\\escape.png",
+    "case clash": "train/cat/0.PNG",
+    "folder case clash": "TRAIN/cat/0.png",
+    "empty part": "train//0.png",
+    "same name": "train/cat/0.png",
+    "long": "train/cat/" + "x" * 1000 + ".png",
+}
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return DigestMemory(tmp_path / "digests")
+
+
+def open_archive(path, memory):
+    return open_dataset(f"folder:{path}", memory=memory)
+
+
+def refused(path, memory, *words, code=Exit.CORRUPT):
+    before = {p for p in path.parent.rglob("*") if "digests" not in p.parts}
+    with pytest.raises(FedcacheError) as caught:
+        open_archive(path, memory)
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+    assert {p for p in path.parent.rglob("*") if "digests" not in p.parts} == before
+
+
+def zip_with(path, name):
+    with zipfile.ZipFile(path, "w") as archive:
+        for n, raw in tree(NAMES).items():
+            archive.writestr(n, raw)
+        if name in NAMES:
+            with pytest.warns(UserWarning, match="Duplicate"):
+                archive.writestr(name, png(99))
+        else:
+            archive.writestr(name, png(99))
+    return path
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_name_refuses_the_archive(tmp_path, memory, kind):
+    refused(zip_with(tmp_path / "x.zip", HOSTILE[kind]), memory, "is refused", "Nothing was extracted")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name in [*NAMES, HOSTILE[kind]]:
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+    refused(tmp_path / "x.tar", memory, "is refused", "Nothing was extracted")
+
+
+@pytest.mark.parametrize("kind", ["SYMTYPE", "LNKTYPE", "CHRTYPE", "BLKTYPE", "FIFOTYPE"])
+def test_links_and_devices_in_a_tar_refuse_it(tmp_path, memory, kind):
+    write_tar(tmp_path / "x.tar", tree(NAMES))
+    with tarfile.open(tmp_path / "x.tar", "a") as archive:
+        member = tarfile.TarInfo("train/cat/link.png")
+        member.type = getattr(tarfile, kind)
+        member.linkname = "/etc/passwd"
+        archive.addfile(member)
+    refused(tmp_path / "x.tar", memory, "'train/cat/link.png' is a link, a device or sparse")
+
+
+def test_a_hostile_folder_in_a_tar_refuses_it(tmp_path, memory):
+    write_tar(tmp_path / "x.tar", tree(NAMES))
+    with tarfile.open(tmp_path / "x.tar", "a") as archive:
+        member = tarfile.TarInfo("../up")
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    refused(tmp_path / "x.tar", memory, "'../up' leaves the archive")
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
+def test_links_and_devices_in_a_zip_refuse_it(tmp_path, memory, kind):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name, raw in tree(NAMES).items():
+            archive.writestr(name, raw)
+        info = zipfile.ZipInfo("train/cat/link.png")
+        info.create_system = 3
+        info.external_attr = (kind | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    refused(tmp_path / "x.zip", memory, "is a link or a device")
+
+
+def test_folders_are_no_entries(tmp_path, memory):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.mkdir("train")
+        for name, raw in tree(NAMES).items():
+            archive.writestr(name, raw)
+    assert len(open_archive(tmp_path / "x.zip", memory)) == len(NAMES)
+
+
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory):
+    zeros = bytes(40 << 20)
+    write_zip(tmp_path / "x.zip", {f"{c}/{i}.png": zeros for c in "ab" for i in range(4)})
+    assert (tmp_path / "x.zip").stat().st_size < 400_000  # a thousandfold
+    started = time.perf_counter()
+    refused(tmp_path / "x.zip", memory, "would unpack to 335,544,320", "100-fold")
+    assert time.perf_counter() - started < 0.5
+
+
+def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):
+    write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/bomb.png": bytes(100 << 20)})
+    tracemalloc.start()
+    data = open_archive(tmp_path / "x.zip", memory)
+    with pytest.raises(BadImage, match="104,857,600 bytes; the limit is 67,108,864"):
+        data.source.read(data.names.index("train/cat/bomb.png"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
+    assert "1 cannot be read" in data.reading
+
+
+def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/liar.png": bytes(30 << 20)})
+    raw = path.read_bytes()
+    at = raw.rindex(b"train/cat/liar.png") - 46  # its record in the central directory; the size is at +24
+    assert raw[at : at + 4] == b"PK\x01\x02"
+    path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
+    data = open_archive(path, memory)
+    with pytest.raises(BadImage, match="damaged"):
+        data.source.read(data.names.index("train/cat/liar.png"))
+
+
+def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree([f"{c}/{i}.png" for c in "ab" for i in range(2)]), compression=0)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"PK\x01\x02")
+    raw[at + 20 : at + 24] = struct.pack("<I", len(raw))
+    path.write_bytes(raw)
+    refused(path, memory, "overlap")
+
+
+def test_sixty_thousand_entries_are_listed_in_bounded_memory(tmp_path):
+    # All records point to one local header: zipfile would need ten seconds to write the archive.
+    local = struct.pack("<4s5H3I2H", b"PK\x03\x04", 20, 0, 0, 0, 33, 0, 0, 0, 0, 0)
+    records = b"".join(
+        struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
+        for name in (b"%d/%d.png" % (i % 10, i) for i in range(60_000))
+    )
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 60_000, 60_000, len(records), len(local), 0)
+    (tmp_path / "x.zip").write_bytes(local + records + end)
+    tracemalloc.start()
+    assert len(list_zip(tmp_path / "x.zip").names) == 60_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_rare_compressions_are_refused_with_the_way_out(tmp_path, memory, method):
+    refused(
+        write_zip(tmp_path / "x.zip", tree(NAMES), method), memory, f"compression {method}", "zip -r0", code=Exit.USAGE
+    )
+
+
+def test_an_encrypted_zip_is_refused(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree(NAMES))
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(raw)
+    refused(path, memory, "1 images", "need a password", code=Exit.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode", "tool"),
+    [
+        (".tar.gz", "w:gz", "gunzip"),
+        (".tgz", "w:gz", "gunzip"),
+        (".tar.bz2", "w:bz2", "bunzip2"),
+        (".tar.xz", "w:xz", "unxz"),
+    ],
+)
+def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, memory, suffix, mode, tool):
+    path = write_tar(tmp_path / f"x{suffix}", tree(NAMES), mode)
+    refused(path, memory, "compressed tar", f"{tool} --keep {path}", code=Exit.USAGE)
+    disguised = write_tar(tmp_path / "y.tar", tree(NAMES), mode)
+    refused(disguised, memory, "compressed tar", tool, code=Exit.USAGE)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_files_that_are_no_archive_are_refused(tmp_path, memory, suffix):
+    for raw in (b"", b"not an archive at all", os.urandom(5000)):
+        (tmp_path / f"x{suffix}").write_bytes(raw)
+        refused(tmp_path / f"x{suffix}", memory, "not a whole archive")
+
+
+def test_a_tar_cut_anywhere_is_refused_and_never_shortened(tmp_path, memory):
+    path = write_tar(tmp_path / "whole.tar", tree(NAMES))
+    with tarfile.open(path) as archive:
+        ends = [m.offset_data + (m.size + 511) // 512 * 512 for m in archive.getmembers()]
+    whole = path.read_bytes()
+    for end in (ends[4], ends[4] + 100, ends[4] + 512, ends[-1], ends[4] - 300):
+        (tmp_path / "cut.tar").write_bytes(whole[:end])
+        refused(tmp_path / "cut.tar", memory, "not a whole archive")
+    broken = bytearray(whole)
+    broken[ends[4] + 150] ^= 0xFF  # in the checksum field of the next header
+    (tmp_path / "cut.tar").write_bytes(broken)
+    refused(tmp_path / "cut.tar", memory, "not a whole archive", f"byte {ends[4]:,}")
+
+
+def test_damaged_data_in_a_zip_costs_one_image(tmp_path, memory):
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        path = write_zip(tmp_path / "x.zip", tree(NAMES), compression)
+        with zipfile.ZipFile(path) as archive:
+            info = archive.getinfo("train/cat/1.png")
+        raw = bytearray(path.read_bytes())
+        raw[info.header_offset + 30 + len(info.filename) + info.compress_size // 2] ^= 0x55
+        path.write_bytes(raw)
+        data = open_archive(path, memory)
+        for row, name in enumerate(data.names):
+            if name == "train/cat/1.png":
+                with pytest.raises(BadImage, match="damaged"):
+                    data.source.read(row)
+            else:
+                assert data.source.read(row) == tree(NAMES)[name]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 255), st.sampled_from([".zip", ".tar"]))
+@settings(max_examples=60, deadline=None)
+def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(tmp_path_factory, where, byte, suffix):
+    folder = tmp_path_factory.mktemp("damage")
+    files = tree(NAMES)
+    path = folder / f"x{suffix}"
+    (write_zip if suffix == ".zip" else write_tar)(path, files)
+    raw = bytearray(path.read_bytes())
+    raw[where % len(raw)] = byte
+    path.write_bytes(raw)
+    try:
+        data = open_archive(path, DigestMemory(folder / "digests"))
+    except FedcacheError:
+        return
+    for row in range(len(data)):
+        try:
+            read = data.source.read(row)
+        except BadImage:
+            continue
+        # A zip has checksums; a tar has none for data, and there the damage may be in the image itself.
+        assert suffix == ".tar" or read in files.values()
+
+
+def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree(NAMES))
+    open_archive(path, memory)
+    fresh = open_archive(path, memory)  # uids from memory: the file is not open yet
+    write_zip(path, tree([*NAMES, "train/cat/9.png"]))
+    with pytest.raises(FedcacheError, match="has changed since it was listed"):
+        fresh.source.read(0)
+
+
+def test_a_zip_with_something_in_front_is_read(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree(NAMES))
+    expected = open_archive(path, memory).digest
+    (tmp_path / "y.zip").write_bytes(b"#!/bin/sh\nexit\n" + path.read_bytes())
+    assert open_archive(tmp_path / "y.zip", memory).digest == expected
+
+
+def test_long_names_of_a_tar_are_whole(tmp_path):
+    name = f"cat/{'n' * 300}.png"
+    path = write_tar(tmp_path / "x.tar", {name: png(1), "dog/1.png": png(2)})
+    entries = list_tar(path)
+    assert entries.names == (name, "dog/1.png")
+    assert np.all(entries.at % 512 == 0)
+
+
+def test_an_entry_outside_the_file_refuses_the_archive(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree(NAMES))
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"PK\x01\x02")
+    raw[at + 42 : at + 46] = struct.pack("<I", len(raw) + 5)
+    path.write_bytes(raw)
+    refused(path, memory, "outside the file")

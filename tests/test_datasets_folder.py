@@ -1,0 +1,488 @@
+"""Folders of images: one dataset however it is packed, read as its folders say, with nothing lost in silence."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import unicodedata
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_images import png, tree, write_directory, write_tar, write_zip
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import archives, open_dataset, peek
+from fedcache.extract.datasets import tree as file_tree
+from fedcache.extract.datasets.dataset import held_out
+from fedcache.extract.datasets.layout import entered, infer
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import MAX_BYTES, BadImage, decode
+
+SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
+OFFICE = [f"{d}/{c}/{i}.jpg" for d in ("amazon", "dslr") for c in ("bike", "mug", "pen") for i in range(10)]
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return DigestMemory(tmp_path / "digests")
+
+
+def open_tree(tmp_path, memory, files, **options):
+    root = write_directory(tmp_path / "images", files)
+    return open_dataset(f"folder:{root}", memory=memory, **options)
+
+
+def refused(call, *words, code=Exit.USAGE):
+    with pytest.raises(FedcacheError) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path, memory):
+    data = open_tree(tmp_path, memory, tree(SPLIT))
+    assert data.names == tuple(sorted(SPLIT))
+    assert (data.classes, data.domains, data.slug) == (("cat", "dog"), ("all",), "images")
+    for name, label, split in zip(data.names, data.label, data.split, strict=True):
+        assert name.split("/")[:2] == [["train", "test"][split], data.classes[label]]
+    assert (data.label.dtype, data.domain.dtype, data.split.dtype) == (np.int32, np.int16, np.uint8)
+
+
+def test_uids_are_the_first_16_bytes_of_the_sha256_of_each_file(tmp_path, memory):
+    files = tree(SPLIT)
+    data = open_tree(tmp_path, memory, files)
+    for row, name in enumerate(data.names):
+        assert data.source.read(row) == files[name]
+        assert data.uid[row].tobytes() == hashlib.sha256(files[name]).digest()[:16]
+
+
+@pytest.mark.parametrize("names", [SPLIT, OFFICE])
+@pytest.mark.parametrize("top", ["", "office/", "deep/er/"])
+def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, memory, names, top):
+    files = {top + name: raw for name, raw in tree(names).items()}
+    shuffled = dict(sorted(files.items(), key=lambda item: hashlib.sha256(item[0].encode()).digest()))
+    packed = [
+        write_directory(tmp_path / "a", files),
+        write_zip(tmp_path / "b.zip", shuffled),
+        write_zip(tmp_path / "c.zip", files, compression=0),
+        write_tar(tmp_path / "d.tar", {f"./{n}": raw for n, raw in shuffled.items()}),
+    ]
+    found = [open_dataset(f"folder:{path}", memory=memory) for path in packed]
+    assert len({data.digest for data in found}) == 1
+    assert len({data.names for data in found}) == 1
+    assert [data.slug for data in found] == ["a", "b", "c", "d"]
+    for data in found:
+        assert np.array_equal(data.uid, found[0].uid)
+        for row in (0, len(data) - 1):
+            assert data.source.read(row) == found[0].source.read(row)
+
+
+def test_the_digest_sees_every_column_and_not_the_place(tmp_path, memory):
+    files = tree(SPLIT)
+    base = open_tree(tmp_path / "1", memory, files)
+    assert open_tree(tmp_path / "2", memory, files).digest == base.digest
+    changed = {**files, "train/cat/0.png": png(99)}
+    renamed = {("train/cat/9.png" if n == "train/cat/0.png" else n): raw for n, raw in files.items()}
+    relabelled = {n.replace("dog", "fox"): raw for n, raw in files.items()}
+    for i, other in enumerate((changed, renamed, relabelled)):
+        assert open_tree(tmp_path / f"x{i}", memory, other).digest != base.digest
+
+
+def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path, memory):
+    data = open_tree(tmp_path, memory, tree(OFFICE))
+    assert (data.classes, data.domains) == (("bike", "mug", "pen"), ("amazon", "dslr"))
+    for d in range(2):
+        for c in range(3):
+            rows = np.flatnonzero((data.domain == d) & (data.label == c))
+            uids = [data.uid[r].tobytes() for r in rows]
+            held = {u for u, r in zip(uids, rows, strict=True) if data.split[r] == 1}
+            assert held == set(sorted(uids)[:2])  # 20 % of 10
+    assert "read as domain/class" in data.reading
+    assert "60 images (48 train, 12 test), 3 classes, 2 domains" in data.reading
+    assert "smallest uids" in data.reading
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2), st.binary(min_size=16, max_size=16)), max_size=60),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_held_out_set_depends_on_content_and_not_on_order(rows, random):
+    def held(rows):
+        label = np.array([r[1] for r in rows], dtype=np.int32)
+        domain = np.array([r[0] for r in rows], dtype=np.int16)
+        uid = np.frombuffer(b"".join(r[2] for r in rows), dtype=np.uint8).reshape(-1, 16)
+        chosen = held_out(label, domain, uid, np.ones(len(rows), dtype=bool))
+        return Counter(r for r, c in zip(rows, chosen, strict=True) if c)
+
+    shuffled = random.sample(rows, len(rows))
+    assert held(rows) == held(shuffled)
+    sizes = Counter(r[:2] for r in rows)
+    expected = {g: (max(1, n // 5) if n > 1 else 0) for g, n in sizes.items()}
+    assert Counter(r[:2] for r in held(rows).elements()) == +Counter(expected)
+
+
+@pytest.mark.parametrize(
+    ("folders", "layout", "classes", "domains", "splits"),
+    [
+        ("train/cat", "split/class", "cat", "all", 0),
+        ("validation/cat", "split/class", "cat", "all", 2),
+        ("photo/cat", "domain/class", "cat", "photo", None),
+        ("photo/Train/cat", "domain/split/class", "cat", "photo", 0),
+        ("cat/test", "class/split", "cat", "all", 1),
+        ("test/a/b/cat", "split/domain/domain/class", "cat", "a/b", 1),
+        ("cat", "class", "cat", "all", None),
+    ],
+)
+def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains, splits):
+    # A second class beside it, so that the dataset has two.
+    other = folders.replace("cat", "dog")
+    labels = infer([f"{folders}/1.png", f"{other}/2.png"], None, where="x")
+    assert (labels.layout, labels.classes[0], labels.domains[0]) == (layout, classes, domains)
+    assert labels.splits == (None if splits is None else [splits, splits])
+
+
+def test_a_given_layout_overrules_what_the_names_suggest(tmp_path, memory):
+    names = [f"{a}/{b}/{i}.png" for a in ("cat", "dog") for b in ("left", "right") for i in range(2)]
+    data = open_tree(tmp_path, memory, tree(names), layout="class/domain")
+    assert (data.classes, data.domains) == (("cat", "dog"), ("left", "right"))
+    ignoring = open_dataset(f"folder:{tmp_path / 'images'}", memory=memory, layout="class/*")
+    assert (ignoring.classes, ignoring.domains) == (("cat", "dog"), ("all",))
+    plain = open_dataset(f"folder:{tmp_path / 'images'}", memory=memory)
+    assert plain.classes == ("left", "right")
+    assert peek(f"folder:{tmp_path / 'images'}", memory=memory, layout="class/*") == ("images", ignoring.digest)
+
+
+@pytest.mark.parametrize("layout", ["domain", "class/class", "split/split/class", "clas/domain", ""])
+def test_a_layout_without_exactly_one_class_is_refused(tmp_path, memory, layout):
+    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout=layout), "class")
+
+
+def test_a_layout_of_another_depth_is_refused_with_both(tmp_path, memory):
+    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout="split/domain/class"), "2 above", "3 (--layout")
+
+
+def test_a_layout_whose_split_is_no_split_is_refused(tmp_path, memory):
+    refused(lambda: open_tree(tmp_path, memory, tree(OFFICE), layout="split/class"), "'amazon'", "split")
+
+
+@pytest.mark.parametrize(
+    ("names", "length"),
+    [
+        (["top/train/a/1.png", "top/test/b/2.png"], 4),
+        (["train/a/1.png", "train/b/2.png"], 0),  # a lone split means something
+        (["cat/1.png", "cat/2.png"], 0),  # so does a lone class
+        (["x/y/a/1.png", "x/y/b/2.png"], 4),
+        (["xa/a/1.png", "xb/b/2.png"], 0),
+    ],
+)
+def test_only_a_top_folder_without_meaning_is_entered(names, length):
+    assert entered(names) == length
+
+
+def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path, memory):
+    validation = [n.replace("test/", "val/") for n in SPLIT]
+    data = open_tree(tmp_path / "1", memory, tree(validation))
+    assert Counter(data.split.tolist()) == {0: 6, 1: 6}
+    assert "validation images are used as the test set" in data.reading
+    data = open_tree(tmp_path / "2", memory, tree([n for n in SPLIT if n.startswith("train")]))
+    assert Counter(data.split.tolist()) == {0: 4, 1: 2}
+    assert "taken from train" in data.reading
+    three = open_tree(tmp_path / "3", memory, tree([*SPLIT, *validation]))
+    assert Counter(three.split.tolist()) == {0: 6, 1: 6, 2: 6}
+    refused(
+        lambda: open_tree(tmp_path / "4", memory, tree([n for n in SPLIT if n.startswith("test")])),
+        "no training images",
+    )
+
+
+def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
+    extra = {
+        "README.md": b"x",
+        "train/cat/Thumbs.db": b"x",
+        "train/cat/noextension": b"x",
+        ".DS_Store": b"x",
+        ".git/config/1.png": b"x",
+        "__MACOSX/train/cat/._0.png": b"x",
+        "train/cat/.png": b"x",
+    }
+    clean = open_tree(tmp_path / "clean", memory, tree(SPLIT))
+    for data in (
+        open_tree(tmp_path / "dirty", memory, {**tree(SPLIT), **extra}),
+        open_dataset(f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}", memory=memory),
+    ):
+        assert data.digest == clean.digest
+        assert "3 not an image" in data.reading
+        assert "hidden" in data.reading
+    assert "ignored" not in clean.reading
+
+
+def test_images_at_different_depths_are_refused_with_examples(tmp_path, memory):
+    refused(lambda: open_tree(tmp_path, memory, tree([*SPLIT, "preview.png"])), "0 above 'preview.png'", "2 above")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], ["holds no images", ".png"]),
+        (["1.png", "2.png"], ["one folder per class", "0 above"]),
+        (["cat/1.png", "cat/2.png"], ["one class, 'cat'", "at least two"]),
+    ],
+)
+def test_trees_without_classes_are_refused(tmp_path, memory, names, words):
+    (tmp_path / "images").mkdir()
+    refused(lambda: open_tree(tmp_path, memory, tree(names)), *words)
+
+
+def test_missing_paths_and_other_files_are_refused(tmp_path, memory):
+    refused(lambda: open_dataset(f"folder:{tmp_path}/none", memory=memory), "There is no", "none")
+    (tmp_path / "x.rar").write_bytes(b"x")
+    refused(lambda: open_dataset(f"folder:{tmp_path}/x.rar", memory=memory), ".zip, .tar, .csv")
+    refused(lambda: open_dataset("folder:", memory=memory), "folder:PATH")
+
+
+def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path, memory):
+    root = write_directory(tmp_path / "images", tree(SPLIT))
+    (root / "train/cat/broken.png").symlink_to(root / "nowhere")
+    (root / "train/cat/loop.png").symlink_to(root / "train/cat/loop.png")
+    with (root / "train/cat/huge.png").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    data = open_dataset(f"folder:{root}", memory=memory)
+    assert len(data) == len(SPLIT) + 3
+    reasons = {}
+    for row, name in enumerate(data.names):
+        try:
+            data.source.read(row)
+        except BadImage as bad:
+            reasons[name] = str(bad)
+            assert data.uid[row].tobytes() == hashlib.sha256(b"unreadable\0" + name.encode()).digest()[:16]
+    assert reasons == {
+        "train/cat/broken.png": "the file cannot be read: no such file or directory",
+        "train/cat/huge.png": "the file has 67,108,865 bytes; the limit is 67,108,864",
+        "train/cat/loop.png": "the file cannot be read: too many levels of symbolic links",
+    }
+    assert "3 cannot be read and will be quarantined" in data.reading
+    again = open_dataset(f"folder:{root}", memory=memory)  # from memory
+    assert (again.digest, again.reading) == (data.digest, data.reading)
+
+
+def test_a_file_removed_after_listing_is_a_bad_image(tmp_path, memory):
+    data = open_tree(tmp_path, memory, tree(SPLIT))
+    (tmp_path / "images" / data.names[0]).unlink()
+    with pytest.raises(BadImage, match="no such file"):
+        data.source.read(0)
+
+
+def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
+    files = tree(SPLIT)
+    root = write_directory(tmp_path / "images", {n: r for n, r in files.items() if n.startswith("train")})
+    elsewhere = write_directory(tmp_path / "elsewhere", {n: r for n, r in files.items() if n.startswith("test")})
+    (root / "test").symlink_to(elsewhere / "test")
+    (root / "train/cat/up").symlink_to(root)
+    data = open_dataset(f"folder:{root}", memory=memory)
+    assert data.digest == open_tree(tmp_path / "plain", memory, files).digest
+    assert "1 link to a folder above" in data.reading
+
+
+def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, memory):
+    root = write_directory(tmp_path / "images", tree(SPLIT))
+    os.mkfifo(root / "train/cat/pipe.png")
+    data = open_dataset(f"folder:{root}", memory=memory)
+    assert len(data) == len(SPLIT)
+    assert "1 special file" in data.reading
+    (tmp_path / "list.csv").write_text("path,label\nimages/train/cat/pipe.png,a\nimages/train/cat/0.png,b\n")
+    listed = open_dataset(f"folder:{tmp_path / 'list.csv'}", memory=memory)
+    with pytest.raises(BadImage, match="not a regular file"):
+        listed.source.read(listed.names.index("images/train/cat/pipe.png"))
+
+
+ODD = [
+    "a b",
+    "ümlaut",
+    "日本",
+    "<script>alert(1)</script>".replace("/", "∕"),
+    "semi;colon",
+    "-rf",
+    "new\nline",
+    "'quote\"",
+    "%s",
+]
+
+
+def test_odd_names_are_kept_as_they_are(tmp_path, memory):
+    files = tree([f"{odd}/{odd}.png" for odd in ODD])
+    data = open_tree(tmp_path, memory, files)
+    assert data.classes == tuple(sorted(ODD))
+    assert data.digest == open_dataset(f"folder:{write_zip(tmp_path / 'o.zip', files)}", memory=memory).digest
+    assert data.digest == open_dataset(f"folder:{write_tar(tmp_path / 'o.tar', files)}", memory=memory).digest
+    for row in range(len(data)):
+        assert decode(data.source.read(row)).size == (8, 6)
+
+
+def test_composed_and_decomposed_names_are_the_same_name(tmp_path, memory):
+    files = tree(["é/1.png", "o/2.png"])
+    apart = {unicodedata.normalize("NFD", name): raw for name, raw in files.items()}
+    assert list(apart) != list(files)
+    composed = open_tree(tmp_path / "c", memory, files)
+    decomposed = open_tree(tmp_path / "d", memory, apart)
+    assert composed.digest == decomposed.digest
+    assert decomposed.source.read(1) == composed.source.read(1)
+    clash = {**files, **{name: png(9) for name in apart if "\u0301" in name}}
+    refused(lambda: open_tree(tmp_path / "both", memory, clash), "two files named")
+
+
+def test_a_name_that_is_no_utf8_is_escaped_and_read(tmp_path, memory):
+    root = write_directory(tmp_path / "images", tree(SPLIT))
+    try:
+        with open(os.fsencode(root) + b"/train/cat/\xff.png", "wb") as file:  # noqa: PTH123 - no str
+            file.write(png(50))
+    except OSError:
+        pytest.skip("this file system takes only UTF-8 names")
+    data = open_dataset(f"folder:{root}", memory=memory)
+    row = data.names.index("train/cat/\\xff.png")
+    assert data.source.read(row) == png(50)
+    assert open_dataset(f"folder:{root}", memory=memory).digest == data.digest
+
+
+@pytest.mark.parametrize(
+    ("path", "slug"), [("my set (v1.0)", "my_set__v1.0_"), (".hidden", "hidden"), ("x" * 200, "x" * 64), ("ü", "_")]
+)
+def test_slugs_are_safe_names(tmp_path, memory, path, slug):
+    root = write_directory(tmp_path / path, tree(SPLIT))
+    assert open_dataset(f"folder:{root}", memory=memory).slug == slug
+
+
+@pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
+def test_sources_survive_pickling_and_threads(tmp_path, memory, pack):
+    suffix = {"write_zip": ".zip", "write_tar": ".tar"}.get(pack.__name__, "")
+    files = tree(OFFICE)
+    data = open_dataset(f"folder:{pack(tmp_path / f'x{suffix}', files)}", memory=memory)
+    data.source.read(0)  # opened before it is pickled
+    source = pickle.loads(pickle.dumps(data.source))
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(source.read, [*range(len(data))] * 5))
+    assert read == [files[name] for name in data.names] * 5
+
+
+def test_a_relative_path_is_read_from_another_directory(tmp_path, memory, monkeypatch):
+    files = tree(SPLIT)
+    write_directory(tmp_path / "here", files)
+    monkeypatch.chdir(tmp_path)
+    source = open_dataset("folder:here", memory=memory).source
+    monkeypatch.chdir("/")
+    assert source.read(0) == files[sorted(files)[0]]
+
+
+@pytest.mark.parametrize("pack", [write_directory, write_zip, write_tar])
+def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, memory, monkeypatch, pack):
+    suffix = {"write_zip": ".zip", "write_tar": ".tar"}.get(pack.__name__, "")
+    path = pack(tmp_path / f"x{suffix}", tree(SPLIT))
+    spec = f"folder:{path}"
+    assert peek(spec, memory=memory) is None
+    data = open_dataset(spec, memory=memory)
+
+    def unread(*_):
+        raise AssertionError("an image was read")
+
+    monkeypatch.setattr(archives.ArchiveSource, "read", unread)
+    monkeypatch.setattr(file_tree.FilesSource, "read", unread)
+    assert peek(spec, memory=memory) == (data.slug, data.digest)
+    again = open_dataset(spec, memory=memory)
+    assert (again.digest, again.reading) == (data.digest, data.reading)
+    assert peek(spec, memory=DigestMemory(memory.root, rehash=True)) is None
+    monkeypatch.undo()
+    changed = next(f for f in (path.rglob("*.png") if path.is_dir() else [path]))
+    stamp = changed.stat().st_mtime_ns + 1_000_000
+    os.utime(changed, ns=(stamp, stamp))
+    assert peek(spec, memory=memory) is None
+    assert open_dataset(spec, memory=memory).digest == data.digest
+
+
+def test_progress_counts_every_image(tmp_path, memory):
+    seen = []
+    open_tree(tmp_path, memory, tree(SPLIT), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(i + 1, 12) for i in range(12)]
+
+
+def test_importing_datasets_imports_no_torch():
+    program = (
+        "import sys, fedcache.extract.datasets, fedcache.extract.views;"
+        "print({'torch', 'torchvision', 'sklearn', 'matplotlib', 'mlxtend'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+# ---- CSV
+
+
+def csv_of(tmp_path, memory, text, **options):
+    root = write_directory(tmp_path / "set", tree([f"img/{i}.png" for i in range(8)]))
+    (root / "list.csv").write_text(text)
+    return open_dataset(f"folder:{root / 'list.csv'}", memory=memory, **options)
+
+
+def test_a_csv_says_label_domain_and_split_of_each_row(tmp_path, memory):
+    rows = ["img/3.png,dog,b,test", "img/1.png,cat,a,train", "", "img/2.png,dog,a,VAL", "img/0.png,cat,b,train"]
+    text = "\n".join(["path,label,domain,split", *rows])
+    data = csv_of(tmp_path, memory, text)
+    assert data.names == tuple(f"img/{i}.png" for i in range(4))
+    assert [data.classes[c] for c in data.label] == ["cat", "cat", "dog", "dog"]
+    assert [data.domains[d] for d in data.domain] == ["b", "a", "a", "b"]
+    assert data.split.tolist() == [0, 0, 2, 1]
+    assert data.source.read(3) == png(3)
+    assert data.slug == "list"
+
+
+def test_a_csv_needs_only_paths_and_an_empty_label_is_unknown(tmp_path, memory):
+    data = csv_of(tmp_path, memory, "\ufeffpath\n" + "".join(f"img/{i}.png\n" for i in range(5)))
+    assert data.classes == ()
+    assert data.label.tolist() == [-1] * 5
+    assert Counter(data.split.tolist()) == {0: 4, 1: 1}
+    assert "5 without a label" in data.reading
+
+
+def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path, memory):
+    data = csv_of(tmp_path, memory, "path,label\nimg/0.png,a\nimg/99.png,b\n")
+    with pytest.raises(BadImage, match="no such file"):
+        data.source.read(1)
+    spec = f"folder:{tmp_path / 'set' / 'list.csv'}"
+    assert peek(spec, memory=memory) == (data.slug, data.digest)
+    (tmp_path / "set/img/99.png").write_bytes(png(99))
+    assert peek(spec, memory=memory) is None
+    assert open_dataset(spec, memory=memory).digest != data.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path,lable\nimg/0.png,a\n", ["'lable'", "Did you mean 'label'"]),
+        ("label,domain\na,b\n", ["expected a path column"]),
+        ("path,path\na,b\n", ["no column twice"]),
+        ("path,label\n", ["0 rows"]),
+        ("", ["(none)"]),
+        ("path,label\nimg/0.png\n", ["Row 1", "1 fields; expected 2"]),
+        ("path,label\nimg/0.png,a\nimg/0.png,b\n", ["Row 2", "repeats", "row 1"]),
+        ("path,label\n../x.png,a\n", ["Row 1", "'../x.png'", "relative"]),
+        ("path,label\n/etc/x.png,a\n", ["Row 1", "'/etc/x.png'"]),
+        ("path,label\nnone/0.png,a\n", ["None of the 1 images", "none/0.png"]),
+        ("path,split\nimg/0.png,train\nimg/1.png,tset\n", ["'tset'", "Did you mean 'test'"]),
+        ("path,split\nimg/0.png,train\nimg/1.png,\n", ["split", "every row"]),
+        ('path,label\n"img/0.png,a\n', ["not a CSV"]),
+    ],
+)
+def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory, text, words):
+    refused(lambda: csv_of(tmp_path, memory, text), *words)
+
+
+def test_a_csv_takes_no_layout(tmp_path, memory):
+    refused(lambda: csv_of(tmp_path, memory, "path\nimg/0.png\n", layout="class"), "--layout")

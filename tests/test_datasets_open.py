@@ -1,0 +1,145 @@
+"""Specs: one dataset or several as domains, and what is said when a spec makes no sense."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from make_images import png, tree, write_directory, write_zip
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, known, open_dataset, peek, pull
+from fedcache.extract.digests import DigestMemory
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return DigestMemory(tmp_path / "digests")
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two folders with the same classes, one of them with two domains of its own."""
+    photos = write_directory(tmp_path / "photos", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(5)]))
+    names = [f"{d}/{c}/{i}.png" for d in ("ink", "oil") for c in ("cat", "dog") for i in range(5)]
+    drawings = write_zip(tmp_path / "drawings.zip", {n: png(500 + i) for i, n in enumerate(names)})
+    return photos, drawings
+
+
+def refused(spec, memory, *words, **options):
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset(spec, memory=memory, **options)
+    assert caught.value.code == Exit.USAGE
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_named_sources_become_domains_of_one_dataset(memory, two):
+    photos, drawings = two
+    spec = f"photo=folder:{photos},drawn=folder:{drawings}"
+    assert peek(spec, memory=memory) is None
+    data = open_dataset(spec, memory=memory)
+    alone = {
+        "photo": open_dataset(f"folder:{photos}", memory=memory),
+        "drawn": open_dataset(f"folder:{drawings}", memory=memory),
+    }
+    assert data.domains == ("photo", "drawn/ink", "drawn/oil")
+    assert data.slug == "photo-drawn"
+    assert data.names == tuple(sorted(f"{k}/{n}" for k, d in alone.items() for n in d.names))
+    for row, name in enumerate(data.names):
+        source, _, inner = name.partition("/")
+        one = alone[source]
+        at = one.names.index(inner)
+        assert data.source.read(row) == one.source.read(at)
+        assert np.array_equal(data.uid[row], one.uid[at])
+        assert data.classes[data.label[row]] == one.classes[one.label[at]]
+        assert data.split[row] == one.split[at]
+        domain = data.domains[data.domain[row]]
+        assert domain == (source if source == "photo" else f"drawn/{one.domains[one.domain[at]]}")
+    assert peek(spec, memory=memory) == (data.slug, data.digest)
+    assert pickle.loads(pickle.dumps(data.source)).read(3) == data.source.read(3)
+
+
+def test_the_names_of_the_domains_are_part_of_the_content(memory, two):
+    a = open_dataset(f"x=folder:{two[0]},y=folder:{two[1]}", memory=memory)
+    b = open_dataset(f"x=folder:{two[0]},z=folder:{two[1]}", memory=memory)
+    assert a.digest != b.digest
+
+
+def test_an_unknown_label_stays_unknown_when_joined(tmp_path, memory, two):
+    root = two[0].parent
+    (root / "some.csv").write_text("path,label\nphotos/cat/0.png,cat\nphotos/cat/1.png,\nphotos/dog/0.png,dog\n")
+    data = open_dataset(f"a=folder:{two[0]},b=folder:{root / 'some.csv'}", memory=memory)
+    assert data.label[data.names.index("b/photos/cat/1.png")] == -1
+    assert data.classes[data.label[data.names.index("b/photos/dog/0.png")]] == "dog"
+
+
+def test_different_classes_are_refused_with_the_differences(tmp_path, memory, two):
+    other = write_directory(tmp_path / "other", tree([f"{c}/1.png" for c in ("cat", "fox", "owl")]))
+    refused(f"a=folder:{two[0]},b=folder:{other}", memory, "only a has 'dog'", "only b has 'fox', 'owl'", "(2)", "(3)")
+
+
+def test_a_domain_named_twice_is_refused(memory, two):
+    refused(f"a=folder:{two[0]},a=folder:{two[1]}", memory, "'a' is given twice")
+
+
+def test_a_comma_in_a_path_is_part_of_the_path(tmp_path, memory):
+    files = tree([f"{c}/{i}.png" for c in "ab" for i in range(2)])
+    odd = write_directory(tmp_path / "x,y", files)
+    assert len(open_dataset(f"folder:{odd}", memory=memory)) == 4
+    assert len(open_dataset(f"a=folder:{odd},b=folder:{odd}", memory=memory)) == 8
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("digit", ["Did you mean 'digits'"]),
+        ("mnist", ["Did you mean 'torchvision:MNIST'"]),
+        ("CIFAR10", ["Did you mean 'torchvision:CIFAR10'"]),
+        ("torchvison:MNIST", ["Did you mean 'torchvision:MNIST'"]),
+        ("qqqqqq", ["Unknown dataset 'qqqqqq'", "datasets list"]),
+        ("", ["Unknown dataset"]),
+        ("folder", ["folder:PATH"]),
+        ("torchvision:", ["torchvision:NAME"]),
+        ("a=digits,b=", ["Unknown dataset"]),
+    ],
+)
+def test_a_spec_that_names_nothing_says_what_would(memory, spec, words):
+    refused(spec, memory, *words)
+
+
+def test_a_bare_path_is_pointed_to_folder(memory, two):
+    refused(str(two[0]), memory, f"folder:{two[0]}")
+
+
+def test_a_layout_is_for_folders(memory):
+    refused("digits", memory, "--layout", layout="class")
+
+
+def test_only_torchvision_is_pulled(tmp_path):
+    for spec in ("digits", "folder:x"):
+        with pytest.raises(FedcacheError, match="has no download"):
+            pull(spec, data=tmp_path)
+    with pytest.raises(FedcacheError, match="cannot download ImageNet"):
+        pull("torchvision:ImageNet", data=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pull_downloads_into_the_folder_open_looks_in(tmp_path, monkeypatch):
+    from fedcache.extract.datasets import torchvision as readers
+
+    asked = []
+    monkeypatch.setattr(readers, "_construct", lambda *words, download: asked.append((*words, download)))
+    assert pull("torchvision:MNIST", data=tmp_path) == tmp_path / "MNIST"
+    assert asked == [("MNIST", tmp_path / "MNIST", {"train": t}, True) for t in (True, False)]
+
+
+def test_every_listed_name_has_info():
+    for row in known():
+        told = info(row["name"])
+        assert {k: told[k] for k in row} == row
+    assert "layout" in info("folder:anything")["note"]
+    with pytest.raises(FedcacheError, match="Did you mean"):
+        info("torchvision:MNISTT")

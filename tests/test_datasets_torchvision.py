@@ -1,0 +1,261 @@
+"""torchvision's datasets, written by the tests in their true layouts: all splits, torchvision's labels, no download."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import os
+import pickle
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+from make_images import encoded, pixels, png, write_directory
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, known, open_dataset, peek
+from fedcache.extract.datasets import torchvision as readers
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+
+datasets = pytest.importorskip("torchvision.datasets")
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return DigestMemory(tmp_path / "digests")
+
+
+def write_idx(folder, prefix, images, labels):
+    folder.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(">IIII", 0x803, *images.shape)
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(labels)) + bytes(labels))
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """60 training and 20 test images; label of image i is i mod 10."""
+    rng = np.random.default_rng(0)
+    train, test = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (60, 20))
+    root = tmp_path / "data" / "MNIST"
+    for prefix, images in (("train", train), ("t10k", test)):
+        write_idx(root / "MNIST" / "raw", prefix, images, [i % 10 for i in range(len(images))])
+    return root, train, test
+
+
+def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, memory, mnist):
+    _, train, test = mnist
+    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    assert data.classes == tuple("0123456789")
+    assert (data.slug, data.domains, data.mirror) == ("mnist", ("all",), False)
+    assert Counter(data.split.tolist()) == {0: 60, 1: 20}
+    for split, images in (("train", train), ("test", test)):
+        for i in (0, 13, len(images) - 1):
+            row = data.names.index(f"{split}/{i:05d}")
+            assert np.array_equal(data.source.read(row), images[i])
+            assert data.label[row] == i % 10
+            assert data.uid[row].tobytes() == hashlib.sha256(images[i].tobytes()).digest()[:16]
+
+
+def test_it_is_found_by_name_remembered_and_seen_to_change(tmp_path, memory, mnist, monkeypatch):
+    root, *_ = mnist
+    spec, roots = "torchvision:MNIST", {"MNIST": root}
+    assert peek(spec, memory=memory, roots=roots) is None
+    data = open_dataset(spec, memory=memory, roots=roots)
+    monkeypatch.setattr(readers, "_construct", lambda *a, **k: pytest.fail("torchvision was asked"))
+    assert peek(spec, memory=memory, roots=roots) == ("mnist", data.digest)
+    assert peek(spec, memory=memory, data=tmp_path / "data") == ("mnist", data.digest)
+    labels = root / "MNIST/raw/t10k-labels-idx1-ubyte"
+    os.utime(labels, ns=(1, 1))
+    assert peek(spec, memory=memory, roots=roots) is None
+
+
+def test_the_source_is_small_and_survives_pickling(tmp_path, memory, mnist):
+    data = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    frozen = pickle.dumps(data.source)
+    assert len(frozen) < 2000
+    assert np.array_equal(pickle.loads(frozen).read(7), data.source.read(7))
+
+
+def test_eurosat_gives_encoded_bytes_and_a_held_out_fifth(tmp_path, memory):
+    files = {f"{c}/{c}_{i}.jpg": encoded(pixels(i), "JPEG") for c in ("Forest", "River") for i in range(10)}
+    write_directory(tmp_path / "eurosat" / "2750", files)
+    data = open_dataset("torchvision:EuroSAT", memory=memory, roots={"EuroSAT": tmp_path})
+    assert data.classes == ("Forest", "River")
+    assert Counter(zip(data.label.tolist(), data.split.tolist(), strict=True)) == {
+        (0, 0): 8,
+        (0, 1): 2,
+        (1, 0): 8,
+        (1, 1): 2,
+    }
+    assert data.source.read(0) in files.values()
+    assert isinstance(data.source.read(0), bytes)
+    assert "smallest uids" in data.reading
+
+
+def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path, memory):
+    root = tmp_path / "dtd" / "dtd"
+    names = [f"{c}/{c}_{i}.jpg" for c in ("banded", "dotted") for i in range(3)]
+    write_directory(root / "images", {n: png(i) for i, n in enumerate(names)})
+    labels = {
+        f"{s}1.txt": "".join(n + "\n" for n in names[k::3]).encode() for k, s in enumerate(("train", "val", "test"))
+    }
+    write_directory(root / "labels", labels)
+    (root / "images" / names[0]).unlink()
+    data = open_dataset("torchvision:DTD", memory=memory, roots={"DTD": tmp_path})
+    assert data.classes == ("banded", "dotted")
+    assert data.split.tolist() == [1, 1, 0, 0, 2, 2]  # names: test/, train/, validation/
+    with pytest.raises(BadImage):
+        data.source.read(2)
+    assert data.source.read(4) == png(1)
+    assert "1 cannot be read" in data.reading
+
+
+def test_usps_counts_its_labels_from_zero(tmp_path, memory):
+    def line(label, value):
+        return f"{label} " + " ".join(f"{i + 1}:{value}" for i in range(256)) + "\n"
+
+    for name, count in (("usps.bz2", 20), ("usps.t.bz2", 10)):
+        text = "".join(line(i % 10 + 1, -1.0 if i % 2 else 1.0) for i in range(count))
+        (tmp_path / name).write_bytes(bz2.compress(text.encode()))
+    data = open_dataset("torchvision:USPS", memory=memory, roots={"USPS": tmp_path})
+    row = data.names.index("train/00003")
+    assert data.classes[data.label[row]] == "3"
+    assert np.array_equal(data.source.read(row), np.zeros((16, 16), np.uint8))
+    assert np.array_equal(data.source.read(row + 1), np.full((16, 16), 255, np.uint8))
+
+
+def test_gtsrb_signs_are_pixels_with_two_digit_names(tmp_path, memory):
+    files = {f"Training/{c:05d}/{i}.ppm": encoded(pixels(9 * c + i), "PPM") for c in (0, 1) for i in range(3)}
+    files["Final_Test/Images/0.ppm"] = encoded(pixels(99), "PPM")
+    write_directory(tmp_path / "gtsrb" / "GTSRB", files)
+    (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n0.ppm;1\n")
+    data = open_dataset("torchvision:GTSRB", memory=memory, roots={"GTSRB": tmp_path})
+    assert data.classes == ("00", "01")  # classes without an image are left out
+    assert np.array_equal(data.source.read(data.names.index("test/00000")), pixels(99))
+    assert data.label.tolist() == [1, 0, 0, 0, 1, 1, 1]
+
+
+def test_emnist_letters_loses_its_class_without_images(tmp_path, memory):
+    images = np.stack([np.full((28, 28), i, np.uint8) for i in range(1, 27)])
+    for part in ("train", "test"):
+        write_idx(tmp_path / "EMNIST" / "raw", f"emnist-letters-{part}", images, list(range(1, 27)))
+    data = open_dataset("torchvision:EMNIST-letters", memory=memory, roots={"EMNIST-letters": tmp_path})
+    assert data.classes == tuple("abcdefghijklmnopqrstuvwxyz")
+    row = data.names.index("train/00002")
+    assert (data.classes[data.label[row]], int(data.source.read(row)[0, 0])) == ("c", 3)
+    assert data.slug == "emnist-letters"
+
+
+class _Trap:
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, memory):
+    trap = _Trap()
+    trap.path = str(tmp_path / "sprung")
+    folder = tmp_path / "cifar-10-batches-py"
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
+    write_directory(folder, dict.fromkeys(names, pickle.dumps(trap)))
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert "torchvision cannot open CIFAR10" in caught.value.message
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_cifar_is_read_when_its_checksums_hold(tmp_path, memory, monkeypatch):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    published = {}
+    images = np.stack([pixels(i, 32, 32) for i in range(12)])
+
+    def put(name, value):
+        raw = pickle.dumps(value)
+        (folder / name).write_bytes(raw)
+        published[name] = hashlib.md5(raw).hexdigest()
+
+    flat = images.transpose(0, 3, 1, 2).reshape(12, -1)
+    for i in range(6):
+        name = "test_batch" if i == 5 else f"data_batch_{i + 1}"
+        put(name, {"data": flat[2 * i : 2 * i + 2], "labels": [0, 1]})
+    put("batches.meta", {"label_names": ["plane", "car"]})
+    cifar = datasets.CIFAR10
+    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", published[f"data_batch_{i}"]] for i in range(1, 6)])
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", published["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": published["batches.meta"]})
+    data = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    assert data.classes == ("plane", "car")
+    assert np.array_equal(data.source.read(data.names.index("train/00005")), images[5])
+    assert np.array_equal(data.source.read(data.names.index("test/00001")), images[11])
+    assert data.mirror
+
+
+@pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
+def test_missing_files_say_how_to_get_them(tmp_path, memory, name):
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset(f"torchvision:{name}", memory=memory, data=tmp_path)
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert str(tmp_path / name) in caught.value.message
+    assert f"--data {name}=" in caught.value.hint
+    assert ("datasets pull" in caught.value.hint) == readers.TABLE[name].pulls
+    assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks
+
+
+def test_without_a_place_to_look_the_message_says_so(memory):
+    with pytest.raises(FedcacheError, match="no --data was given"):
+        open_dataset("torchvision:MNIST", memory=memory)
+
+
+def test_a_near_miss_is_corrected(memory):
+    with pytest.raises(FedcacheError, match="Did you mean 'FashionMNIST'"):
+        open_dataset("torchvision:fashion-mnist", memory=memory)
+
+
+def test_every_entry_names_a_class_and_arguments_torchvision_has():
+    import inspect
+
+    for name, entry in readers.TABLE.items():
+        cls = getattr(datasets, entry.cls or name)
+        accepted = {
+            p for base in cls.__mro__ if base is not object for p in inspect.signature(base.__init__).parameters
+        }
+        for options, code in entry.splits:
+            assert {*options, *entry.options} <= accepted, name
+            assert code in (0, 1, 2)
+        if entry.pulls:
+            assert "download" in accepted, name
+
+
+def test_no_classification_dataset_of_torchvision_is_forgotten():
+    listed = {entry.cls or name for name, entry in readers.TABLE.items()}
+    # Loaders and random data; captions, detection, segmentation, matching, flow, stereo; video; attributes.
+    others = """
+        ImageFolder DatasetFolder FakeData VisionDataset wrap_dataset_for_transforms_v2
+        CocoCaptions CocoDetection SBU Flickr8k Flickr30k VOCSegmentation VOCDetection Cityscapes WIDERFace SBDataset
+        PhotoTour LFWPairs Kitti KittiFlow Sintel FlyingChairs FlyingThings3D HD1K Kitti2012Stereo Kitti2015Stereo
+        CarlaStereo Middlebury2014Stereo CREStereo FallingThingsStereo SceneFlowStereo SintelStereo InStereo2k
+        ETH3DStereo MovingMNIST Kinetics HMDB51 UCF101 CelebA LSUN LSUNClass
+    """
+    other = set(others.split())
+    assert listed.isdisjoint(other)
+    assert set(datasets.__all__) <= listed | other
+
+
+def test_the_list_says_what_is_ready(tmp_path, mnist):
+    rows = {row["name"]: row for row in known(data=tmp_path / "data")}
+    assert rows["torchvision:MNIST"]["ready"]
+    assert not rows["torchvision:KMNIST"]["ready"]
+    assert all(set(row) == {"name", "about", "needs", "ready"} for row in rows.values())
+    told = info("torchvision:MNIST", data=tmp_path / "data")
+    assert told["looked_in"] == str(tmp_path / "data" / "MNIST" / "MNIST")
+    assert told["splits"] == ["train", "test"]
+    assert info("torchvision:DTD")["splits"] == ["train", "test", "validation"]
+
+
+def test_nothing_is_printed_on_stdout(tmp_path, memory, mnist, capsys):
+    open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,307 @@
+"""Decoding and resizing: what a decoded image is, and that nothing bad gets through or gets in the way."""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import time
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_images import encoded, pixels
+from PIL import Image
+
+from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, quiet, resize
+from fedcache.extract.recipe import Recipe
+
+
+def recipe(**changes):
+    return Recipe(**{"backbone": "b", "weights": "none", "size": 4, **changes})
+
+
+def flat(colour, size=(5, 3), mode="RGB"):
+    return Image.new(mode, size, colour)
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A valid PNG of black pixels, about a thousandth of its pixels long."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + (width + 7) // 8)
+    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_formats_give_the_pixels_back(kind):
+    image = pixels(1)
+    assert np.array_equal(np.asarray(decode(encoded(image, kind))), image)
+
+
+def test_webp_lossless_and_gif_palette_give_the_pixels_back():
+    image = pixels(2)
+    assert np.array_equal(np.asarray(decode(encoded(image, "WEBP", lossless=True))), image)
+    two = np.where(pixels(3)[:, :, :1] > 127, [[[255, 0, 0]]], [[[0, 0, 255]]]).astype(np.uint8)
+    assert np.array_equal(np.asarray(decode(encoded(two, "GIF"))), two)
+
+
+def test_a_jpeg_is_decoded_as_pillow_decodes_it_at_full_size():
+    raw = encoded(np.tile(pixels(4), (40, 40, 1)), "JPEG")
+    with Image.open(io.BytesIO(raw)) as image:
+        assert np.array_equal(np.asarray(decode(raw)), np.asarray(image.convert("RGB")))
+
+
+def test_gray_becomes_three_equal_channels_from_bytes_and_arrays():
+    gray = pixels(5)[:, :, 0]
+    for raw in (encoded(gray), gray):
+        assert np.array_equal(np.asarray(decode(raw)), np.repeat(gray[:, :, None], 3, axis=2))
+
+
+def test_sixteen_bit_gray_keeps_the_high_byte():
+    values = np.array([[0, 255, 256, 0x1234, 0xFFFF]], dtype=np.uint16)
+    expected = [0, 0, 1, 0x12, 0xFF]
+    for kind in ("PNG", "TIFF"):
+        assert np.asarray(decode(encoded(Image.fromarray(values), kind)))[0, :, 0].tolist() == expected
+
+
+def test_sixteen_bit_pgm_keeps_the_high_byte():
+    raw = b"P5 2 1 65535\n" + bytes([0x12, 0x34, 0xFF, 0xFF])
+    assert np.asarray(decode(raw))[0, :, 1].tolist() == [0x12, 0xFF]
+
+
+def test_transparent_pixels_are_white_whatever_colour_hides_beneath():
+    image = Image.new("RGBA", (2, 1), (200, 10, 10, 0))
+    image.putpixel((1, 0), (10, 20, 30, 255))
+    assert np.asarray(decode(encoded(image)))[0].tolist() == [[255, 255, 255], [10, 20, 30]]
+
+
+def test_half_transparency_is_mixed_with_white():
+    # 128/255 of black over white: 255 * (1 - 128/255) = 127
+    assert np.asarray(decode(encoded(flat((0, 0, 0, 128), mode="RGBA"))))[0, 0].tolist() == [127, 127, 127]
+
+
+def test_a_transparent_palette_entry_is_white():
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 0, 0, 255, 0])
+    image.putpixel((1, 0), 1)
+    for raw in (encoded(image, "PNG", transparency=bytes([0, 255])), encoded(image, "GIF", transparency=0)):
+        assert np.asarray(decode(raw))[0].tolist() == [[255, 255, 255], [0, 255, 0]]
+
+
+def test_a_colour_key_is_white():
+    raw = encoded(flat((9, 9, 9)), "PNG", transparency=(9, 9, 9))
+    assert np.asarray(decode(raw)).min() == 255
+
+
+def test_cmyk_is_converted():
+    got = np.asarray(decode(encoded(flat((0, 255, 255, 0), mode="CMYK"), "TIFF")))  # no cyan, full magenta and yellow
+    assert got[0, 0].tolist() == [255, 0, 0]
+    assert decode(encoded(flat((0, 0, 0, 0), mode="CMYK"), "JPEG")).mode == "RGB"
+
+
+def test_an_animation_is_its_first_frame():
+    first, second = flat((255, 0, 0)), flat((0, 0, 255))
+    raw = encoded(first, "GIF", save_all=True, append_images=[second])
+    assert np.asarray(decode(raw))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_exif_orientation_is_undone(orientation, kind):
+    upright = np.zeros((16, 32, 3), dtype=np.uint8)
+    upright[:8, :16], upright[:8, 16:], upright[8:, :16] = (240, 0, 0), (0, 240, 0), (0, 0, 240)
+    # How a camera that was held so stores the scene (EXIF 2.3, 4.6.4): the inverse of the turn a viewer makes.
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: upright[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(upright, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lossy = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
+    got = np.asarray(decode(encoded(np.ascontiguousarray(stored), kind, exif=exif, **lossy))).astype(int)
+    assert got.shape == upright.shape
+    assert np.abs(got - upright).max() <= (8 if lossy else 0)
+
+
+def test_broken_exif_does_not_cost_the_image():
+    raw = encoded(pixels(6), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 20)
+    assert decode(raw).size == (8, 6)
+
+
+def test_a_colour_profile_is_not_applied():
+    from PIL import ImageCms
+
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    image = pixels(7)
+    assert np.array_equal(np.asarray(decode(encoded(image, "PNG", icc_profile=profile))), image)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_truncated_files_are_bad_and_say_so(kind):
+    raw = encoded(np.tile(pixels(8), (10, 10, 1)), kind)
+    with pytest.raises(BadImage, match=r"truncated or corrupt|no image format"):
+        decode(raw[: len(raw) * 2 // 3])
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"<!DOCTYPE html><html>", "no image format fedcache reads; it starts with '<!DOCTYPE html><'"),
+        (b"just some text", "no image format fedcache reads; it starts with 'just some text'"),
+        (b"\xff\xd8\xff", "no image format fedcache reads; it starts with the bytes ff d8 ff"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image format fedcache reads; it starts with"),
+        (bytes(100), "no image format fedcache reads; it starts with"),
+    ],
+)
+def test_what_is_no_image_says_what_it_is_instead(raw, reason):
+    with pytest.raises(BadImage) as caught:
+        decode(raw)
+    assert str(caught.value).startswith(reason)
+
+
+def test_a_file_above_the_byte_limit_is_bad():
+    with pytest.raises(BadImage, match="67,108,865 bytes; the limit is 67,108,864"):
+        decode(b"\x89PNG" + bytes(MAX_BYTES - 3))
+
+
+@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (12_000, 12_000)])
+def test_a_pixel_bomb_is_refused_from_its_header(width, height):
+    raw = png_of_size(width, height)
+    assert len(raw) < 300_000
+    started = time.perf_counter()
+    with pytest.raises(BadImage, match="64,000,000"):
+        decode(raw)
+    assert time.perf_counter() - started < 1  # decoding 900 million pixels takes longer
+
+
+def test_the_largest_image_allowed_is_decoded():
+    assert decode(png_of_size(8000, 8000)).size == (8000, 8000)
+    assert MAX_PIXELS == 8000 * 8000
+
+
+def test_one_pixel_is_an_image_and_a_thread_is_not():
+    assert resize(decode(encoded(flat((1, 2, 3), (1, 1)))), recipe()).tolist() == [[[1, 2, 3]] * 4] * 4
+    for size in ((1, 20_000), (20_000, 1), (1, 101)):
+        with pytest.raises(BadImage, match=f"{size[0]} x {size[1]} pixels; sides may differ by a factor of 100"):
+            decode(encoded(flat(0, size, "L")))
+    assert decode(encoded(flat(0, (1, 100), "L"))).size == (1, 100)
+
+
+def test_images_without_an_eight_bit_range_are_bad():
+    with pytest.raises(BadImage, match="floating-point"):
+        decode(encoded(Image.fromarray(np.ones((2, 2), dtype=np.float32)), "TIFF"))
+    with pytest.raises(BadImage, match="32-bit"):
+        decode(encoded(Image.fromarray(np.full((2, 2), 70_000, dtype=np.int32)), "TIFF"))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros((2, 2), np.float32), np.zeros((2, 2, 4), np.uint8), np.zeros((0, 2), np.uint8), np.zeros(4, np.uint8)],
+)
+def test_arrays_of_another_kind_are_bad(array):
+    with pytest.raises(BadImage, match=r"expected uint8 \[H, W\] or \[H, W, 3\]"):
+        decode(array)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(data):
+    raw = bytearray(encoded(pixels(9), data.draw(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    outcomes = []
+    for _ in range(2):
+        try:
+            outcomes.append(np.asarray(decode(bytes(raw))).tobytes())
+        except BadImage as bad:
+            reason = str(bad)
+            assert "0x" not in reason
+            assert "<" not in reason
+            assert "/" not in reason
+            outcomes.append(reason)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_no_warning_leaks_and_the_filters_are_as_before():
+    # Bytes transparency of a palette image, an oversized image and broken EXIF make Pillow warn.
+    image = Image.new("P", (2, 1))
+    raw = [encoded(image, "PNG", transparency=bytes([0])), png_of_size(9500, 9500)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        decode(raw[0])
+        with pytest.raises(BadImage):
+            decode(raw[1])
+        assert warnings.filters == before
+    assert caught == []
+
+
+def test_overlapping_threads_restore_the_filters_whichever_ends_first():
+    before = list(warnings.filters)
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with quiet:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with quiet:
+        thread.start()
+        assert inside.wait(10)
+    warnings.warn("still quiet: the other thread decodes", stacklevel=1)  # an error under this suite's filters
+    leave.set()
+    thread.join()
+    assert warnings.filters == before
+
+
+def test_crop_is_torchvisions_resize_and_centre_crop():
+    transforms = pytest.importorskip("torchvision.transforms")
+    for seed, (height, width) in enumerate([(37, 61), (61, 37), (48, 48), (20, 90), (33, 34)]):
+        image = Image.fromarray(pixels(seed, height, width))
+        for name in ("bicubic", "bilinear"):
+            mode = transforms.InterpolationMode[name.upper()]
+            oracle = transforms.Compose([transforms.Resize(27, mode), transforms.CenterCrop(24)])  # 24 / 0.875 = 27.4
+            got = resize(image, recipe(size=24, crop_pct=0.875, interpolation=name))
+            assert np.array_equal(got, np.asarray(oracle(image)))
+
+
+def test_squash_resizes_both_sides():
+    image = Image.fromarray(pixels(1, 30, 70))
+    got = resize(image, recipe(size=16, resize="squash"))
+    assert np.array_equal(got, np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)))
+
+
+def test_size_zero_keeps_the_pixels_and_the_native_size_is_exact():
+    image = pixels(2, 9, 9)
+    assert np.array_equal(resize(Image.fromarray(image), recipe(size=0)), image)
+    assert np.array_equal(resize(Image.fromarray(image), recipe(size=9)), image)
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(8, 40), st.floats(0.1, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_every_allowed_image_becomes_the_square_asked_for(height, width, size, crop_pct):
+    out = resize(Image.new("RGB", (width, height)), recipe(size=size, crop_pct=crop_pct))
+    assert out.shape == (size, size, 3)
+    assert out.dtype == np.uint8
+
+
+def test_a_resize_beyond_the_pixel_limit_is_bad():
+    with pytest.raises(BadImage, match="would be resized to 4096 x 409600"):
+        resize(Image.new("RGB", (1, 100)), recipe(size=2048, crop_pct=0.5))
