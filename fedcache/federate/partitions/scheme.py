@@ -172,10 +172,18 @@ class Scheme:
                 values[name] = argument.check(value)
         return dict(self.derive(values))
 
+    def rederived(self, args: Values) -> dict[str, Value]:
+        """Resolved arguments as if those with a derived default had not been given."""
+        return self.resolve({a.name: args.get(a.name) for a in self.arguments if a.default is not None})
+
     def default_name(self, args: Values, seed: int) -> str:
         """A file name such as ``dirichlet-a0.1-m100-s0``: what is not the default, by tag, then the seed."""
-        usual = self.resolve({a.name: args.get(a.name) for a in self.arguments if a.named})
-        shown = [a for a in self.arguments if a.named or args.get(a.name) != usual[a.name]]
+        usual = self.rederived(args)
+        shown = [
+            a
+            for a in self.arguments
+            if a.named or args.get(a.name) != (a.default if a.default is not None else usual[a.name])
+        ]
         parts = [f"{a.tag}{_spelt(args.get(a.name))}" for a in sorted(shown, key=lambda a: a.tag)]
         return "-".join([self.name, *parts, f"s{seed}"])
 

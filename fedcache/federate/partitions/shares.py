@@ -208,6 +208,10 @@ def counts_or_error(
     what = f"smallest alpha found to work is {instead.get('alpha')}"
     if "clients" in instead:
         what = f"largest number of clients found to work is {instead['clients']}"
+    # A derived argument was tried at the value it has; with other clients it would be derived anew.
+    derived = scheme.rederived({**args, **instead})
+    kept = {a.name: args[a.name] for a in scheme.arguments if a.default is None and a.kind != "names"}
+    instead |= {name: value for name, value in kept.items() if value != derived[name]}
     raise InfeasibleError(
         message, f"With this seed the {what}:  {scheme.command({**args, **instead})} --seed {streams.seed}", instead
     )
