@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federation import PER_ROUND, VARIANTS, C, cases, difference, federation, gap, go, ids
+from safetensors.torch import load, save
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import run
@@ -50,7 +51,7 @@ def test_a_resumed_run_has_the_same_bits(case, lift):
     pair = federation(views=4)
     whole = go(*case, *pair, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, snap in saved.items():
-        snap = Snapshot(snap.tensors, json.loads(json.dumps(snap.meta)))  # as it comes back from a file
+        snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))  # as it comes back from files
         resumed = go(*case, *pair, lift=lift, state=snap)
         assert difference(whole, resumed) == 0.0, f"resumed after round {after}"
         assert resumed.traffic == whole.traffic
@@ -269,3 +270,10 @@ def test_the_snapshot_is_not_a_view_of_the_run():
 def test_classes_are_not_read_from_the_labels():
     data, clients = federation()
     assert go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients).server["W"].shape[0] == 8
+
+
+def test_personal_models_have_no_global_prediction():
+    data, clients = federation()
+    with pytest.raises(FedcacheError, match="one model per client") as info:
+        go("solo", {}, data, clients).predict(data.x)
+    assert info.value.code == Exit.USAGE

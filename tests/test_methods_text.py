@@ -193,3 +193,19 @@ def test_entropy_is_in_bits():  # T-X7
     image, text = (torch.nn.functional.normalize(torch.randn(n, 512, generator=g), dim=-1) for n in (1000, 10))
     q = torch.softmax(image @ text.T, -1)
     assert float(entropy_bits(q).mean()) > 0.99 * 3.3219281
+
+
+def test_self_training_is_watched():
+    data, clients = federation()
+    out = go("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, data, clients, participation=None, eval_every=3)
+    seen = out.records[-1].diagnostics
+    q = torch.softmax(data.x[:, 0] @ data.text.T, -1)  # a fixed point: the soft labels stay those of eq 2
+    rows = np.concatenate([c.train for c in clients])
+    assert seen["pseudo_accuracy"] == pytest.approx(float((q.argmax(-1) == data.y)[rows].double().mean()))
+    assert seen["entropy_bits"] == pytest.approx(float(entropy_bits(q[rows]).mean()))
+    assert seen["drift"] < 1e-12
+    most = [np.bincount(q[c.train].argmax(-1).numpy(), minlength=6).max() for c in clients]
+    assert seen["synthetic"] == pytest.approx(
+        np.mean([6 * m - len(c.train) for m, c in zip(most, clients, strict=True)])
+    )
+    assert out.records[0].diagnostics == {}

@@ -80,12 +80,13 @@ def run(
         took_part = tuple(range(len(clients)) if method.central else job.sample(participation))
         traffic = job.one_round(participation, chosen)
         seconds = time.perf_counter() - begun
-        last = job.round == rounds
-        evaluation = _evaluate(job) if last or (eval_every and job.round % eval_every == 0) else None
+        measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
+        evaluation = _evaluate(job) if measure else None
+        diagnostics = job.diagnose() if measure else {}
         accuracy = None if evaluation is None else evaluation.accuracy
-        records.append(RoundRecord(job.round, took_part, seconds, accuracy, traffic))
+        records.append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
         if on_round is not None:
-            metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part)}
+            metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
             on_round(job.round, metrics, asdict(traffic), lambda: _snapshot(job, records))
     return _outcome(job, chosen, records, evaluation or _evaluate(job))
 
@@ -184,9 +185,16 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
 
 
 def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
+    protocol = job.method.protocol(job.hp)
     scores = _global_scores(job, job.down())
 
     def predict(x: Tensor) -> Tensor:
+        if protocol != "global":
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{job.method.name} deploys one model per client, so there is no global prediction.",
+                "Read evaluation.predictions, which are those of each client's model on its own test rows.",
+            )
         rows = x[:, 0] if x.dim() == 3 else x
         with torch.no_grad():
             return scores(rows.to(job.env.device, job.env.dtype)).argmax(-1)
@@ -195,7 +203,7 @@ def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Ev
         method=job.method.name,
         hp=dict(cast(Mapping[str, Any], job.hp)),
         seed=job.seed,
-        protocol=job.method.protocol(job.hp),
+        protocol=protocol,
         evaluation=evaluation,
         records=tuple(records),
         traffic=job.traffic,

@@ -257,5 +257,5 @@ def split(tree: Tree, position: int, rows: int) -> Tree:
     out: Tree = {}
     for name, t in tree.items():
         one = t[position if t.shape[0] > 1 else 0]
-        out[name] = (one[:rows] if name.startswith("rows/") else one).clone()
+        out[name] = (one[:rows] if name.startswith("rows/") else one).clone(memory_format=torch.contiguous_format)
     return out

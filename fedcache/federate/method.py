@@ -144,6 +144,7 @@ Enter = Callable[[Tree, "LaneData", "Ctx"], Tree]
 Fit = Callable[[Tree, Tree, "LaneData", "Ctx"], tuple[Tree, Tree]]
 Predict = Callable[[Tree, Tree, "LaneData", Tensor, "Ctx"], Tensor]
 Server = Callable[[Tree, "Ctx"], Tree]
+Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], "Ctx"], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
 
 
@@ -212,6 +213,7 @@ class Method:
         sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
         received: (down, ctx) -> scalars that travel.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
+        diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
 
@@ -236,6 +238,7 @@ class Method:
     sent: Count = numel
     received: Count = numel
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
+    diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
 
     def hparam(self, name: str) -> HParam:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedcache.federate.lanes import Ctx
+from fedcache.heads.balance import deficits, votes
+from fedcache.heads.linear import Tree
 
 
 def fairness(accuracy: np.ndarray) -> dict[str, float]:
@@ -57,3 +62,35 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
         if truth.any():
             f1.append(2.0 * np.sum(truth & guess) / (truth.sum() + guess.sum()))
     return float(np.mean(f1)) if f1 else math.nan
+
+
+def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+    """What to watch in FST-CBDG, over the clients that took part so far.
+
+    Args:
+        server: W [C, D].
+        states: ``rows/q`` [n, C] per client.
+        labels: [n] true classes per client, for evaluation only.
+        ctx: text features and switches.
+
+    Returns:
+        ``pseudo_accuracy`` of argmax q; ``entropy_bits``, mean over rows; ``synthetic``, mean rows that balance a
+        client now (eq 7); ``drift``, the Frobenius norm of W - T.
+    """
+    equal, gamma = ctx.hp["sampling"] == "equal", ctx.number("gamma")
+    right, bits, rows, dealt = 0, 0.0, 0, 0
+    for client in sorted(states):
+        q = states[client]["rows/q"]
+        right += int((q.argmax(-1) == labels[client]).sum())
+        bits += float(entropy_bits(q.double()).sum())
+        rows += q.shape[0]
+        dealt += int(deficits(votes(q, torch.ones(q.shape[0], device=q.device)), gamma, equal=equal).sum())
+    drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
+    if not rows:
+        return {"drift": drift}
+    return {
+        "pseudo_accuracy": right / rows,
+        "entropy_bits": bits / rows,
+        "synthetic": dealt / len(states),
+        "drift": drift,
+    }

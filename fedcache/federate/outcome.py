@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ class RoundRecord:
     """One round: its 1-based number, the clients that took part, what it cost, and the accuracy if it was measured.
 
     ``accuracy`` is a fraction: of the global test rows for a global model, the mean over clients for personal ones.
+    ``diagnostics`` are the method's own numbers, made when it was measured.
     """
 
     round: int
@@ -29,12 +30,13 @@ class RoundRecord:
     seconds: float
     accuracy: float | None
     traffic: RoundTraffic
+    diagnostics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> RoundRecord:
         """The record that ``dataclasses.asdict`` turned into JSON."""
         traffic = RoundTraffic(**saved["traffic"])
-        return cls(saved["round"], tuple(saved["clients"]), saved["seconds"], saved["accuracy"], traffic)
+        return cls(**{**saved, "clients": tuple(saved["clients"]), "traffic": traffic})
 
 
 class Snapshot(NamedTuple):
@@ -135,11 +137,15 @@ class Outcome:
         return fairness(self.evaluation.client_accuracy)
 
 
+def _copy(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)  # files hold nothing else
+
+
 def pack(server: Tree, states: dict[int, Tree], meta: dict[str, Any], records: list[RoundRecord]) -> Snapshot:
     """A snapshot that shares no memory with the run."""
-    tensors = {f"server/{k}": t.clone() for k, t in server.items()}
+    tensors = {f"server/{k}": _copy(t) for k, t in server.items()}
     for client in sorted(states):
-        tensors |= {f"client/{client}/{k}": t.clone() for k, t in states[client].items()}
+        tensors |= {f"client/{client}/{k}": _copy(t) for k, t in states[client].items()}
     entered = sorted(states)
     return Snapshot(tensors, {**meta, "entered": entered, "records": [asdict(r) for r in records]})
 

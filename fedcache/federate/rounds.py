@@ -112,7 +112,7 @@ class Rounds:
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
         self.method.check(self.hp, self.server_ctx())
-        self.server = self.method.init(self.server_ctx())
+        self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
@@ -147,7 +147,7 @@ class Rounds:
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
         self._finite({**up, **state}, [client], 0)
         if state:
-            self.states[client] = state
+            self.states[client] = {k: t.contiguous() for k, t in state.items()}
         return up
 
     def fit_chunk(self, down: Tree, part: Sequence[int]) -> dict[int, Tree]:
@@ -186,6 +186,11 @@ class Rounds:
                 f"Lower the learning rate{lr}, or look for bad features with: fedcache verify",
             )
 
+    def diagnose(self) -> dict[str, float]:
+        """The method's own numbers about the state now; labels are read here as in any evaluation."""
+        labels = {c: self.data.y[torch.from_numpy(np.asarray(self.lanes[c].train, np.int64))] for c in self.states}
+        return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
+
     def one_round(self, participation: int | float | None, lift: Lift) -> RoundTraffic:
         """One round; advances ``round``, ``server`` and ``states``."""
         ids = self.sample(participation)
@@ -202,7 +207,9 @@ class Rounds:
                 up = uploads[c]
                 pool.add(up, float(len(self.lanes[c].train)))
                 ups.append((self.method.sent(up, self.server_ctx()), itemsize(up)))
-        self.server = self.method.aggregate(self.server, pool.done(), self.server_ctx(ids))
+        merged = self.method.aggregate(self.server, pool.done(), self.server_ctx(ids))
+        # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
+        self.server = {k: t.contiguous() for k, t in merged.items()}
         self._finite(self.server, [ids[0]], 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down

@@ -11,8 +11,9 @@ MASKED = -1e30
 
 def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Weighted cross-entropy of logits u [.., B, C] at class indices y [.., B]; returns [..]."""
-    nll = torch.logsumexp(u, -1) - u.gather(-1, y.expand(u.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return (w * nll).sum(-1)
+    lead = u.shape[:-1]
+    log_p = torch.log_softmax(u, -1)  # one kernel; logsumexp is several
+    return (w * -log_p.gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)).sum(-1)
 
 
 def soft_cross_entropy(u: Tensor, q: Tensor, w: Tensor) -> Tensor:

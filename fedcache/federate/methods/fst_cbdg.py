@@ -30,6 +30,7 @@ from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, is_zero, over
 from fedcache.federate.method import Defaults, Hp, HParam, Method
 from fedcache.federate.methods import central
+from fedcache.federate.metrics import self_training
 from fedcache.federate.models import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
 from fedcache.federate.steps import Batch, batch_sizes, drawn_views, keep_optimiser, minibatches, train
 from fedcache.heads.balance import deficits, votes
@@ -192,5 +193,6 @@ METHOD = Method(
     needs=frozenset({"text"}),
     fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check_views,
+    diagnose=self_training,
     paper_count=paper_count,
 )  # fmt: skip
