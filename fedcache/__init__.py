@@ -1,3 +1,59 @@
-"""fedcache: run every frozen backbone once, then federate on the cached features in seconds."""
+"""fedcache: run every frozen backbone once, then federate on the cached features in seconds.
+
+    import fedcache as fc
+
+    store = fc.extract("digits", backbones=["efficientnet-lite0"])
+    parts = fc.partition(store, "dirichlet", clients=20, alpha=0.1)
+    run = fc.train("fed3r", store, parts)
+    run.accuracy["mean"]
+
+Importing it imports neither torch nor numpy; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from fedcache.api.extraction import Extraction as Extraction
+    from fedcache.api.functions import extract as extract
+    from fedcache.api.functions import grid as grid
+    from fedcache.api.functions import ingest as ingest
+    from fedcache.api.functions import partition as partition
+    from fedcache.api.functions import shard as shard
+    from fedcache.api.functions import train as train
+    from fedcache.api.grids import Grid as Grid
+    from fedcache.api.training import Run as Run
+    from fedcache.errors import FedcacheError as FedcacheError
+    from fedcache.extract.recipe import Recipe as Recipe
+    from fedcache.federate.method import Method as Method
+    from fedcache.federate.partition import Partition as Partition
+    from fedcache.store.store import Store as Store
+
+_PLACES = {
+    "Extraction": "fedcache.api.extraction",
+    "FedcacheError": "fedcache.errors",
+    "Grid": "fedcache.api.grids",
+    "Method": "fedcache.federate.method",
+    "Partition": "fedcache.federate.partition",
+    "Recipe": "fedcache.extract.recipe",
+    "Run": "fedcache.api.training",
+    "Store": "fedcache.store.store",
+    "extract": "fedcache.api.functions",
+    "grid": "fedcache.api.functions",
+    "ingest": "fedcache.api.functions",
+    "partition": "fedcache.api.functions",
+    "shard": "fedcache.api.functions",
+    "train": "fedcache.api.functions",
+}
+
+__all__ = [*_PLACES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'fedcache' has no attribute {name!r}")

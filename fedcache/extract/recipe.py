@@ -95,7 +95,8 @@ class Recipe:
         extra = sorted(set(data) - known)
         if extra:
             raise FedcacheError(
-                Exit.STORE, f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
+                Exit.STORE,
+                f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
                 "Upgrade fedcache, or extract again with this version.",
             )
         values = dict(data)
@@ -141,7 +142,9 @@ def _number(name: str, text: str) -> int | float:
         value = low - 1
     if not low <= value <= high:
         raise FedcacheError(
-            Exit.USAGE, f"recipe {name}={text} is not a number from {low} to {high}.", f"For example --recipe {name}={high}"
+            Exit.USAGE,
+            f"recipe {name}={text} is not a number from {low} to {high}.",
+            f"For example --recipe {name}={high}",
         )
     return value
 

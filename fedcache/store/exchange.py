@@ -1,7 +1,7 @@
 """Features in and out: npz, npy, h5, parquet and safetensors, never a pickle.
 
-One layout for all: ``features/<name>`` [N, D] (or [N, V, D]) per backbone, ``labels``, ``domain``, ``split`` [N], ``name``
-and ``uid`` where the format has strings, and the class and domain names. What ``export`` writes, ``ingest`` reads.
+One layout for all: ``features/<name>`` [N, D] (or [N, V, D]) per backbone, ``labels``, ``domain``, ``split`` [N], and
+``name`` where the format has strings, with the class and domain names. What ``export`` writes, ``ingest`` reads.
 """
 
 from __future__ import annotations

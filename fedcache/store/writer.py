@@ -111,6 +111,7 @@ class ArrayWriter:
             "chunk_rows": self.chunk_rows,
         }
         self.journal = read_journal(self.journal.path)
+        self.journal.cut()
         if self.journal.header is not None and self.journal.header != header:
             raise self._differs(header)
         if self.journal.header is None:
@@ -120,7 +121,6 @@ class ArrayWriter:
             write_atomic(self.path / "zarr.json", self._metadata())
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
-        self.journal.cut()
         for left in self.path.rglob("*.partial"):
             left.unlink(missing_ok=True)
         self._confirm()

@@ -1,0 +1,49 @@
+# make demo | make test: all that a fresh machine with Python >= 3.11 and make needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test lint types unit slow results clean
+
+help:
+	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
+	@echo "make test     install into $(VENV), then lint, types and tests"
+	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
+	@echo "make results  make the tables of docs/results.md again"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	$(BIN)/fedcache demo
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow'
+
+slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+results: $(VENV)/.dev
+	$(BIN)/python tools/make_results.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

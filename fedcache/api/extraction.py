@@ -1,0 +1,364 @@
+"""``extract``: images and backbones to a store, and nothing at all when the store has everything."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.api.planning import (
+    Planned,
+    array_bytes,
+    memory_of,
+    missing_text,
+    plan,
+    recipe_of,
+    roots_of,
+    store_path,
+)
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract import backbones as registry
+from fedcache.extract.datasets.limited import open_limited, peek_limited
+from fedcache.progress import Observer, Silent
+from fedcache.store.files import make_private, write_atomic
+from fedcache.store.store import Samples, Store
+
+if TYPE_CHECKING:
+    from fedcache.extract.datasets import Dataset
+    from fedcache.extract.run import Tally
+    from fedcache.extract.stop import Stop
+
+FULL_DISK_MARGIN = 64 << 20
+
+
+@dataclass
+class Extraction:
+    """What ``extract`` did.
+
+    Attributes:
+        path: the store.
+        dataset: spec, slug and digest.
+        arrays: per array {key, backbone, recipe, shape, state before, kept chunks, forward batches}.
+        images: rows of the dataset.
+        ok: rows whose image was readable.
+        bad: [row, reason] of images found bad in this run.
+        decoded: images decoded in this run.
+        seconds: wall time of decoding and the models (0 when nothing was to do).
+        rate: images per second.
+        busy: share of the cores' time spent in decoding and the models.
+        skipped: backbones left out by ``skip_missing``.
+        notes: the story's lines.
+    """
+
+    path: Path
+    dataset: dict[str, str]
+    arrays: list[dict[str, Any]]
+    images: int = 0
+    ok: int = 0
+    bad: list[list[Any]] = field(default_factory=list)
+    decoded: int = 0
+    seconds: float = 0.0
+    rate: float = 0.0
+    busy: float = 0.0
+    workers: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        """The store, opened."""
+        return Store.open(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**self.__dict__, "path": str(self.path)}
+
+    def __repr__(self) -> str:
+        names = ", ".join(a["key"] for a in self.arrays)
+        return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} images, {names}, {self.path})"
+
+
+def extract(
+    config: ExtractConfig,
+    home: Home,
+    *,
+    store: Path | None = None,
+    observer: Observer | None = None,
+    stop: Stop | None = None,
+    dry_run: bool = False,
+    wait: bool = False,
+    fresh: bool = False,
+    rehash: bool = False,
+) -> Extraction:
+    """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
+
+    A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is
+    not imported.
+
+    Raises:
+        FedcacheError: USAGE, STORE (locked, other dataset), CORRUPT (too many bad images), ENVIRONMENT (weights,
+            device, disk), INTERRUPTED (after a stop).
+    """
+    observer = observer or Silent()
+    planned, skipped = plan(config, home, observer, rehash=rehash)
+    planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
+    spec = config.dataset or default_dataset(home, observer)
+    where: dict[str, Any] = {
+        "memory": memory_of(home, rehash=rehash),
+        "roots": roots_of(config, home),
+        "data": home.data,
+        "layout": config.layout,
+    }
+    known = None if rehash else peek_limited(spec, config.limit, **where)
+    if known is not None:
+        path = store or store_path(home, *known)
+        done = finished(path, known[1], planned, config)
+        if done is not None:
+            done.skipped = skipped
+            remember_last(home, path, spec)
+            return done
+    data = open_limited(spec, config.limit, **where)
+    observer.note(f"{spec}: {data.reading}")
+    path = store or store_path(home, data.slug, data.digest)
+    if dry_run:
+        return describe(path, data, planned, config, observer, skipped)
+    extraction = compute(path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh)
+    extraction.skipped = skipped
+    remember_last(home, path, spec)
+    return extraction
+
+
+def pull_if_needed(planned: Planned, config: ExtractConfig, home: Home, observer: Observer) -> Planned:
+    """Download weights that the backbone's own library publishes; size and source are printed first."""
+    if planned.weights.path is not None or planned.weights.download is None:
+        return planned
+    observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
+    weights = registry.pull(planned.backbone, home=home.root, memory=memory_of(home))
+    return Planned(planned.backbone, weights, recipe_of(planned.backbone, weights, config), planned.state)
+
+
+def default_dataset(home: Home, observer: Observer) -> str:
+    """The dataset last extracted, else ``digits``."""
+    try:
+        spec = json.loads(home.last.read_bytes())["spec"]
+        observer.note(f"Dataset {spec}: the one last extracted (--dataset chooses another).")
+        return str(spec)
+    except (OSError, ValueError, KeyError, TypeError):
+        observer.note(
+            "Dataset digits: the offline bundle, as nothing was extracted before (--dataset chooses another)."
+        )
+        return "digits"
+
+
+def remember_last(home: Home, path: Path, spec: str) -> None:
+    """Note the store that commands without ``--dataset`` use."""
+    make_private(home.root)
+    write_atomic(home.last, json.dumps({"store": str(path.resolve()), "spec": spec}).encode())
+
+
+def finished(path: Path, digest: str, planned: Sequence[Planned], config: ExtractConfig) -> Extraction | None:
+    """The extraction that was asked for, when a store at ``path`` already holds all of it."""
+    try:
+        store = Store.open(path)
+    except FedcacheError as error:
+        if error.code is Exit.STORE:
+            return None
+        raise
+    if store.dataset["digest"] != digest or any(p.recipe.key not in store.arrays for p in planned):
+        return None
+    if missing_text(store, planned, store.dataset.get("template"), config):
+        return None
+    return summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
+
+
+def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str], tally: Tally | None) -> Extraction:
+    """The figures of an extraction, from the store and what was computed."""
+    arrays = []
+    for item in planned:
+        info = store.arrays[item.recipe.key]
+        arrays.append(
+            {
+                "key": item.recipe.key,
+                "backbone": item.backbone.name,
+                "recipe": item.recipe.to_dict(),
+                "digest": item.recipe.digest,
+                "shape": list(info.shape),
+                "dtype": info.dtype,
+                "state": states[item.recipe.key],
+                "kept_chunks": tally.kept_chunks.get(item.recipe.key, 0) if tally else len(info.chunks),
+                "chunks": len(info.chunks),
+                "forward_batches": tally.forward_batches.get(item.recipe.key, 0) if tally else 0,
+            }
+        )
+    out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
+    out.images, out.ok = store.rows, store.rows_ok
+    if tally is not None:
+        from fedcache.extract.device import cores
+
+        out.bad = [[row, reason] for row, reason in sorted(tally.bad.items())]
+        out.decoded, out.seconds, out.rate = tally.images, tally.seconds, tally.rate
+        out.busy, out.workers = tally.busy(cores()), tally.workers
+    return out
+
+
+def compute(
+    path: Path,
+    data: Dataset,
+    planned: Sequence[Planned],
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop | None,
+    *,
+    wait: bool,
+    fresh: bool,
+) -> Extraction:
+    """Create or open the store and compute what it lacks."""
+    from fedcache.extract import device as where
+    from fedcache.extract.batches import How, Job
+    from fedcache.extract.run import extract_arrays, parse_max_bad
+    from fedcache.extract.stop import Stop
+
+    device = where.resolve_device(config.device)
+    dtype = where.resolve_dtype(config.dtype, device.kind)
+    how = How(device.kind, dtype, config.batch or (256 if device.kind == "cuda" else 32), config.threads)
+    record = where.how_record(device, dtype, how.batch, how.threads, {p.backbone.provider for p in planned})
+    observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
+    max_bad = parse_max_bad(config.max_bad, len(data.names))
+    check_disk(path, data, planned)
+    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
+    store = Store.create(path, samples_of(data), dataset=dataset_meta(data))
+    states = {p.recipe.key: "complete" if p.recipe.key in store.arrays else "new" for p in planned}
+    jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
+    tally = extract_arrays(
+        store,
+        data,
+        jobs,
+        how,
+        record,
+        workers=config.workers,
+        chunk_rows=config.chunk_rows,
+        max_bad=max_bad,
+        text=missing_text(store, planned, data.template, config),
+        wait_for=wait,
+        fresh=fresh,
+        stop=stop or Stop(),
+        observer=observer,
+    )
+    for key, kept in tally.kept_chunks.items():
+        if states[key] == "new" and kept:
+            states[key] = f"resumed at {kept} chunks"
+    store.append_history(
+        {
+            "event": "extract",
+            "time": time.time(),
+            "keys": [j.key for j in jobs],
+            "images": tally.images,
+            "seconds": tally.seconds,
+            "rate": tally.rate,
+            "workers": tally.workers,
+            "device": device.name,
+        }
+    )
+    return summary(Store.open(path), planned, states, tally)
+
+
+def samples_of(data: Dataset) -> Samples:
+    """The store's samples of a dataset; every row starts as readable."""
+    import numpy as np
+
+    return Samples(
+        uid=data.uid,
+        name=data.names,
+        label=data.label,
+        domain=data.domain,
+        split=data.split,
+        ok=np.ones(len(data.names), np.uint8),
+        classes=data.classes,
+        domains=data.domains,
+    )
+
+
+def dataset_meta(data: Dataset) -> dict[str, Any]:
+    """What the manifest says of the dataset: content, never a location."""
+    return {"slug": data.slug, "digest": data.digest, "template": data.template}
+
+
+def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
+    """Refuse before any work what the disk cannot hold."""
+    import shutil
+
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    need = sum(array_bytes(len(data.names), p) for p in planned)
+    if need + FULL_DISK_MARGIN > free:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"The features need {need:,} bytes and {parent} has {free:,} free.",
+            "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
+        )
+
+
+def describe(
+    path: Path, data: Dataset, planned: Sequence[Planned], config: ExtractConfig, observer: Observer, skipped: list[str]
+) -> Extraction:
+    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
+    try:
+        store: Store | None = Store.open(path)
+    except FedcacheError as error:
+        if error.code is not Exit.STORE:
+            raise
+        store = None
+    todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
+    arrays = [
+        {
+            "key": p.recipe.key,
+            "backbone": p.backbone.name,
+            "recipe": p.recipe.to_dict(),
+            "digest": p.recipe.digest,
+            "shape": [len(data.names), p.recipe.views, p.backbone.width],
+            "dtype": p.recipe.dtype,
+            "state": "to compute" if p in todo else "complete",
+            "bytes": array_bytes(len(data.names), p),
+        }
+        for p in planned
+    ]
+    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=len(data.names), skipped=skipped)
+    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
+        out.rate = measured_rate(data, todo, config)
+        out.seconds = len(data.names) / out.rate
+        observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
+    return out
+
+
+def measured_rate(data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> float:
+    """Images per second to expect, from one batch decoded and run in this process."""
+    from fedcache.extract import device as where
+    from fedcache.extract.arrangements import Inline
+    from fedcache.extract.batches import How, Job
+
+    device = where.resolve_device(config.device)
+    how = How(
+        device.kind,
+        where.resolve_dtype(config.dtype, device.kind),
+        min(config.batch or (256 if device.kind == "cuda" else 32), len(data.names)),
+        config.threads,
+    )
+    jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
+    compute = Inline(jobs, data, how)
+    try:
+        compute.warm()
+        computed = compute.submit(0, [j.key for j in jobs]).result()
+    finally:
+        compute.close()
+    forward = sum(computed.forward_seconds.values()) / computed.decoded
+    decode = computed.decode_seconds / computed.decoded
+    if device.kind == "cuda":
+        return 1 / max(forward, decode / max(1, where.cores() - 1))
+    return (config.workers or where.cores()) / (forward + decode)

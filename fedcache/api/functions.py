@@ -1,0 +1,178 @@
+"""The Python API: what a notebook calls. The environment is read here as the command line reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fedcache.api import extraction, grids, partitions, training
+from fedcache.api.stores import need_store
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition import Partition
+from fedcache.progress import Observer
+from fedcache.store.store import Store
+
+AnyStore: TypeAlias = Store | str | Path
+
+
+def extract(
+    dataset: str | None = None,
+    backbones: str | Sequence[str] = (),
+    *,
+    store: str | Path | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Store:
+    """Run frozen backbones over a dataset; returns at once when the store has everything.
+
+    Args:
+        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, or ``a=SPEC,b=SPEC``; None is the last one.
+        backbones: names.
+        store: directory, instead of the one under FEDCACHE_HOME.
+        observer: told the story; silent by default.
+        options: fields of ``ExtractConfig`` (size, views, recipe, device, weights, limit, ...).
+
+    Raises:
+        FedcacheError: as the command, with its exit code and hint.
+    """
+    names = (backbones,) if isinstance(backbones, str) else tuple(backbones)
+    config = resolve(
+        ExtractConfig, {}, {"dataset": dataset, "backbones": names, **_plain(options, ExtractConfig)}, "extract()"
+    )
+    done = extraction.extract(config, Home.from_environment(), store=Path(store) if store else None, observer=observer)
+    return done.store
+
+
+def ingest(file: str | Path, name: str, *, store: str | Path | None = None) -> Store:
+    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store."""
+    from fedcache.extract.recipe import slug
+    from fedcache.store.exchange import ingest as write
+    from fedcache.store.exchange import read_embeddings
+    from fedcache.store.files import file_sha256, make_private
+
+    source = Path(file)
+    home = Home.from_environment()
+    embeddings = read_embeddings(source)
+    if store is None:
+        make_private(home.root)
+        make_private(home.stores)
+    target = Path(store) if store else home.stores / f"{slug(name)}-{file_sha256(source)[:8]}.zarr"
+    return write(embeddings, target, name)
+
+
+def partition(
+    store: AnyStore | None, scheme: str, *, seed: int = 0, name: str | None = None, **arguments: Any
+) -> Partition:
+    """Deal the rows of a store to clients; the partition is saved in the store.
+
+    Args:
+        store: a store or its path; None is the last one extracted.
+        scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd.
+        seed: of the draws.
+        name: to save it under.
+        arguments: of the scheme (clients, alpha, shards, shots, ...).
+    """
+    return partitions.make_partition(_opened(store), scheme, seed=seed, name=name, **arguments)
+
+
+def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = None) -> Path:
+    """Write one ordinary store per client; returns their directory."""
+    from fedcache.progress import Silent
+
+    return partitions.write_shards(_opened(store), parts, out, Silent())
+
+
+def train(
+    method: str,
+    store: AnyStore | None = None,
+    parts: Partition | str | None = None,
+    *,
+    seeds: int | Iterable[int] = 0,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    fresh: bool = False,
+    **options: Any,
+) -> training.Run:
+    """Train a federated method on cached features; the same run again returns the stored result.
+
+    Args:
+        method: a name of ``fedcache methods list``.
+        store: a store or its path; None is the last one extracted.
+        parts: a partition, the name of a saved one, or None for the setting of the method's paper.
+        seeds: one or several.
+        settings: hyperparameters of the method.
+        observer: told the story.
+        fresh: run again although the result is there.
+        options: fields of ``TrainConfig`` (backbones, rounds, participation, preset, lift, ...).
+    """
+    return training.train(
+        _config(method, store, parts, seeds, settings, options), Home.from_environment(), observer=observer, fresh=fresh
+    )
+
+
+def grid(
+    methods: str | Sequence[str],
+    store: AnyStore | None = None,
+    parts: Partition | str | None = None,
+    *,
+    seeds: int | Iterable[int] = 0,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    options: Mapping[str, Any] | None = None,
+    **sweeps: Sequence[Any],
+) -> grids.Grid:
+    """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``."""
+    names = (methods,) if isinstance(methods, str) else tuple(methods)
+    config = _config(None, store, parts, seeds, settings, options or {})
+    words = {key: tuple(str(v) for v in values) for key, values in sweeps.items()}
+    return grids.grid(names, words, config, Home.from_environment(), partition=PartitionConfig(), observer=observer)
+
+
+def _opened(store: AnyStore | None) -> Store:
+    if isinstance(store, Store):
+        return store
+    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
+
+
+def _config(
+    method: str | None,
+    store: AnyStore | None,
+    parts: Partition | str | None,
+    seeds: int | Iterable[int],
+    settings: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> TrainConfig:
+    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    if not chosen:
+        raise FedcacheError(Exit.USAGE, "seeds is empty.", "For example seeds=range(3)")
+    path = store.path if isinstance(store, Store) else store
+    flags: dict[str, Any] = {
+        "method": method,
+        "seeds": ",".join(map(str, chosen)),
+        "set": dict(settings or {}),
+        "store": str(path) if path is not None else None,
+        **_plain(options, TrainConfig),
+    }
+    if isinstance(parts, Partition):
+        opened = _opened(store)
+        name = parts.default_name()
+        if name not in opened.partitions or opened.partition(name).get("digest") != parts.digest:
+            name = f"{name}-{parts.digest[:8]}"
+            opened.put_partition(name, parts.to_payload())
+        flags["partition"] = name
+    elif parts is not None:
+        flags["partition"] = parts
+    return resolve(TrainConfig, {}, flags, "train()")
+
+
+def _plain(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Options with lists as tuples; an unknown one is refused with "did you mean"."""
+    from fedcache.errors import unknown
+
+    known = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for name in options:
+        if name not in known:
+            raise unknown("option", name, known)
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

@@ -1,0 +1,108 @@
+"""Partitions of a store: made, saved in it, drawn, and cut into one store per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import unknown
+from fedcache.federate import partition as parts
+from fedcache.federate.partition import Columns, Partition
+from fedcache.progress import Observer
+from fedcache.store.store import Store
+
+
+def columns_of(store: Store) -> Columns:
+    """What a partition may know of a store: one entry per row, no features."""
+    s = store.samples
+    return Columns(s.label, s.domain, s.split, s.ok, s.uid, s.classes, s.domains, str(store.dataset["digest"]))
+
+
+def partition_flags(
+    clients: int | None, alpha: float | None, shards: int | None, shots: int | None, options: Mapping[str, str]
+) -> dict[str, Any]:
+    """The scheme's arguments that were given on the command line."""
+    given = {"clients": clients, "alpha": alpha, "shards": shards, "shots": shots}
+    return {**{k: v for k, v in given.items() if v is not None}, **{k.replace("-", "_"): v for k, v in options.items()}}
+
+
+def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Words from the command line as the types the scheme declares; unknown names are left for ``make`` to refuse."""
+    if scheme not in parts.SCHEMES:
+        raise unknown("partition scheme", scheme, parts.SCHEMES)
+    kinds = {a.name: a.kind for a in parts.SCHEMES[scheme].arguments}
+    return {name: _typed(kinds.get(name), value) for name, value in given.items()}
+
+
+def _typed(kind: str | None, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if kind == "names":
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if kind == "bool":
+        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}.get(value.lower(), value)
+    if kind in ("int", "float"):
+        try:
+            return int(value) if kind == "int" else float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def make_partition(
+    store: Store, scheme: str, *, seed: int = 0, name: str | None = None, save: bool = True, **arguments: Any
+) -> Partition:
+    """Deal the store's readable rows to clients and save the partition in the store.
+
+    Args:
+        store: whose rows are dealt.
+        scheme: one of ``SCHEMES``.
+        seed: of the draws.
+        name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
+        save: whether to save it.
+        arguments: of the scheme.
+
+    Raises:
+        FedcacheError: USAGE, for arguments that are unknown, out of range or infeasible (with the value that works).
+    """
+    made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
+    if save:
+        store.put_partition(name or made.default_name(), made.to_payload())
+    return made
+
+
+def load_partition(store: Store, name: str) -> Partition:
+    """A saved partition by name, or a partition file by path; it must be of this store's dataset.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name; STORE for a partition of another dataset; CORRUPT for a damaged one.
+    """
+    digest = str(store.dataset["digest"])
+    if name.endswith(".json") and Path(name).exists():
+        return parts.load(Path(name), dataset=digest, rows=store.rows)
+    if name not in store.partitions:
+        raise unknown(
+            "partition",
+            name,
+            store.partitions,
+            hint="Saved partitions: "
+            + (", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"),
+        )
+    return parts.from_payload(store.partition(name), dataset=digest, rows=store.rows, origin=f"partition {name}")
+
+
+def write_shards(
+    store: Store, partition: Partition, out: str | Path | None, observer: Observer, name: str | None = None
+) -> Path:
+    """One ordinary store per client: its training rows and its test rows, every array and text feature.
+
+    Returns:
+        the directory that holds them, as ``train --clients-from`` takes it.
+    """
+    from fedcache.store.shard import write_shards as write
+
+    target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+    observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
+    write(store, [(c.name, c.train, c.test) for c in partition.clients], target)
+    return target

@@ -1,0 +1,176 @@
+"""What an extraction will do: which weights, which recipes, which texts, how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract import backbones as registry
+from fedcache.extract.backbones import Backbone, Weights
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.recipe import Recipe
+from fedcache.progress import Observer
+from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One array of an extraction.
+
+    Attributes:
+        backbone: its row of the table.
+        weights: where they lie and their sha256.
+        recipe: with views, overrides and the weights' digest filled in.
+        state: ``complete`` | ``new`` | ``3 of 12 chunks``.
+    """
+
+    backbone: Backbone
+    weights: Weights
+    recipe: Recipe
+    state: str
+
+
+def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
+    """The remembered digests of a home."""
+    return DigestMemory(home.digests, rehash=rehash)
+
+
+def roots_of(config: ExtractConfig, home: Home) -> dict[str, Path]:
+    """Where named datasets lie: ``--data NAME=PATH`` first, then ``$FEDCACHE_HOME/data/NAME``."""
+    found = {p.name: p for p in sorted(home.data.iterdir())} if home.data.is_dir() else {}
+    return {**found, **{name: Path(path).expanduser() for name, path in config.data.items()}}
+
+
+def store_path(home: Home, slug: str, digest: str) -> Path:
+    """``stores/<slug>-<8 hex of the content digest>.zarr``."""
+    return home.stores / f"{slug}-{digest[:8]}.zarr"
+
+
+def plan(
+    config: ExtractConfig, home: Home, observer: Observer, *, rehash: bool = False
+) -> tuple[list[Planned], list[str]]:
+    """Locate the weights of every backbone, before any work, and fix every recipe.
+
+    Returns:
+        the arrays (state ``new``), and the names skipped.
+
+    Raises:
+        FedcacheError: USAGE for an unknown backbone or recipe; ENVIRONMENT for missing weights.
+    """
+    if not config.backbones:
+        raise FedcacheError(
+            Exit.USAGE,
+            "No backbone was named.",
+            "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
+        )
+    memory = memory_of(home, rehash=rehash)
+    given = {name: Path(path).expanduser() for name, path in config.weights.items()}
+    for name in given:
+        registry.lookup(name)
+    planned: list[Planned] = []
+    skipped: list[str] = []
+    # Unknown names first: a typo in the second name should not wait for the download of the first.
+    wanted = [registry.lookup(name, home=home.root) for name in dict.fromkeys(config.backbones)]
+    for backbone in wanted:
+        try:
+            weights = registry.locate(backbone, given=given, home=home.root, memory=memory, offline=home.offline)
+        except FedcacheError as error:
+            if not config.skip_missing or error.code is not Exit.ENVIRONMENT:
+                raise
+            observer.warn(f"Skipped {backbone.name}: {error.message}")
+            skipped.append(backbone.name)
+            continue
+        planned.append(Planned(backbone, weights, recipe_of(backbone, weights, config), "new"))
+    if not planned:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            "The weights of every backbone asked for are missing.",
+            "See `fedcache backbones list` for what is ready.",
+        )
+    return planned, skipped
+
+
+def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:
+    """The native recipe with the views and the overrides asked for.
+
+    ``--recipe key=value`` applies to every backbone, ``--recipe NAME:key=value`` to one.
+    """
+    changes: dict[str, str] = {}
+    if config.size is not None:
+        changes["size"] = str(config.size)
+    if config.views != 1:
+        changes["views"] = str(config.views)
+    for key, value in config.recipe.items():
+        name, _, option = key.rpartition(":")
+        if not name or name == backbone.name:
+            changes[option] = value
+        elif name not in config.backbones:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--recipe {key}={value} names {name!r}, which is not among --backbones.",
+                f"Backbones of this run: {', '.join(config.backbones)}",
+            )
+    if backbone.recipe.dtype == "uint8":
+        changes.pop("dtype", None)
+    return replace(backbone.recipe, weights=weights.sha256).override(changes)
+
+
+def templates_of(backbone: Backbone, dataset_template: str | None, config: ExtractConfig) -> tuple[str, ...]:
+    """Prompt templates: asked for, else the dataset's, else the backbone's."""
+    if config.text:
+        return config.text
+    return (dataset_template or backbone.template or "a photo of a {}.",)
+
+
+def missing_text(
+    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig
+) -> dict[str, Sequence[str]]:
+    """Templates per array key whose text features the store lacks."""
+    wanted: dict[str, Sequence[str]] = {}
+    for item in planned:
+        if item.backbone.text_width is None:
+            continue
+        templates = templates_of(item.backbone, template, config)
+        if store is None or not store.has_text(item.backbone.name, templates, weights=item.recipe.weights):
+            wanted[item.recipe.key] = templates
+    return wanted
+
+
+def array_bytes(data_rows: int, item: Planned) -> int:
+    """Bytes of an array, to within a chunk; native-size pixels are taken as 224 x 224."""
+    recipe = item.recipe
+    if recipe.dtype == "uint8":
+        side = recipe.size or 224
+        return int(data_rows * recipe.views * side * side * 3)
+    return data_rows * recipe.views * item.backbone.width * (2 if recipe.dtype == "float16" else 4)
+
+
+def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, object]:
+    """Load a backbone and run it on two images; the features must have its width and be finite.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, for missing or wrong weights or non-finite features.
+    """
+    import torch
+
+    backbone = registry.lookup(name, home=home.root)
+    weights = registry.locate(backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+    if weights.path is None and weights.download is not None:
+        raise FedcacheError(
+            Exit.ENVIRONMENT, f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}"
+        )
+    recipe = replace(backbone.recipe, weights=weights.sha256)
+    encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
+    side = recipe.size or 32
+    images = torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
+    features = encoder.image(images)
+    if recipe.dtype != "uint8" and (features.shape != (2, backbone.width) or not bool(features.isfinite().all())):
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
+            "The weights file is damaged or of another model; import it again.",
+        )
+    return {"name": name, "width": backbone.width, "sha256": weights.sha256, "origin": weights.origin}

@@ -1,0 +1,201 @@
+"""A result: what one seed gave, and what all seeds of a run say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedcache.api.runs import Identity
+    from fedcache.api.settings import Setting
+    from fedcache.federate.outcome import Outcome
+
+
+@dataclass
+class Seeded:
+    """One seed of a run.
+
+    Attributes:
+        seed: of init, batches, sampling and noise.
+        accuracy: headline of the last round, a fraction.
+        per_client: fractions; None for a client that could not be scored.
+        mean_client: unweighted mean over clients.
+        by_domain: accuracy per domain name.
+        fairness: spread over clients.
+        traffic: totals of the run in scalars and bytes.
+        per_round: scalars one participating client sends and receives in a round, exact (mean) and paper.
+        rounds: records without times.
+        protocol: global | personalised.
+        fidelity: exact | cached_views | approx.
+        lift: the lift that ran, with its chunk.
+        trainable: unused by accuracy; scalars of the server's model.
+        warnings: sentences.
+        seconds: wall time; lives in measured.json only.
+        measured: seconds per round and lift details; likewise.
+    """
+
+    seed: int
+    accuracy: float | None
+    per_client: list[float | None]
+    mean_client: float | None
+    by_domain: dict[str, float]
+    fairness: dict[str, float | None]
+    traffic: dict[str, int]
+    per_round: dict[str, float]
+    rounds: list[dict[str, Any]]
+    protocol: str
+    fidelity: str
+    lift: str
+    chunk: int
+    threads: int
+    clients: list[str]
+    warnings: list[str]
+    seconds: float
+    measured: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Seeded:
+        """The inverse of ``to_dict``."""
+        return cls(**data)
+
+
+def number(value: float | None) -> float | None:
+    """A float that JSON has, or None."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> Seeded:
+    """What a run of one seed gave, as JSON values."""
+    totals = outcome.traffic.totals()
+    served = sum(r.clients for r in outcome.traffic.rounds)
+    per_round = {
+        "up": totals["up"] / max(1, served),
+        "down": totals["down"] / max(1, served),
+        "paper_up": totals["paper_up"] / max(1, served),
+        "paper_down": totals["paper_down"] / max(1, served),
+        "up_bytes": totals["up_bytes"] / max(1, served),
+        "down_bytes": totals["down_bytes"] / max(1, served),
+    }
+    rounds = [
+        {
+            "seed": outcome.seed,
+            "round": r.round,
+            "clients": list(r.clients),
+            "accuracy": number(r.accuracy),
+            "traffic": asdict(r.traffic),
+        }
+        for r in outcome.records
+    ]
+    evaluation = outcome.evaluation
+    return Seeded(
+        seed=outcome.seed,
+        accuracy=number(evaluation.accuracy),
+        per_client=[number(a) for a in evaluation.client_accuracy.tolist()],
+        mean_client=number(evaluation.mean_accuracy),
+        by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
+        fairness={k: number(v) for k, v in outcome.fairness.items()},
+        traffic=totals,
+        per_round=per_round,
+        rounds=rounds,
+        protocol=outcome.protocol,
+        fidelity=outcome.fidelity,
+        lift=outcome.lift,
+        chunk=outcome.chunk,
+        threads=outcome.threads,
+        clients=list(outcome.clients),
+        warnings=list(outcome.warnings),
+        seconds=seconds,
+        measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
+    )
+
+
+def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds (ddof 1); None where a value is missing or there is one seed only."""
+    if not values or any(v is None for v in values):
+        return None, None
+    known = np.array(values, np.float64)
+    return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
+
+
+def summarise(
+    setting: Setting, resolved: Mapping[str, Any], identity: Identity, done: Sequence[Seeded]
+) -> dict[str, Any]:
+    """``result.json`` of a run: promised values only."""
+    first = done[0]
+    mean, std = mean_std([d.accuracy for d in done])
+    per_client = [[d.per_client[i] for d in done] for i in range(len(first.clients))]
+    domains = {name: mean_std([d.by_domain.get(name) for d in done])[0] for name in first.by_domain}
+    partition = setting.partitions[first.seed]
+    fairness = {k: mean_std([d.fairness[k] for d in done])[0] for k in first.fairness}
+    totals = {k: sum(d.traffic[k] for d in done) for k in first.traffic}
+    return {
+        "method": setting.method.name,
+        "preset": resolved["preset"],
+        "hyperparameters": dict(resolved["set"]),
+        "fidelity": first.fidelity,
+        "protocol": first.protocol,
+        "dataset": setting.dataset,
+        "backbones": list(setting.backbones),
+        "arrays": list(setting.keys),
+        "widths": list(setting.data.widths),
+        "classes": setting.data.classes,
+        "partition": {
+            "name": setting.named,
+            "scheme": partition.scheme,
+            "args": _plain(partition.args),
+            "seed": partition.seed,
+            "digest": partition.digest,
+            "clients": len(partition.clients),
+            "dropped": partition.dropped,
+            "digests": [setting.partitions[d.seed].digest for d in done],
+        },
+        "rounds": resolved["rounds"],
+        "participation": resolved["participation"],
+        "seeds": [d.seed for d in done],
+        "accuracy": {
+            "mean": mean,
+            "std": std,
+            "per_seed": [d.accuracy for d in done],
+            "per_client": [mean_std(values)[0] for values in per_client],
+            "per_domain": domains,
+            "client_mean": mean_std([d.mean_client for d in done])[0],
+        },
+        "clients": list(first.clients),
+        "fairness": fairness,
+        "traffic": {
+            "up": totals["up"],
+            "down": totals["down"],
+            "paper": {
+                "up": totals["paper_up"],
+                "down": totals["paper_down"],
+                "per_client_round": {"up": first.per_round["paper_up"], "down": first.per_round["paper_down"]},
+            },
+            "exact": {
+                "up": totals["up"],
+                "down": totals["down"],
+                "up_bytes": totals["up_bytes"],
+                "down_bytes": totals["down_bytes"],
+                "per_client_round": {"up": first.per_round["up"], "down": first.per_round["down"]},
+            },
+            "unit": "scalars, summed over rounds, clients and seeds",
+        },
+        "lift": first.lift,
+        "chunk": first.chunk,
+        "threads": first.threads,
+        "dtype": resolved["dtype"],
+        "features": list(identity.features),
+        "code": identity.code,
+        "digest": identity.digest,
+    }
+
+
+def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in args.items()}

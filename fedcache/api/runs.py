@@ -1,0 +1,241 @@
+"""Runs on disk: one directory per digest of everything that determines the result.
+
+``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
+measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, write_atomic
+
+FORMAT = 1
+
+
+@cache
+def code_digest(method: str) -> str:
+    """sha256 over the sources a result depends on: ``heads/``, ``federate/`` (without engines), the method's file.
+
+    Other methods' files are left out, so that adding one does not make every stored result old.
+    """
+    import fedcache
+
+    root = Path(fedcache.__file__).parent
+    digest = hashlib.sha256()
+    chosen = _with_imports(root / "federate" / "methods", method.replace("-", "_"))
+    for folder in ("heads", "federate"):
+        for path in sorted((root / folder).rglob("*.py")):
+            relative = path.relative_to(root)
+            if "engines" in relative.parts:
+                continue
+            if relative.parts[:2] == ("federate", "methods") and path.stem not in chosen:
+                continue
+            digest.update(str(relative).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _with_imports(folder: Path, name: str) -> set[str]:
+    """A method's file and the method files it imports, directly or through others."""
+    seen: set[str] = set()
+    todo = [name]
+    while todo:
+        stem = todo.pop()
+        path = folder / f"{stem}.py"
+        if stem in seen or not path.exists():
+            continue
+        seen.add(stem)
+        todo += re.findall(r"^from fedcache\.federate\.methods\.(\w+) import", path.read_text(), re.MULTILINE)
+    return seen
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What determines a result.
+
+    Attributes:
+        config: method, preset, every hyperparameter, rounds, participation, seeds, lift, dtype, ... resolved.
+        features: recipe digests in the order they are concatenated, and the text features' digest.
+        dataset: content digest.
+        partitions: digest per seed.
+        code: ``code_digest``.
+    """
+
+    config: Mapping[str, Any]
+    features: Sequence[str]
+    dataset: str
+    partitions: Sequence[str]
+    code: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all of it."""
+        return digest_of(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "config": dict(self.config),
+            "features": list(self.features),
+            "dataset": self.dataset,
+            "partitions": list(self.partitions),
+            "code": self.code,
+        }
+
+
+class RunDirectory:
+    """``runs/<digest>/``.
+
+    Args:
+        root: the directory of all runs.
+        identity: of this run.
+    """
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        self.identity = identity
+        self.path = root / identity.digest[:16]
+
+    def stored(self) -> dict[str, Any] | None:
+        """The finished result, or None.
+
+        Raises:
+            FedcacheError: CORRUPT, when the file is not what was written.
+        """
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        return read_result(path)
+
+    def measured(self) -> dict[str, Any]:
+        """What was measured when the run was made; {} when that file is missing or damaged."""
+        try:
+            found = json.loads((self.path / "measured.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Make the directory, the config that re-runs it, and the partitions made for it."""
+        make_private(self.path.parent)
+        make_private(self.path)
+        write_atomic(self.path / "config.toml", tomli_w.dumps({"train": dict(config)}).encode())
+        for name, payload in partitions.items():
+            write_atomic(self.path / f"{name}.json", canonical_json(payload))
+
+    def checkpoint(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Tensors and meta of a seed's last checkpoint, or None; a damaged one is dropped, the seed begins again."""
+        path = self._checkpoint(seed)
+        if not path.exists():
+            return None
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = json.loads(file.metadata()["meta"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        except (SafetensorError, ValueError, KeyError, TypeError, OSError):
+            path.unlink(missing_ok=True)
+            return None
+        if meta.get("digest") != _tensors_digest(tensors):
+            path.unlink(missing_ok=True)
+            return None
+        return tensors, meta["state"]
+
+    def save_checkpoint(self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Replace a seed's checkpoint, whole or not at all."""
+        from safetensors.torch import save
+
+        plain = {name: t.contiguous() for name, t in tensors.items()}
+        meta = json.dumps({"state": dict(state), "digest": _tensors_digest(plain)})
+        write_atomic(self._checkpoint(seed), save(plain, {"meta": meta}))
+
+    def seed_result(self, seed: int) -> dict[str, Any] | None:
+        """A finished seed of an unfinished run, or None."""
+        path = self._seed(seed)
+        return read_result(path) if path.exists() else None
+
+    def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
+        """Keep a finished seed, and drop its checkpoint."""
+        write_result(self._seed(seed), result)
+        self._checkpoint(seed).unlink(missing_ok=True)
+
+    def finish(
+        self, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+    ) -> None:
+        """Write rounds, measurements and last of all the result; then drop what only a resume needs."""
+        write_atomic(self.path / "rounds.jsonl", b"".join(canonical_json(r) + b"\n" for r in rounds))
+        write_atomic(self.path / "measured.json", json.dumps(measured, indent=1).encode())
+        write_result(self.path / "result.json", result)
+        for left in [
+            *self.path.glob("seed-*.json"),
+            *self.path.glob("checkpoint-*.safetensors"),
+            *self.path.glob(".*.partial"),
+        ]:
+            left.unlink(missing_ok=True)
+
+    def _checkpoint(self, seed: int) -> Path:
+        return self.path / f"checkpoint-{seed}.safetensors"
+
+    def _seed(self, seed: int) -> Path:
+        return self.path / f"seed-{seed}.json"
+
+
+def _tensors_digest(tensors: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
+        digest.update(t.flatten().view(_byte()).numpy().tobytes() if t.numel() else b"")
+    return digest.hexdigest()
+
+
+def _byte() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Canonical JSON that ends with its own digest."""
+    write_atomic(path, canonical_json({**result, "sha256": digest_of(result)}))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The inverse of ``write_result``.
+
+    Raises:
+        FedcacheError: CORRUPT, when the content does not have the digest it claims.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        claimed = found.pop("sha256")
+        if digest_of(found) != claimed:
+            raise ValueError("digest")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise FedcacheError(
+            Exit.CORRUPT, f"{path} is not what was written.", f"Remove {path.parent} and run the same command again."
+        ) from error
+    result: dict[str, Any] = found
+    return result
+
+
+def all_results(root: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every finished run under ``root``, by modification time, oldest first."""
+    found = sorted(root.glob("*/result.json"), key=os.path.getmtime) if root.is_dir() else []
+    return [(path.parent, read_result(path)) for path in found]
+
+
+def rounds_of(path: Path) -> list[dict[str, Any]]:
+    """The rounds of a finished run."""
+    return list(read_lines(path / "rounds.jsonl"))

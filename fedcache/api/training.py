@@ -1,0 +1,266 @@
+"""``train``: a setting to a stored result, seed by seed, from wherever a killed run stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedcache.api.results import Seeded, seed_record, summarise
+from fedcache.api.runs import Identity, RunDirectory, code_digest
+from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
+from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer, Silent
+
+CHECKPOINT_EVERY = 2.0
+"""Seconds between checkpoints: what a kill may cost."""
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        path: its directory.
+        result: what ``result.json`` holds.
+        measured: what ``measured.json`` holds; of the run that made the result.
+        reused: whether the result was there already.
+    """
+
+    path: Path
+    result: dict[str, Any]
+    measured: dict[str, Any]
+    reused: bool = False
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        """mean, std (over seeds, ddof 1), per_seed, per_client: fractions."""
+        found: dict[str, Any] = self.result["accuracy"]
+        return found
+
+    @property
+    def traffic(self) -> dict[str, Any]:
+        """Scalars and bytes up and down, exact and as the paper counts."""
+        found: dict[str, Any] = self.result["traffic"]
+        return found
+
+    @property
+    def fairness(self) -> dict[str, Any]:
+        """How accuracy is spread over clients."""
+        found: dict[str, Any] = self.result["fairness"]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``data`` of the envelope."""
+        return {
+            **self.result,
+            "seconds": self.measured.get("seconds", {}),
+            "path": str(self.path),
+            "reused": self.reused,
+        }
+
+    def __repr__(self) -> str:
+        a = self.accuracy
+        what = f"{self.result['method']} on {self.result['dataset']['slug']}"
+        return f"Run({what}: {a['mean']:.4f} +- {a['std'] or 0:.4f}, {self.path})"
+
+
+def train(
+    config: TrainConfig,
+    home: Home,
+    *,
+    partition: PartitionConfig | None = None,
+    runs: Path | None = None,
+    repartition: bool = False,
+    extract: bool = True,
+    fresh: bool = False,
+    observer: Observer | None = None,
+    stop: Stop | None = None,
+) -> Run:
+    """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
+
+    Args:
+        config: what to train; None fields take the defaults of the method's paper.
+        home: where stores and runs are.
+        partition: how to deal rows, when ``config.partition`` names no saved one.
+        runs: directory of results instead of ``home.runs``.
+        repartition: every seed draws its own partition (else all seeds share one).
+        extract: whether to run the extraction that is missing.
+        fresh: run again although the result is there.
+        observer: told the story.
+        stop: set by a signal handler; honoured after a round.
+
+    Raises:
+        FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
+    """
+    observer = observer or Silent()
+    if config.clients_from is not None:
+        from fedcache.api.shards import prepare_from_shards
+
+        setting = prepare_from_shards(config, observer)
+    else:
+        setting, _ = prepare_run(
+            config, partition or PartitionConfig(), home, repartition=repartition, extract=extract, observer=observer
+        )
+    return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop or Stop())
+
+
+def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
+    """The configuration that determines the result: every hyperparameter and every default in place."""
+    method = setting.method
+    rounds = 1 if method.one_shot else config.rounds or method.defaults.rounds
+    participation = config.participation
+    if participation is None:
+        known = method.defaults.participation
+        official = method.defaults.official_participation
+        clients = len(next(iter(setting.partitions.values())).clients)
+        if config.preset == "official" and official is not None and clients > official:
+            known = official
+        if isinstance(known, int) and known > clients:
+            known = None
+        participation = "all" if known is None else str(known)
+    parse_participation(participation)
+    return {
+        "method": method.name,
+        "preset": config.preset,
+        "backbones": list(setting.keys),
+        "domain": list(config.domain),
+        "rounds": rounds,
+        "participation": participation,
+        "seeds": ",".join(map(str, parse_seeds(config.seeds))),
+        "eval_every": config.eval_every,
+        "lift": config.lift,
+        "dtype": config.dtype,
+        "set": {
+            "feat_post": setting.feat_post,
+            **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
+        },
+    }
+
+
+def train_setting(
+    setting: Setting, config: TrainConfig, runs: Path, *, fresh: bool, observer: Observer, stop: Stop
+) -> Run:
+    """Run every seed of a resolved setting and store the result."""
+    import torch
+
+    resolved = resolved_config(setting, config)
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    if config.dtype not in dtypes:
+        raise unknown("dtype", config.dtype, dtypes)
+    seeds = parse_seeds(config.seeds)
+    identity = Identity(
+        resolved,
+        setting.features,
+        setting.dataset["digest"],
+        [setting.partitions[s].digest for s in seeds],
+        code_digest(setting.method.name),
+    )
+    directory = RunDirectory(runs, identity)
+    stored = None if fresh else directory.stored()
+    if stored is not None:
+        observer.note(f"The same run is there already ({directory.path.name}); --fresh runs it again.")
+        return Run(directory.path, stored, directory.measured(), reused=True)
+    own = {f"partition-{s}": setting.partitions[s].to_payload() for s in seeds} if setting.named is None else {}
+    table = to_table(
+        replace(config, rounds=resolved["rounds"], participation=resolved["participation"], set=resolved["set"])
+    )
+    if (
+        setting.named is None
+        and len({p.digest for p in setting.partitions.values()}) == 1
+        and config.clients_from is None
+    ):
+        table["partition"] = str(directory.path.resolve() / f"partition-{seeds[0]}.json")
+    directory.begin(table, own)
+    if fresh:
+        for seed in seeds:
+            directory._checkpoint(seed).unlink(missing_ok=True)
+            directory._seed(seed).unlink(missing_ok=True)
+    done: list[Seeded] = []
+    observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
+    try:
+        for seed in seeds:
+            known = directory.seed_result(seed)
+            if known is not None:
+                observer.advance(int(resolved["rounds"]))
+                done.append(Seeded.from_dict(known))
+                continue
+            made = _one_seed(setting, resolved, seed, directory, observer, stop, dtypes[config.dtype])
+            directory.save_seed(seed, made.to_dict())
+            done.append(made)
+    finally:
+        observer.stop()
+    result = summarise(setting, resolved, identity, done)
+    seconds = {**setting.seconds, "train": sum(d.seconds for d in done)}
+    measured = {
+        "seconds": seconds,
+        "per_seed": {str(d.seed): d.measured for d in done},
+        "time": time.time(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    directory.finish(result, [r for d in done for r in d.rounds], measured)
+    for warning in dict.fromkeys(w for d in done for w in d.warnings):
+        observer.warn(warning)
+    return Run(directory.path, result, measured)
+
+
+def _one_seed(
+    setting: Setting,
+    resolved: Mapping[str, Any],
+    seed: int,
+    directory: RunDirectory,
+    observer: Observer,
+    stop: Stop,
+    dtype: Any,
+) -> Seeded:
+    """One seed, from its checkpoint when there is one."""
+    from fedcache.federate.engine import run
+    from fedcache.federate.outcome import Snapshot
+
+    began = time.perf_counter()
+    saved = directory.checkpoint(seed)
+    state = Snapshot(*saved) if saved is not None else None
+    if state is not None:
+        observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
+        observer.advance(int(state.meta["round"]))
+    last = time.monotonic()
+    partition = setting.partitions[seed]
+
+    def on_round(
+        number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+    ) -> None:
+        nonlocal last
+        observer.advance(1)
+        if number == resolved["rounds"]:
+            return
+        if stop.requested or time.monotonic() - last > CHECKPOINT_EVERY:
+            taken = snapshot()
+            directory.save_checkpoint(seed, taken.tensors, taken.meta)
+            last = time.monotonic()
+        if stop.requested:
+            raise FedcacheError(
+                Exit.INTERRUPTED,
+                f"Stopped on request after round {number} of seed {seed}; the state is kept.",
+                "Run the same command again to go on.",
+            )
+
+    outcome = run(
+        setting.method,
+        setting.hp,
+        setting.data,
+        partition.clients,
+        rounds=int(resolved["rounds"]),
+        participation=parse_participation(str(resolved["participation"])),
+        seed=seed,
+        lift=str(resolved["lift"]),
+        dtype=dtype,
+        eval_every=int(resolved["eval_every"]),
+        state=state,
+        on_round=on_round,
+    )
+    return seed_record(outcome, setting.domains, time.perf_counter() - began)

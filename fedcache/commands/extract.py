@@ -1,0 +1,176 @@
+"""``fedcache extract``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.config import ExtractConfig, read_file, resolve
+from fedcache.errors import Exit
+
+
+def extract(
+    dataset: o.Dataset = None,
+    backbones: o.Backbones = None,
+    views: Annotated[
+        int | None, typer.Option("--views", min=1, help="Views per image; view 0 is the plain one.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="Prompt template with {}; repeat for an ensemble.")
+    ] = None,
+    recipe: o.Recipe = None,
+    size: Annotated[int | None, typer.Option("--size", help="Short for --recipe size=N.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only N images, evenly spaced over the dataset.")
+    ] = None,
+    layout: o.Layout = None,
+    weights: o.Weights = None,
+    data: o.Data = None,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Go on without backbones whose weights are missing.")
+    ] = False,
+    store: o.StoreDir = None,
+    device: o.Device = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Compute dtype: auto | float32 | bfloat16 | float16.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Images per batch; default 32 on a CPU, 256 on a GPU.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="Processes; 0 keeps everything in this one.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads per process; default 1.")] = None,
+    chunk_rows: Annotated[int | None, typer.Option("--chunk-rows", min=1, help="Rows per chunk file.")] = None,
+    max_bad: Annotated[
+        str | None, typer.Option("--max-bad", help="Unreadable images to accept: 1% or a number.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Also cut one store per client by this scheme.")
+    ] = None,
+    clients: o.Clients = None,
+    alpha: o.Alpha = None,
+    shards: o.Shards = None,
+    shots: o.Shots = None,
+    option: o.Option = None,
+    seed: o.Seed = None,
+    out: Annotated[str | None, typer.Option("--out", help="Where --partition writes the client stores.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, bytes and time; compute nothing.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for another writer of the same array.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard unfinished arrays and begin again.")] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.")] = False,
+    config: o.ConfigFile = None,
+    json: o.Json = False,
+) -> None:
+    """Run frozen backbones once over a dataset and keep the features.
+
+    Resumes wherever it was stopped; a finished extraction returns at once.
+
+    Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.extraction import extract as run
+        from fedcache.extract.stop import Stop
+
+        flags = {
+            "dataset": dataset,
+            "backbones": o.listed(backbones),
+            "views": views,
+            "text": tuple(text or ()),
+            "recipe": o.pairs(recipe, "--recipe", split=True),
+            "size": size,
+            "limit": limit,
+            "layout": layout,
+            "weights": o.pairs(weights, "--weights"),
+            "data": o.pairs(data, "--data"),
+            "skip_missing": skip_missing or None,
+            "device": device,
+            "dtype": dtype,
+            "batch": batch,
+            "workers": workers,
+            "threads": threads,
+            "chunk_rows": chunk_rows,
+            "max_bad": max_bad,
+        }
+        resolved = resolve(ExtractConfig, read_file(config).get("extract", {}), flags)
+        stop = Stop()
+        with stopping(stop.ask, story):
+            done = run(
+                resolved,
+                o.home(),
+                store=store,
+                observer=story,
+                stop=stop,
+                dry_run=dry_run,
+                wait=wait,
+                fresh=fresh,
+                rehash=rehash,
+            )
+        payload = done.to_dict()
+        lines = [describe_line(done)]
+        if partition is not None and not dry_run:
+            from fedcache.api.partitions import make_partition, partition_flags, write_shards
+
+            made = make_partition(
+                done.store,
+                partition,
+                seed=seed or 0,
+                **partition_flags(clients, alpha, shards, shots, o.pairs(option, "--option")),
+            )
+            target = write_shards(done.store, made, out, story)
+            payload["shards"] = str(target)
+            lines.append(f"{len(made.clients)} client stores: {target}")
+        code = Exit.QUARANTINED if done.images > done.ok and not dry_run else Exit.OK
+        if done.skipped and not dry_run:
+            lines.append(f"Skipped for missing weights: {', '.join(done.skipped)}")
+        lines.append(str(done.path))
+        return Answer(payload, lines, code, [arrays_table(done)])
+
+    answer("extract", json, call)
+
+
+def describe_line(done: object) -> str:
+    """One sentence on what was computed."""
+    from fedcache.api.extraction import Extraction
+
+    assert isinstance(done, Extraction)
+    quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
+    if done.seconds and done.decoded:
+        return (
+            f"{done.decoded:,} images in {done.seconds:,.1f} s: {done.rate:,.1f} images/s with {done.workers} "
+            f"process{'es' if done.workers != 1 else ''}; decoding and the model had {done.busy:.0%} of the cores"
+            f"{quarantined}."
+        )
+    if done.seconds:
+        return f"Plan for {done.images:,} images: about {done.rate:,.0f} images/s, {done.seconds:,.0f} s."
+    return f"Everything is there: {done.ok:,} of {done.images:,} images{quarantined}. Nothing was computed."
+
+
+def arrays_table(done: object) -> object:
+    """The arrays of an extraction."""
+    from fedcache.api.extraction import Extraction
+
+    assert isinstance(done, Extraction)
+    rows = [
+        (
+            a["key"],
+            f"{a['backbone']}@{a['recipe']['size']}",
+            "x".join(map(str, a["shape"])),
+            a["dtype"],
+            a["state"],
+            a.get("forward_batches", ""),
+        )
+        for a in done.arrays
+    ]
+    return table(
+        "",
+        ("array", "backbone", "shape", "dtype", "before this run", "forward batches"),
+        rows,
+        right=("forward batches",),
+    )

@@ -1,0 +1,261 @@
+"""``fedcache methods``, ``backbones`` and ``datasets``: what there is, and whether it would work right now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, table
+
+methods = typer.Typer(name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True)
+backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
+datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A name from the list.")]
+
+
+@methods.command("list")
+def methods_list(json: o.Json = False) -> None:
+    """Every method in one line."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.federate.methods import METHODS
+
+        entries = [
+            {"name": m.name, "summary": m.summary, "paper": m.paper, "needs": sorted(m.needs), "one_shot": m.one_shot}
+            for m in METHODS.values()
+        ]
+        rows = [(m.name, m.summary, ", ".join(sorted(m.needs)) or "nothing", m.paper) for m in METHODS.values()]
+        return Answer(
+            {"methods": entries}, [], renderables=[table("", ("method", "what it does", "clients read", "paper"), rows)]
+        )
+
+    answer("methods list", json, call)
+
+
+@methods.command("info")
+def methods_info(name: Name, json: o.Json = False) -> None:
+    """One method: its hyperparameters with both presets, and its paper's setting."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.settings import find_method
+
+        m = find_method(name)
+        entries = [
+            {
+                "name": h.name,
+                "default": h.show(),
+                "official": h.show(h.official) if h.official is not None else h.show(),
+                "legal": h.legal(),
+                "help": h.help,
+            }
+            for h in m.hparams
+        ]
+        d = m.defaults
+        data = {
+            "name": m.name,
+            "paper": m.paper,
+            "summary": m.summary,
+            "needs": sorted(m.needs),
+            "hyperparameters": entries,
+            "defaults": {
+                "rounds": d.rounds,
+                "participation": d.participation,
+                "clients": d.clients,
+                "scheme": d.scheme,
+            },
+        }
+        share = "all" if d.participation is None else d.participation
+        lines = [
+            f"{m.name}: {m.summary}",
+            m.paper,
+            f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
+        ]
+        rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
+        shown = table("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)
+        return Answer(data, lines, renderables=[shown] if rows else [])
+
+    answer("methods info", json, call)
+
+
+@backbones.command("list")
+def backbones_list(weights: o.Weights = None, json: o.Json = False) -> None:
+    """Every backbone, its width and whether its weights are at hand."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.planning import memory_of
+        from fedcache.extract.backbones import known
+
+        home = o.home()
+        given = {k: Path(v).expanduser() for k, v in o.pairs(weights, "--weights").items()}
+        entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+        rows = [
+            (e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries
+        ]
+        shown = table("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
+        return Answer({"backbones": entries}, [], renderables=[shown])
+
+    answer("backbones list", json, call)
+
+
+@backbones.command("info")
+def backbones_info(name: Name, json: o.Json = False) -> None:
+    """One backbone: its native recipe and where its weights are looked for."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.planning import memory_of
+        from fedcache.errors import FedcacheError
+        from fedcache.extract.backbones import locate, lookup
+
+        home = o.home()
+        backbone = lookup(name, home=home.root)
+        try:
+            found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+            status = (
+                f"ready: {found.origin}" if found.path or not backbone.files else f"to be downloaded: {found.download}"
+            )
+        except FedcacheError as error:
+            status = f"missing. {error.message} {error.hint}"
+        recipe = backbone.recipe.to_dict()
+        data = {
+            "name": backbone.name,
+            "provider": backbone.provider,
+            "width": backbone.width,
+            "text_width": backbone.text_width,
+            "source": backbone.source,
+            "recipe": recipe,
+            "status": status,
+        }
+        lines = [f"{backbone.name}: {backbone.source}", f"features    {backbone.width}", f"weights     {status}"]
+        lines += [f"{key:<12}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
+        return Answer(data, lines)
+
+    answer("backbones info", json, call)
+
+
+@backbones.command("import")
+def backbones_import(
+    file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
+    name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
+    json: o.Json = False,
+) -> None:
+    """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
+
+    Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.extract.backbones.weights import import_weights
+
+        path = import_weights(file, name, o.home().root)
+        return Answer({"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"])
+
+    answer("backbones import", json, call)
+
+
+@backbones.command("pull")
+def backbones_pull(name: Name, json: o.Json = False) -> None:
+    """Download published weights; the size and source are printed first."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.planning import memory_of
+        from fedcache.errors import Exit, FedcacheError
+        from fedcache.extract.backbones import locate, lookup, pull
+
+        home = o.home()
+        backbone = lookup(name, home=home.root)
+        found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+        if found.path is None and found.download is not None:
+            if home.offline:
+                raise FedcacheError(
+                    Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE."
+                )
+            story.note(f"Downloading {found.download}")
+            found = pull(backbone, home=home.root, memory=memory_of(home))
+        path = str(found.path) if found.path else None
+        return Answer(
+            {"name": name, "path": path, "sha256": found.sha256}, [f"{name}: {found.origin}", f"sha256 {found.sha256}"]
+        )
+
+    answer("backbones pull", json, call)
+
+
+@backbones.command("verify")
+def backbones_verify(name: Name, weights: o.Weights = None, json: o.Json = False) -> None:
+    """Load a backbone and run it once: weights complete, shapes right, output finite."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.planning import check_backbone
+
+        home = o.home()
+        given = {k: Path(v).expanduser() for k, v in o.pairs(weights, "--weights").items()}
+        data: dict[str, Any] = check_backbone(name, given, home)
+        return Answer(
+            data, [f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."]
+        )
+
+    answer("backbones verify", json, call)
+
+
+@datasets.command("list")
+def datasets_list(json: o.Json = False) -> None:
+    """Every dataset and what it needs."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.extract.datasets import known
+
+        entries = known(data=o.home().data)
+        rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
+        return Answer(
+            {"datasets": entries}, [], renderables=[table("", ("dataset", "what it is", "needs", "ready"), rows)]
+        )
+
+    answer("datasets list", json, call)
+
+
+@datasets.command("info")
+def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json: o.Json = False) -> None:
+    """One dataset: what it is; a spec such as folder:PATH is read and counted."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.planning import memory_of, roots_of
+        from fedcache.config import ExtractConfig
+        from fedcache.extract.datasets import info, open_dataset
+
+        home = o.home()
+        roots = roots_of(ExtractConfig(data=o.pairs(data, "--data")), home)
+        found = info(name, roots=roots, data=home.data)
+        if name.startswith("folder:"):
+            read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
+            found = {
+                **found,
+                "name": name,
+                "reading": read.reading,
+                "images": len(read),
+                "classes": list(read.classes),
+                "domains": list(read.domains),
+                "digest": read.digest,
+            }
+        return Answer(found, [f"{key:<10}{value}" for key, value in found.items()])
+
+    answer("datasets info", json, call)
+
+
+@datasets.command("pull")
+def datasets_pull(name: Name, json: o.Json = False) -> None:
+    """Download a dataset that torchvision publishes; nothing is ever downloaded unasked."""
+
+    def call(story: Story) -> Answer:
+        from fedcache.errors import Exit, FedcacheError
+        from fedcache.extract.datasets import pull
+
+        home = o.home()
+        if home.offline:
+            raise FedcacheError(Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it to download.")
+        folder = pull(name, data=home.data)
+        return Answer({"name": name, "path": str(folder)}, [str(folder), f"fedcache extract --dataset {name}"])
+
+    answer("datasets pull", json, call)

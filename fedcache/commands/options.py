@@ -1,0 +1,94 @@
+"""Options that several commands share, declared once, and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcache.config import Home
+from fedcache.errors import Exit, FedcacheError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file; default ./fedcache.toml.")]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        help="digits, folder:PATH, torchvision:NAME, or a=SPEC,b=SPEC as domains.",
+        show_default=False,
+    ),
+]
+StoreDir = Annotated[
+    Path | None, typer.Option("--store", help="Store directory, instead of the one under FEDCACHE_HOME.")
+]
+Backbones = Annotated[
+    list[str] | None, typer.Option("--backbones", "-b", help="Names, comma-separated; see `fedcache backbones list`.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto | cpu | cuda; cuda never falls back.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the partition.")]
+Scheme = Annotated[
+    str | None,
+    typer.Option(
+        "--scheme",
+        "-s",
+        help="iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot or flesd.",
+    ),
+]
+Clients = Annotated[int | None, typer.Option("--clients", "-m", help="Number of clients.", min=1)]
+Alpha = Annotated[float | None, typer.Option("--alpha", help="Concentration of Dirichlet schemes; small is skewed.")]
+Shards = Annotated[int | None, typer.Option("--shards", help="Label shards per client (scheme shards).")]
+Shots = Annotated[
+    int | None, typer.Option("--shots", help="Examples per class (few-shot, feature-shift, feature-label-shift).")
+]
+Option = Annotated[
+    list[str] | None, typer.Option("--option", help="Any other argument of the scheme: key=value; repeatable.")
+]
+Domain = Annotated[list[str] | None, typer.Option("--domain", help="Only these domains, comma-separated.")]
+Weights = Annotated[
+    list[str] | None, typer.Option("--weights", help="NAME=FILE, a backbone's local weights; repeatable.")
+]
+Data = Annotated[list[str] | None, typer.Option("--data", help="NAME=PATH, where a named dataset lies; repeatable.")]
+Recipe = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        help="key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype.",
+    ),
+]
+Layout = Annotated[
+    str | None, typer.Option("--layout", help="Meaning of the folder levels, e.g. domain/class or split/class.")
+]
+
+
+def home() -> Home:
+    """The home of this run."""
+    return Home.from_environment()
+
+
+def listed(values: Sequence[str] | None) -> tuple[str, ...]:
+    """Repeated and comma-separated values as one tuple."""
+    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+
+
+def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> dict[str, str]:
+    """``key=value`` options as a dict.
+
+    Args:
+        values: as given.
+        name: of the option, for the message.
+        split: whether one value may hold several pairs, comma-separated.
+
+    Raises:
+        FedcacheError: USAGE, for a pair without ``=``.
+    """
+    out: dict[str, str] = {}
+    for value in listed(values) if split else values or ():
+        key, sign, rest = value.partition("=")
+        if not sign or not key.strip() or not rest.strip():
+            raise FedcacheError(Exit.USAGE, f"{name} {value!r} is not key=value.", f"For example {name} key=value")
+        out[key.strip()] = rest.strip()
+    return out

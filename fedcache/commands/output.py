@@ -1,0 +1,225 @@
+"""stdout is the answer, stderr is the story.
+
+Envelopes, tables, progress, and the one place that turns errors into exits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedcache.errors import Exit, FedcacheError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SCHEMA = 1
+LINE_EVERY = 10.0
+"""Seconds between progress lines when stderr is not a terminal."""
+
+
+class Story:
+    """An observer that tells the story on stderr: a live bar on a terminal, one line per 10 s elsewhere."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def note(self, text: str) -> None:
+        """One line."""
+        self.notes.append(text)
+        self._say(text)
+
+    def warn(self, text: str) -> None:
+        """One line, kept for the envelope."""
+        self.warnings.append(text)
+        self._say(f"warning: {text}")
+
+    def _say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        """Begin a bar or a stretch of lines."""
+        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self._begin = self._last = time.monotonic()
+        self._window: deque[tuple[float, int]] = deque([(self._begin, 0)], maxlen=200)
+        if self.quiet or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(what, total=total, figures="")
+
+    def advance(self, units: int) -> None:
+        """Move on; rate and time left come from the last 30 seconds."""
+        self.done += units
+        now = time.monotonic()
+        self._window.append((now, self.done))
+        while len(self._window) > 2 and now - self._window[0][0] > 30:
+            self._window.popleft()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self.done, figures=self._figures(now))
+        elif not self.quiet and now - self._last >= LINE_EVERY:
+            self._last = now
+            print(f"{self.what}: {self._figures(now)}", file=sys.stderr, flush=True)
+
+    def _figures(self, now: float) -> str:
+        then, before = self._window[0]
+        rate = (self.done - before) / max(now - then, 1e-9)
+        left = math.ceil((self.total - self.done) / rate) if rate else 0
+        return f"{self.done:,}/{self.total:,} {self.unit}, {rate:,.1f}/s, {left // 60}:{left % 60:02d} left"
+
+    def stop(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+
+@dataclass
+class Answer:
+    """What a command found.
+
+    Attributes:
+        data: the ``data`` of the envelope, plain JSON values.
+        lines: the same for a person, on stdout.
+        code: OK, QUARANTINED, or CORRUPT for a check that found something.
+    """
+
+    data: dict[str, Any]
+    lines: Sequence[str] = ()
+    code: Exit = Exit.OK
+    renderables: Sequence[Any] = field(default_factory=list)
+
+
+def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None:
+    """Run a command's call and leave with its exit code.
+
+    Raises:
+        typer.Exit: always.
+    """
+    story = Story(quiet=False)
+    try:
+        result = call(story)
+    except FedcacheError as error:
+        story.stop()
+        fail(command, as_json, error, story.warnings)
+        raise typer.Exit(int(error.code)) from None
+    except KeyboardInterrupt:
+        story.stop()
+        stopped = FedcacheError(Exit.INTERRUPTED, "Stopped at once.", "Run the same command again: it resumes.")
+        fail(command, as_json, stopped, story.warnings)
+        raise typer.Exit(int(Exit.INTERRUPTED)) from None
+    except BrokenPipeError:
+        raise typer.Exit(int(Exit.OK)) from None
+    except Exception as error:
+        story.stop()
+        traceback.print_exc()
+        bug = FedcacheError(
+            Exit.BUG,
+            f"This is a bug in fedcache: {type(error).__name__}: {error}",
+            "Please report it with the lines above and the output of `fedcache doctor`.",
+        )
+        fail(command, as_json, bug, story.warnings)
+        raise typer.Exit(int(Exit.BUG)) from None
+    if as_json:
+        status = "ok" if result.code in (Exit.OK, Exit.QUARANTINED) else "problem"
+        envelope(command, status, {"data": result.data}, story.warnings)
+    else:
+        for line in result.lines:
+            print(line)
+        if result.renderables:
+            from rich.console import Console
+
+            console = Console(width=None if sys.stdout.isatty() else 160)
+            for item in result.renderables:
+                console.print(item)
+    sys.stdout.flush()
+    raise typer.Exit(int(result.code))
+
+
+def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[str] = ()) -> None:
+    """Print an error: the message and the next command on stderr, and the envelope on stdout with ``--json``."""
+    print(f"fedcache: {error.message}", file=sys.stderr)
+    print(error.hint, file=sys.stderr)
+    if as_json:
+        detail = {"code": int(error.code), "name": error.code.name, "message": error.message, "hint": error.hint}
+        envelope(command, "error", {"error": detail}, warnings)
+
+
+def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable[str]) -> None:
+    """One JSON object on stdout; NaN becomes null, because JSON has none."""
+    whole = {"schema": SCHEMA, "command": command, "status": status, **body, "warnings": list(warnings)}
+    print(json.dumps(_plain(whole), ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Any:
+    """A rich table; cells are text, never markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return made
+
+
+@contextmanager
+def stopping(request: Callable[[], None], story: Story) -> Iterator[None]:
+    """SIGINT and SIGTERM: the first asks to finish the chunk or round, the second stops at once."""
+    asked = False
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        request()
+        story.note("Stopping after what is being computed; once more to stop at once.")
+
+    before = {sig: signal.signal(sig, handle) for sig in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)

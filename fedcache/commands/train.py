@@ -1,0 +1,290 @@
+"""``fedcache train`` and ``fedcache grid``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
+from fedcache.errors import Exit, FedcacheError
+
+Preset = Annotated[str | None, typer.Option("--preset", help="paper | official: equations as printed, or as released.")]
+Saved = Annotated[str | None, typer.Option("--partition", "-p", help="A saved partition, or a partition file.")]
+From = Annotated[str | None, typer.Option("--clients-from", help="A directory of client stores (fedcache shard).")]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-r", min=1, help="Rounds; default the paper's.")]
+Share = Annotated[
+    str | None, typer.Option("--participation", help="Clients a round: a number, a share (0.1, 10%) or all.")
+]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="0,1,2 or 0-4.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value of the method; see `fedcache methods info`. Repeatable.")
+]
+Every = Annotated[int | None, typer.Option("--eval-every", min=0, help="Also score after every k-th round.")]
+Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack: how clients are computed.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | float64.")]
+Runs = Annotated[
+    Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
+]
+Repartition = Annotated[bool, typer.Option("--repartition", help="Every seed draws its own partition.")]
+NoExtract = Annotated[bool, typer.Option("--no-extract", help="Fail instead of extracting what is missing.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again although the result is there.")]
+
+
+def settings_of(values: list[str] | None) -> dict[str, Any]:
+    """``--set`` pairs."""
+    return dict(o.pairs(values, "--set"))
+
+
+def partition_config(
+    file: dict[str, dict[str, Any]],
+    scheme: str | None,
+    clients: int | None,
+    alpha: float | None,
+    shards: int | None,
+    shots: int | None,
+    option: list[str] | None,
+    seed: int | None,
+) -> PartitionConfig:
+    """The scheme and its arguments from the file and the flags."""
+    from fedcache.api.partitions import partition_flags
+
+    made = resolve(PartitionConfig, file.get("partition", {}), {"scheme": scheme, "clients": clients, "seed": seed})
+    extra = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
+    return PartitionConfig(made.scheme, made.clients, made.seed, {**made.options, **extra})
+
+
+def train(
+    method: Annotated[str | None, typer.Option("--method", help="See `fedcache methods list`.")] = None,
+    preset: Preset = None,
+    dataset: o.Dataset = None,
+    store: o.StoreDir = None,
+    backbones: o.Backbones = None,
+    domain: o.Domain = None,
+    partition: Saved = None,
+    scheme: o.Scheme = None,
+    clients: o.Clients = None,
+    alpha: o.Alpha = None,
+    shards: o.Shards = None,
+    shots: o.Shots = None,
+    option: o.Option = None,
+    seed: o.Seed = None,
+    repartition: Repartition = False,
+    clients_from: From = None,
+    rounds: Rounds = None,
+    participation: Share = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    eval_every: Every = None,
+    lift: Lift = None,
+    device: o.Device = None,
+    dtype: Dtype = None,
+    runs: Runs = None,
+    no_extract: NoExtract = False,
+    fresh: Fresh = False,
+    config: o.ConfigFile = None,
+    json: o.Json = False,
+) -> None:
+    """Train a federated method on cached features.
+
+    What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
+    stored result, a killed one goes on.
+
+    Example: fedcache train --method fed3r --scheme dirichlet --clients 100 --alpha 0.1
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.training import train as run
+        from fedcache.extract.stop import Stop
+
+        file = read_file(config)
+        flags = {
+            "method": method,
+            "preset": preset,
+            "dataset": dataset,
+            "store": str(store) if store else None,
+            "backbones": o.listed(backbones),
+            "domain": o.listed(domain),
+            "partition": partition,
+            "clients_from": clients_from,
+            "rounds": rounds,
+            "participation": participation,
+            "seeds": seeds,
+            "eval_every": eval_every,
+            "lift": lift,
+            "device": device,
+            "dtype": dtype,
+        }
+        section = dict(file.get("train", {}))
+        section["set"] = {**section.get("set", {}), **settings_of(settings)}
+        resolved = resolve(TrainConfig, section, flags)
+        stop = Stop()
+        with stopping(stop.ask, story):
+            done = run(
+                resolved,
+                o.home(),
+                partition=partition_config(file, scheme, clients, alpha, shards, shots, option, seed),
+                runs=runs,
+                repartition=repartition,
+                extract=not no_extract,
+                fresh=fresh,
+                observer=story,
+                stop=stop,
+            )
+        return Answer(done.to_dict(), result_lines(done.result, done.measured, str(done.path)))
+
+    answer("train", json, call)
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A fraction as per cent."""
+    return "-" if value is None else f"{100 * value:.{digits}f}"
+
+
+def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
+    """A result for a person."""
+    accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
+    spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
+    what = (
+        "one model on the global test rows"
+        if result["protocol"] == "global"
+        else "each client's own model, mean over clients"
+    )
+    exact = traffic["exact"]["per_client_round"]
+    paper = traffic["paper"]["per_client_round"]
+    seconds = measured.get("seconds", {})
+    timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
+    name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
+    setting = (
+        f"{part['scheme']}, {part['clients']} clients, {result['participation']} a round, {result['rounds']} rounds"
+    )
+    lines = [
+        f"{name}: accuracy {percent(accuracy['mean'])} %{spread}",
+        f"  {what}; {setting}, {result['lift']}",
+    ]
+    if len(accuracy["per_domain"]) > 1:
+        lines.append(
+            "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
+        )
+    if fair.get("worst10") is not None or fair.get("std_pp") is not None:
+        lines.append(
+            f"  over clients mean {percent(fair['mean'])}, std {fair['std_pp']:.2f} points, "
+            f"worst 10 % {percent(fair['worst10'])}, worst 40 % {percent(fair['worst40'])}, "
+            f"best 10 % {percent(fair['best10'])}"
+        )
+    lines += [
+        f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
+        f"receives {exact['down']:,.0f}",
+        f"  {timing}",
+        f"  {path}",
+    ]
+    return lines
+
+
+def grid(
+    method: Annotated[list[str] | None, typer.Option("--method", help="Methods, comma-separated.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots. Repeatable.",
+        ),
+    ] = None,
+    preset: Preset = None,
+    dataset: o.Dataset = None,
+    store: o.StoreDir = None,
+    backbones: o.Backbones = None,
+    domain: o.Domain = None,
+    partition: Saved = None,
+    scheme: o.Scheme = None,
+    clients: o.Clients = None,
+    alpha: o.Alpha = None,
+    shards: o.Shards = None,
+    shots: o.Shots = None,
+    option: o.Option = None,
+    seed: o.Seed = None,
+    repartition: Repartition = False,
+    rounds: Rounds = None,
+    participation: Share = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    lift: Lift = None,
+    dtype: Dtype = None,
+    runs: Runs = None,
+    no_extract: NoExtract = False,
+    config: o.ConfigFile = None,
+    json: o.Json = False,
+) -> None:
+    """Train every combination of methods, sweeps and seeds; finished points are not run again.
+
+    Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.grids import grid as run
+        from fedcache.extract.stop import Stop
+
+        file = read_file(config)
+        names = o.listed(method)
+        flags = {
+            "preset": preset,
+            "dataset": dataset,
+            "store": str(store) if store else None,
+            "backbones": o.listed(backbones),
+            "domain": o.listed(domain),
+            "partition": partition,
+            "rounds": rounds,
+            "participation": participation,
+            "seeds": seeds,
+            "lift": lift,
+            "dtype": dtype,
+        }
+        section = dict(file.get("train", {}))
+        section["set"] = {**section.get("set", {}), **settings_of(settings)}
+        resolved = resolve(TrainConfig, section, flags)
+        sweeps = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in o.pairs(sweep, "--sweep").items()}
+        chosen = names or ((resolved.method,) if resolved.method else ())
+        if not chosen:
+            raise FedcacheError(
+                Exit.USAGE, "No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
+            )
+        stop = Stop()
+        with stopping(stop.ask, story):
+            done = run(
+                chosen,
+                sweeps,
+                resolved,
+                o.home(),
+                partition=partition_config(file, scheme, clients, alpha, shards, shots, option, seed),
+                runs=runs,
+                repartition=repartition,
+                extract=not no_extract,
+                observer=story,
+                stop=stop,
+            )
+        data = done.to_dict()
+        best = done.best()
+        columns = ("method", *sweeps, "accuracy %", "std", "worst 10 %", "sends per round", "seconds")
+        rows = [
+            (
+                p.method,
+                *(p.sweep[k] for k in sweeps),
+                percent(p.run.accuracy["mean"]),
+                percent(p.run.accuracy["std"]),
+                percent(p.run.fairness.get("worst10")),
+                f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
+                f"{p.run.measured.get('seconds', {}).get('train', 0):.2f}",
+            )
+            for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
+        ]
+        shown = table("", columns, rows, right=columns[1:])
+        values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
+        last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
+        return Answer(
+            data, [f"{len(done.points)} points, {done.reused} of them were there already.", last], Exit.OK, [shown]
+        )
+
+    answer("grid", json, call)

@@ -1,0 +1,87 @@
+"""Where the model runs: resolved once, said aloud, never quietly something else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from fedcache.errors import Exit, FedcacheError, unknown
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A resolved device.
+
+    Attributes:
+        kind: ``cpu`` | ``cuda``.
+        name: the GPU's name, or ``N cores``.
+        why: one clause for the first line printed.
+    """
+
+    kind: str
+    name: str
+    why: str
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolve_device(requested: str) -> Device:
+    """``auto`` takes a GPU when torch can use one and says why not otherwise; ``cuda`` never falls back.
+
+    Raises:
+        FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
+    """
+    if requested not in ("auto", "cpu", "cuda"):
+        raise unknown("device", requested, ("auto", "cpu", "cuda"))
+    if requested == "cpu":
+        return Device("cpu", f"{cores()} cores", "asked for")
+    import torch
+
+    if torch.cuda.is_available():
+        why = "asked for" if requested == "cuda" else "torch sees a GPU"
+        return Device("cuda", torch.cuda.get_device_name(), why)
+    built = torch.version.cuda
+    reason = (
+        f"torch {torch.__version__} was built without CUDA" if built is None else "torch finds no NVIDIA driver or GPU"
+    )
+    if requested == "cuda":
+        raise FedcacheError(
+            Exit.ENVIRONMENT, f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
+        )
+    if shutil.which("nvidia-smi"):
+        reason += ", although nvidia-smi is installed: run `fedcache doctor`"
+    return Device("cpu", f"{cores()} cores", reason)
+
+
+def resolve_dtype(requested: str, device: str) -> str:
+    """Compute dtype: ``auto`` is float32 on a CPU and bfloat16 (float16 on older GPUs) on CUDA."""
+    if requested == "auto":
+        if device == "cpu":
+            return "float32"
+        import torch
+
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+    if requested not in DTYPES:
+        raise unknown("dtype", requested, ("auto", *DTYPES))
+    return requested
+
+
+def how_record(device: Device, dtype: str, batch: int, threads: int, providers: set[str]) -> dict[str, str | int]:
+    """What a feature's last bits depend on besides its recipe: recorded, and constant while an array is unfinished."""
+    record: dict[str, str | int] = {"device": device.kind, "dtype": dtype, "batch": batch, "threads": threads}
+    if device.kind == "cuda":
+        record["gpu"] = device.name
+    libraries = {"timm": "timm", "packaged": "timm", "open_clip": "open_clip_torch", "glyph_clip": "open_clip_torch"}
+    for name in sorted({"torch", "pillow", "numpy", *(libraries[p] for p in providers if p in libraries)}):
+        try:
+            record[name] = version(name)
+        except PackageNotFoundError:  # an editable or vendored install without metadata
+            record[name] = "unknown"
+    return record

@@ -1,0 +1,417 @@
+"""Extraction: dispatch absolute batches, collect chunks, let the store journal them.
+
+At most one chunk's worth of batches per backbone is ever computed but not yet journalled, so a kill loses at most
+that much.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.arrangements import Compute, open_compute
+from fedcache.extract.batches import Computed, How, Job
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.device import cores
+from fedcache.extract.images import BadImage, decode
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer
+from fedcache.store.store import ArrayWriter, Store
+
+MAX_CHUNK_BYTES = 8 << 20
+MAX_CHUNK_ROWS = 512
+
+
+def chunk_rows_for(batch: int, row_bytes: int) -> int:
+    """Rows of a chunk: the largest batch * 2^j with at most 512 rows and 8 MiB, at least one batch.
+
+    Powers of two so that the chunks of all backbones of a run nest and each image is decoded once.
+    """
+    rows = batch
+    while rows * 2 <= MAX_CHUNK_ROWS and rows * 2 * row_bytes <= MAX_CHUNK_BYTES:
+        rows *= 2
+    return rows
+
+
+@dataclass
+class Tally:
+    """What a run did; the figures of its last line.
+
+    Attributes:
+        images: images decoded in this process tree.
+        forward_batches: per key, batches computed.
+        kept_chunks: per key, chunks found finished.
+        bad: reason per quarantined row, all arrays of the run.
+        seconds: wall time of the extraction loop.
+        decode_seconds: summed over workers.
+        forward_seconds: summed over workers and backbones.
+        workers: processes that computed.
+    """
+
+    images: int = 0
+    forward_batches: dict[str, int] = field(default_factory=dict)
+    kept_chunks: dict[str, int] = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    decode_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    workers: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+        return self.images / self.seconds if self.seconds else 0.0
+
+    def busy(self, cores: int) -> float:
+        """Share of the cores' time that went into decoding and the models."""
+        return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores) if self.seconds else 0.0
+
+
+def parse_max_bad(text: str, rows: int) -> int:
+    """``1%`` of the rows (at least 1 image) or a number of images.
+
+    Raises:
+        FedcacheError: USAGE, when it is neither.
+    """
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1])
+            if 0 <= share <= 100:
+                return max(1, math.floor(rows * share / 100)) if share else 0
+        elif int(text) >= 0:
+            return int(text)
+    except ValueError:
+        pass
+    raise FedcacheError(
+        Exit.USAGE, f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10"
+    )
+
+
+@dataclass
+class Pending:
+    """A chunk being filled."""
+
+    rows: NDArray[Any]
+    left: int
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class Collector:
+    """Places computed batches into chunks and hands full ones to a writing thread, in order."""
+
+    def __init__(self, writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> None:
+        self.writers, self.rows, self.batch = writers, rows, batch
+        self.pending: dict[tuple[str, int], Pending] = {}
+        self.unsaved = dict.fromkeys(writers, 0)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self.saving: dict[Future[None], tuple[str, int]] = {}
+
+    def chunk_of(self, key: str, batch: int) -> int:
+        """The chunk of ``key`` that holds absolute batch ``batch``."""
+        return batch * self.batch // self.writers[key].chunk_rows
+
+    def batches_in(self, key: str, chunk: int) -> int:
+        """Batches of a chunk; the last one may be short."""
+        size = self.writers[key].chunk_rows
+        return math.ceil((min((chunk + 1) * size, self.rows) - chunk * size) / self.batch)
+
+    def limit(self, key: str) -> int:
+        """Batches of ``key`` that may be computed and not yet journalled: one chunk."""
+        return math.ceil(self.writers[key].chunk_rows / self.batch)
+
+    def add(self, batch: int, computed: Computed) -> None:
+        """Place a batch; start the write of every chunk it completes."""
+        first = batch * self.batch
+        for key, values in computed.features.items():
+            chunk = self.chunk_of(key, batch)
+            size = self.writers[key].chunk_rows
+            part = self.pending.get((key, chunk))
+            if part is None:
+                length = min((chunk + 1) * size, self.rows) - chunk * size
+                part = Pending(np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk))
+                self.pending[key, chunk] = part
+            offset = first - chunk * size
+            part.rows[offset : offset + len(values)] = values
+            part.bad.update(computed.bad)
+            part.left -= 1
+            if part.left == 0:
+                del self.pending[key, chunk]
+                future = self.thread.submit(self.writers[key].write, chunk, part.rows, part.bad)
+                self.saving[future] = (key, self.batches_in(key, chunk))
+
+    def settle(self, *, block: bool = False) -> None:
+        """Take note of finished writes; ``block`` waits for all. A failed write raises here."""
+        if block and self.saving:
+            wait(self.saving)
+        for future in [f for f in self.saving if f.done()]:
+            key, count = self.saving.pop(future)
+            future.result()
+            self.unsaved[key] -= count
+
+
+def run_batches(
+    tasks: Sequence[tuple[int, tuple[str, ...]]],
+    compute: Compute,
+    collector: Collector,
+    *,
+    max_bad: int,
+    stop: Stop,
+    tally: Tally,
+    observer: Observer,
+) -> bool:
+    """Compute and store every task; False when it was stopped on request (chunks begun are finished).
+
+    Args:
+        tasks: (absolute batch, keys that want it), in order.
+
+    Raises:
+        FedcacheError: CORRUPT, as soon as more than ``max_bad`` images are bad; ENVIRONMENT when a worker died.
+    """
+    queue: Iterator[tuple[int, tuple[str, ...]]] = iter(tasks)
+    waiting: dict[Future[Any], tuple[int, tuple[str, ...]]] = {}
+    begun: set[tuple[str, int]] = set()
+    held = next(queue, None)
+    while True:
+        collector.settle()
+        while held is not None and len(waiting) < compute.depth:
+            batch, keys = held
+            chunks = {(k, collector.chunk_of(k, batch)) for k in keys}
+            if stop.requested and not chunks & begun:
+                held = None
+                break
+            if any(collector.unsaved[k] >= collector.limit(k) for k in keys):
+                break
+            begun |= chunks
+            for k in keys:
+                collector.unsaved[k] += 1
+            waiting[compute.submit(batch, keys)] = held
+            held = next(queue, None)
+        if not waiting and held is None:
+            break
+        done, _ = wait([*waiting, *collector.saving], timeout=1.0, return_when=FIRST_COMPLETED)
+        for future in sorted((f for f in done if f in waiting), key=lambda f: waiting[f][0]):
+            batch, keys = waiting.pop(future)
+            try:
+                computed = compute.finish(batch, keys, future.result())
+            except BrokenProcessPool as error:
+                raise FedcacheError(
+                    Exit.ENVIRONMENT,
+                    "An extraction worker was ended from outside (out of memory?).",
+                    "Run the same command again: it resumes. A smaller --batch or --workers 1 needs less memory.",
+                ) from error
+            tally.images += computed.decoded
+            tally.decode_seconds += computed.decode_seconds
+            for key, seconds in computed.forward_seconds.items():
+                tally.forward_seconds += seconds
+                tally.forward_batches[key] = tally.forward_batches.get(key, 0) + 1
+            tally.bad.update(computed.bad)
+            collector.add(batch, computed)
+            observer.advance(computed.decoded)
+            if len(tally.bad) > max_bad:
+                collector.settle(block=True)
+                row, reason = sorted(computed.bad.items())[-1]
+                raise FedcacheError(
+                    Exit.CORRUPT,
+                    f"{len(tally.bad)} images could not be read, more than --max-bad {max_bad}; the last is "
+                    f"row {row}: {reason}.",
+                    "Mend the images, or run again with a larger --max-bad: finished chunks are kept.",
+                )
+    collector.settle(block=True)
+    return not stop.requested
+
+
+def open_writers(
+    stack: ExitStack,
+    store: Store,
+    jobs: Sequence[Job],
+    shapes: Mapping[str, tuple[int, ...]],
+    chunk_rows: Mapping[str, int],
+    how: Mapping[str, Any],
+    *,
+    wait_for: bool,
+    fresh: bool,
+) -> dict[str, ArrayWriter]:
+    """A writer per array, locked until the stack closes; sorted by key so that two runs cannot wait for each other."""
+    writers = {}
+    for job in sorted(jobs, key=lambda j: j.key):
+        writers[job.key] = stack.enter_context(
+            store.writer(
+                job.key,
+                shape=shapes[job.key],
+                dtype=job.recipe.dtype,
+                chunk_rows=chunk_rows[job.key],
+                recipe=job.recipe.to_dict(),
+                how=dict(how),
+                wait=wait_for,
+                fresh=fresh,
+            )
+        )
+    return writers
+
+
+def plan_tasks(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> list[tuple[int, tuple[str, ...]]]:
+    """Absolute batches still to compute and the keys that want each."""
+    missing = {key: set(writer.missing()) for key, writer in writers.items()}
+    tasks = []
+    for index in range(math.ceil(rows / batch)):
+        keys = tuple(k for k, w in writers.items() if index * batch // w.chunk_rows in missing[k])
+        if keys:
+            tasks.append((index, keys))
+    return tasks
+
+
+def extract_arrays(
+    store: Store,
+    data: Dataset,
+    jobs: Sequence[Job],
+    how: How,
+    record: Mapping[str, Any],
+    *,
+    workers: int | None,
+    chunk_rows: int | None,
+    max_bad: int,
+    text: Mapping[str, Sequence[str]],
+    wait_for: bool,
+    fresh: bool,
+    stop: Stop,
+    observer: Observer,
+) -> Tally:
+    """Compute what is missing of every job's array and write the text features asked for.
+
+    Args:
+        store: of ``data``.
+        jobs: the backbones to run.
+        how: device, dtype, batch, threads.
+        record: ``how`` with library versions, as the store keeps it.
+        workers: processes; None chooses, 0 means this process.
+        chunk_rows: rows per chunk for every array; None chooses per backbone.
+        max_bad: images that may be bad.
+        text: templates per key whose text features are to be written.
+        wait_for: wait for another writer of the same array instead of exit 4.
+        fresh: discard unfinished arrays.
+        stop: set by a signal handler.
+
+    Raises:
+        FedcacheError: INTERRUPTED after a stop; CORRUPT over ``max_bad``; STORE when locked.
+    """
+    from fedcache.extract.backbones import lookup
+
+    rows = len(data.names)
+    tally = Tally()
+    shapes = {job.key: feature_shape(job, data, lookup(job.backbone).width) for job in jobs}
+    sizes = {
+        job.key: chunk_rows
+        or chunk_rows_for(how.batch, math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize)
+        for job in jobs
+    }
+    for key, size in sizes.items():
+        if size % how.batch:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--chunk-rows {size} is not a multiple of the batch {how.batch} ({key}).",
+                f"For example --chunk-rows {max(1, size // how.batch) * how.batch}",
+            )
+    with ExitStack() as stack:
+        writers = open_writers(stack, store, jobs, shapes, sizes, record, wait_for=wait_for, fresh=fresh)
+        tasks = plan_tasks(writers, rows, how.batch)
+        tally.kept_chunks = {key: len(writer.kept) for key, writer in writers.items()}
+        tally.bad = {row: reason for writer in writers.values() for row, reason in writer.bad.items()}
+        tally.forward_batches = dict.fromkeys(writers, 0)
+        if tasks or text:
+            compute = open_compute(jobs, data, how, workers, len(tasks), cores())
+            stack.callback(compute.close)
+            tally.workers = compute.workers
+            if tasks:
+                announce(compute, jobs, how, tasks, writers, observer)
+                _run(tasks, compute, writers, rows, how, max_bad, stop, tally, observer)
+            for key, templates in text.items():
+                job = next(j for j in jobs if j.key == key)
+                matrix = compute.text(key, data.classes, templates)
+                store.put_text(
+                    job.backbone,
+                    list(templates),
+                    matrix,
+                    {"backbone": job.backbone, "weights": job.recipe.weights, "classes": list(data.classes)},
+                )
+        for writer in writers.values():
+            writer.complete()
+    return tally
+
+
+def _run(
+    tasks: Sequence[tuple[int, tuple[str, ...]]],
+    compute: Compute,
+    writers: Mapping[str, ArrayWriter],
+    rows: int,
+    how: How,
+    max_bad: int,
+    stop: Stop,
+    tally: Tally,
+    observer: Observer,
+) -> None:
+    """``run_batches`` with its clock, its progress bar and the message of an interruption."""
+    collector = Collector(writers, rows, how.batch)
+    begin = time.perf_counter()
+    observer.start("extracting", sum(min(how.batch, rows - b * how.batch) for b, _ in tasks), "images")
+    try:
+        finished = run_batches(tasks, compute, collector, max_bad=max_bad, stop=stop, tally=tally, observer=observer)
+    finally:
+        collector.thread.shutdown(wait=True)
+        tally.seconds = time.perf_counter() - begin
+        observer.stop()
+    if not finished:
+        raise FedcacheError(
+            Exit.INTERRUPTED,
+            f"Stopped on request after {tally.images:,} images; every finished chunk is kept.",
+            "Run the same command again to go on.",
+        )
+
+
+def feature_shape(job: Job, data: Dataset, width: int) -> tuple[int, ...]:
+    """[N, V, D], or [N, V, H, W, 3] for pixels; the native size of pixels is that of the first good image."""
+    rows, views = len(data.names), job.recipe.views
+    if job.recipe.dtype != "uint8":
+        return (rows, views, width)
+    if job.recipe.size:
+        return (rows, views, job.recipe.size, job.recipe.size, 3)
+    for row in range(rows):
+        try:
+            side = decode(data.source.read(row)).size
+        except BadImage:
+            continue
+        return (rows, views, side[1], side[0], 3)
+    raise FedcacheError(Exit.CORRUPT, "No image of the dataset can be read.", "Check the dataset's path and format.")
+
+
+def announce(
+    compute: Compute,
+    jobs: Sequence[Job],
+    how: How,
+    tasks: Sequence[Any],
+    writers: Mapping[str, ArrayWriter],
+    observer: Observer,
+) -> None:
+    """The first line of an extraction: device, dtype, batch and the rate to expect of the models alone."""
+    seconds = sum(compute.warm().values())
+    parallel = compute.workers if how.device == "cpu" else 1
+    names = " + ".join(job.recipe.label for job in jobs)
+    observer.note(
+        f"{names} on {how.device}, {how.dtype}, batch {how.batch}, {compute.workers} "
+        f"{'process' if compute.workers == 1 else 'processes'} of {how.threads} thread: expect about "
+        f"{parallel / max(seconds, 1e-9):,.0f} images/s before decoding."
+    )
+    for key, writer in writers.items():
+        if writer.kept:
+            observer.note(
+                f"{key}: {len(writer.kept)} of {len(writer.kept) + len(writer.missing())} chunks kept, resuming."
+            )

@@ -1,0 +1,39 @@
+"""Folders of small images for the tests, written by the tests."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def picture(seed: int, label: int, side: int = 24) -> Image.Image:
+    """A noisy square whose brightness and colour depend on its class, so that classes can be learnt."""
+    rng = np.random.default_rng(seed)
+    base = np.full((side, side, 3), 40 + 45 * label, np.float64)
+    base[..., label % 3] += 60
+    return Image.fromarray(np.clip(base + rng.normal(0, 25, base.shape), 0, 255).astype(np.uint8))
+
+
+def folder(root: Path, *, train: int = 12, test: int = 4, classes: int = 3, domains: tuple[str, ...] = ()) -> Path:
+    """``root/{split}/[domain/]{class}/NNN.png`` with so many images per class (and domain)."""
+    for d, domain in enumerate(domains or ("",)):
+        for split, count in (("train", train), ("test", test)):
+            for c in range(classes):
+                place = root / split / domain / f"class{c}"
+                place.mkdir(parents=True)
+                for i in range(count):
+                    seed = (((d * 2 + (split == "test")) * 64) + c) * 1000 + i
+                    picture(seed, c).save(place / f"{i:03}.png")
+    return root
+
+
+def zipped(root: Path, path: Path) -> Path:
+    """The same tree as a zip."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(root.parent))
+    return path

@@ -1,0 +1,147 @@
+"""The command line as a whole: help, envelopes, exit codes, start-up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+COMMANDS = (
+    ("demo",),
+    ("extract",),
+    ("ingest",),
+    ("partition",),
+    ("shard",),
+    ("train",),
+    ("grid",),
+    ("ls",),
+    ("inspect",),
+    ("verify",),
+    ("export",),
+    ("doctor",),
+    ("config",),
+    ("methods", "list"),
+    ("methods", "info"),
+    ("backbones", "list"),
+    ("backbones", "info"),
+    ("backbones", "import"),
+    ("backbones", "pull"),
+    ("backbones", "verify"),
+    ("datasets", "list"),
+    ("datasets", "info"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_refuses_an_unknown_flag(command: tuple[str, ...]) -> None:
+    shown = fedcache(*command, "--help")
+    assert shown.code == 0
+    assert "--json" in shown.out
+    wrong = fedcache(*command, "--jsn-no-such-flag", "--json")
+    assert wrong.code == 2
+    assert wrong.envelope["status"] == "error"
+    assert wrong.envelope["error"]["code"] == 2
+    assert wrong.envelope["error"]["hint"]
+    assert "Traceback" not in wrong.err
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = fedcache("extrakt", "--json")
+    assert done.code == 2
+    assert "extract" in done.err
+
+
+@pytest.mark.parametrize("words", [("methods", "list"), ("backbones", "list"), ("datasets", "list"), ("ls",)])
+def test_lists_have_names(words: tuple[str, ...]) -> None:
+    data = ok(*words).data
+    (key,) = data
+    assert key in ("methods", "backbones", "datasets", "entries")
+    assert all("name" in entry for entry in data[key])
+
+
+def test_help_and_import_are_quick_because_they_import_no_torch() -> None:
+    code = (
+        "import sys\nimport fedcache, fedcache.cli\n"
+        "heavy = {'torch', 'timm', 'open_clip', 'zarr', 'h5py', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("inspect", "nowhere.zarr"), ("verify", "nowhere.zarr"), ("export", "x.npz"), ("shard", "-p", "x")]
+)
+def test_a_store_that_is_not_there_is_exit_4_with_the_command(words: tuple[str, ...]) -> None:
+    done = fedcache(*words, "--json")
+    assert done.code == 4
+    assert "fedcache extract" in done.envelope["error"]["hint"]
+
+
+def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fedcache.toml"
+    path.write_text('[train]\nmethod = "fed3r"\nroundz = 3\n')
+    done = fedcache("config", "--config", path, "--json")
+    assert done.code == 2
+    assert "rounds" in done.envelope["error"]["message"]
+    path.write_text('[train]\nmethod = "fed3r"\nrounds = 3\n')
+    assert ok("config", "--config", path).data["train"]["rounds"] == 3
+    path.write_text("[train\n")
+    assert fedcache("config", "--config", path, "--json").code == 2
+
+
+def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=4, test=2)
+    store = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0).data[
+        "path"
+    ]
+    seen = ok("inspect", store).data
+    assert seen["images"] == seen["ok"] == 18
+    assert seen["splits"] == {"train": 12, "test": 6, "validation": 0}
+    assert ok("verify", store).data["problems"] == []
+    for ending in ("npz", "h5", "parquet", "safetensors"):
+        out = tmp_path / f"features.{ending}"
+        assert ok("export", out, "--store", store).data["rows"] == 18
+        back = ok("ingest", out, "--name", f"mine-{ending}").data
+        assert back["images"] == 18
+        run = ok("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2).data
+        assert run["dataset"]["slug"].startswith("mine")
+
+
+def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=8, test=2)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    done = ok(
+        "partition",
+        "--scheme",
+        "dirichlet",
+        "--clients",
+        3,
+        "--alpha",
+        0.5,
+        "--out",
+        tmp_path / "p.json",
+        "--plot",
+        tmp_path / "p.png",
+    )
+    assert sum(c["train"] for c in done.data["clients"]) == 24
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    again = ok("train", "--method", "fed3r", "--partition", tmp_path / "p.json").data
+    assert again["partition"]["digest"] == done.data["digest"]
+    wrong = fedcache("partition", "--scheme", "dirichlet", "--alpa", 1, "--json")
+    assert wrong.code == 2
+    infeasible = fedcache("partition", "--scheme", "iid", "--clients", 1000, "--json")
+    assert infeasible.code == 2
+    assert "24" in infeasible.envelope["error"]["hint"]
+
+
+def test_doctor_names_what_it_looked_at() -> None:
+    done = fedcache("doctor", "--json")
+    assert done.code in (0, 6)
+    assert {"Python", "torch", "torch + torchvision", "device", "FEDCACHE_HOME"} <= {
+        e["name"] for e in done.data["entries"]
+    }

@@ -1,0 +1,320 @@
+"""Extraction end to end: what a user sees of it, and the promises behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok, start
+from pictures import folder, zipped
+
+from fedcache.store.store import Store
+
+SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes")
+
+
+def extract(images: Path, *words: object) -> Any:
+    return fedcache(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, *words, "--json"
+    )
+
+
+def content(store: Path) -> dict[str, str]:
+    """sha256 of every file but the history and the locks."""
+    return {
+        str(f.relative_to(store)): hashlib.sha256(f.read_bytes()).hexdigest()
+        for f in sorted(store.rglob("*"))
+        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
+    }
+
+
+def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
+    from fedcache.extract import backbones
+    from fedcache.extract.images import decode, resize
+    from fedcache.extract.recipe import Recipe
+
+    done = extract(images)
+    assert done.code == 0, done.err
+    store = Store.open(Path(done.data["path"]))
+    key = done.data["arrays"][0]["key"]
+    info = store.arrays[key]
+    recipe = Recipe.from_dict(info.recipe)
+    backbone = backbones.lookup("random-projection")
+    weights = backbones.Weights(None, recipe.weights, "seeded")
+    encoder = backbones.load(backbone, weights, recipe, device="cpu", dtype="float32")
+    import torch
+
+    row = 7
+    image = resize(decode((images / store.samples.name[row]).read_bytes()), recipe)
+    one = encoder.image(torch.from_numpy(image)[None].repeat(4, 1, 1, 1))[0].numpy()
+    assert np.allclose(store.reader(key).rows(np.array([row]))[0, 0], one, rtol=2e-3, atol=2e-3)
+
+
+def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images: Path, tmp_path: Path) -> None:
+    home = os.environ["FEDCACHE_HOME"]
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")
+    first = start(*words, home=home)
+    assert first.wait(120) == 0, first.communicate()[1]
+    again = extract(images)
+    assert again.code == 0
+    assert [a["forward_batches"] for a in again.data["arrays"]] == [0]
+    assert again.data["decoded"] == 0
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from fedcache.cli import main\ntry: main(sys.argv[1:])\n"
+        "except SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules and 'timm' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_folder_and_zip_make_the_same_features(images: Path, tmp_path: Path) -> None:
+    a = extract(images).data
+    b = extract(zipped(images, tmp_path / "shapes.zip")).data
+    assert a["dataset"]["digest"] == b["dataset"]["digest"]
+    assert a["path"] == b["path"]
+
+
+def test_decoding_happens_once_for_all_backbones(images: Path) -> None:
+    done = fedcache(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection,pixels",
+        "--size",
+        16,
+        *SMALL,
+        "--json",
+    )
+    assert done.code == 0, done.err
+    assert done.data["decoded"] == done.data["images"]
+    assert [a["forward_batches"] for a in done.data["arrays"]] == [12, 12]
+
+
+def test_views_are_seeded_and_the_first_is_the_plain_one(images: Path) -> None:
+    plain = Store.open(Path(extract(images).data["path"]))
+    done = extract(images, "--views", 3)
+    store = Store.open(Path(done.data["path"]))
+    key = done.data["arrays"][0]["key"]
+    views = store.reader(key).all()
+    first = plain.reader(next(k for k in plain.arrays if k != key)).all()
+    assert views.shape[1] == 3
+    assert np.array_equal(views[:, :1], first)
+    assert not np.array_equal(views[:, 1], views[:, 2])
+
+
+def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
+    (images / "train" / "class1" / "broken.png").write_bytes(b"not a picture")
+    done = extract(images)
+    assert done.code == 3
+    store = Store.open(Path(done.data["path"]))
+    row = list(store.samples.name).index("train/class1/broken.png")
+    assert store.samples.ok[row] == 0
+    assert store.samples.ok.sum() == len(store.samples.ok) - 1
+    features = store.reader(done.data["arrays"][0]["key"]).all()
+    assert np.isnan(features[row]).all()
+    assert np.isfinite(np.delete(features, row, axis=0)).all()
+    assert done.data["bad"][0][0] == row
+    again = extract(images)
+    assert again.code == 3  # the second run says the same as the first
+    assert again.data["decoded"] == 0
+
+
+def test_too_many_bad_images_stop_the_run_and_it_can_go_on(images: Path) -> None:
+    for i in range(3):
+        (images / "train" / "class0" / f"bad{i}.png").write_bytes(b"no")
+    stopped = extract(images, "--max-bad", 1)
+    assert stopped.code == 5
+    assert "--max-bad" in stopped.envelope["error"]["hint"]
+    assert extract(images, "--max-bad", 3).code == 3
+
+
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_path: Path) -> None:
+    """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
+    whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
+    from fedcache.api import extraction
+    from fedcache.config import ExtractConfig, Home
+    from fedcache.errors import Exit, FedcacheError
+    from fedcache.extract.stop import Stop
+    from fedcache.progress import Silent
+
+    class StopAfter(Silent):
+        seen = 0
+        stop = Stop()
+
+        def advance(self, units: int) -> None:
+            self.seen += units
+            if self.seen >= 20:
+                self.stop.ask()
+
+    config = ExtractConfig(
+        dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=8, workers=0
+    )
+    observer = StopAfter()
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    part = tmp_path / "part.zarr"
+    with pytest.raises(FedcacheError) as caught:
+        extraction.extract(config, home, store=part, observer=observer, stop=observer.stop)
+    assert caught.value.code is Exit.INTERRUPTED
+    with pytest.raises(FedcacheError) as refused:
+        Store.open(part).reader(next(iter(Store.open(whole).arrays)))
+    assert refused.value.code is Exit.STORE
+    done = extraction.extract(config, home, store=part)
+    assert done.arrays[0]["kept_chunks"] == 3
+    assert done.arrays[0]["forward_batches"] == 6
+    assert content(part) == content(whole)
+
+
+def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.extract.batches import Runner
+
+    real = Runner._encode
+
+    def poisoned(self: Runner, job: Any, pictures: Any, rows: Any, bad: Any) -> Any:
+        out = real(self, job, pictures, rows, bad)
+        if 5 in rows:
+            out[rows.index(5)] = np.inf
+        return out
+
+    monkeypatch.setattr(Runner, "_encode", poisoned)
+    done = extract(images)
+    assert done.code == 5
+    assert "row" in done.envelope["error"]["message"]
+    assert "5" in done.envelope["error"]["message"]
+
+
+def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
+    done = extract(images)
+    store = Path(done.data["path"])
+    chunk = next(f for f in sorted((store / "features").rglob("*")) if f.is_file() and "c" in f.parts)
+    raw = bytearray(chunk.read_bytes())
+    raw[11] ^= 4
+    chunk.write_bytes(raw)
+    assert fedcache("verify", store).code == 5
+    trained = fedcache("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2, "--json")
+    assert trained.code == 5
+    assert "verify" in trained.envelope["error"]["hint"]
+
+
+def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
+    done = extract(images, "--dry-run")
+    assert done.code == 0
+    assert done.data["arrays"][0]["bytes"] == 48 * 64 * 2
+    assert done.data["rate"] > 0
+    assert not Path(done.data["path"]).exists()
+
+
+def test_limit_takes_rows_evenly_and_is_another_dataset(images: Path) -> None:
+    done = extract(images, "--limit", 12)
+    store = Store.open(Path(done.data["path"]))
+    assert store.rows == 12
+    assert set(store.samples.label.tolist()) == {0, 1, 2}
+    assert extract(images).data["path"] != done.data["path"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("--backbones", "clip-rn5O"), 2, "clip-rn50"),
+        (("--recipe", "sise=3"), 2, "size"),
+        (("--device", "gpu"), 2, "cuda"),
+        (("--max-bad", "many"), 2, "1%"),
+        (("--chunk-rows", "6"), 2, "multiple"),
+        (("--text", "a photo"), 2, "{}"),
+        (("--dataset", "folder:nowhere"), 2, "nowhere"),
+        (("--dataset", "digitz"), 2, "digits"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_right_ones(
+    images: Path, words: tuple[str, ...], code: int, expected: str
+) -> None:
+    base = {"--dataset": f"folder:{images}", "--backbones": "random-projection", "--batch": "4"}
+    if "--text" in words:
+        base["--backbones"] = "glyph-clip"
+    base[words[0]] = words[1]
+    done = fedcache("extract", *(w for pair in base.items() for w in pair), "--json")
+    assert done.code == code, done.err
+    error = done.envelope["error"]
+    assert expected in error["message"] + error["hint"]
+    assert "Traceback" not in done.err
+
+
+def test_missing_weights_name_three_places_and_what_works_now(images: Path) -> None:
+    done = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "resnet18-quickdraw,clip-rn50", "--json")
+    assert done.code == 6
+    error = done.envelope["error"]
+    words = error["message"] + error["hint"]
+    for place in ("--weights", "weights", "efficientnet-lite0"):
+        assert place in words
+
+
+def test_text_features_of_several_templates_are_unit_means(images: Path) -> None:
+    done = ok(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--text", "a photo of a {}.",
+        "--text", "the word {}.",
+    )  # fmt: skip
+    store = Store.open(Path(done.data["path"]))
+    matrix = store.text("glyph-clip")
+    assert matrix.shape == (3, 128)
+    assert np.allclose(np.linalg.norm(matrix, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_killed_three_times_and_resumed_is_byte_identical(tmp_path: Path) -> None:
+    images = folder(tmp_path / "many", train=96, test=32)  # 384 images, 48 chunks of 8
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
+             "--batch", 4, "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
+    home = os.environ["FEDCACHE_HOME"]
+    whole = start(*words, "--store", tmp_path / "whole.zarr", home=home)
+    assert whole.wait(240) == 0, whole.communicate()[1]
+    part = tmp_path / "part.zarr"
+    for share in (0.25, 0.5, 0.75):
+        run = start(*words, "--store", part, home=home)
+        while run.poll() is None and chunks(part) < share * 96:
+            time.sleep(0.005)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    last = start(*words, "--store", part, home=home)
+    assert last.wait(240) == 0
+    assert content(part) == content(tmp_path / "whole.zarr")
+    assert not list(part.rglob("*.partial"))
+
+
+def chunks(store: Path) -> int:
+    return (
+        sum(1 for f in (store / "features").rglob("*") if f.is_file() and f.name != "zarr.json")
+        if store.exists()
+        else 0
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+    images = folder(tmp_path / "many", train=96, test=32)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
+             "--batch", 4, "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
+    run = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
+    while run.poll() is None and chunks(tmp_path / "s.zarr") < 4:
+        time.sleep(0.005)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert '"status": "error"' in out
+    assert "same command" in err
+    again = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
+    assert again.wait(240) == 0, again.communicate()[1]

@@ -1,0 +1,223 @@
+"""Training end to end: defaults said aloud, stored results, resume, shards, grids."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok, start
+from pictures import folder
+
+from fedcache.federate.methods import METHODS
+
+SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+IID = ("--scheme", "iid", "--clients", 3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two domains of three classes, with features of two backbones and text features of one."""
+    images = folder(tmp_path / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    done = ok(
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection,glyph-clip",
+        "--recipe",
+        "random-projection:size=16",
+        *SMALL,
+    )
+    return Path(done.data["path"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
+    done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1")
+    data = done.data
+    for key in (
+        "method",
+        "preset",
+        "fidelity",
+        "dataset",
+        "backbones",
+        "partition",
+        "rounds",
+        "seeds",
+        "accuracy",
+        "fairness",
+        "traffic",
+        "seconds",
+        "digest",
+    ):
+        assert key in data, key
+    assert set(data["accuracy"]) >= {"mean", "std", "per_seed", "per_client"}
+    assert len(data["accuracy"]["per_client"]) == 3
+    assert len(data["accuracy"]["per_seed"]) == 2
+    assert 0 <= data["accuracy"]["mean"] <= 1
+    assert set(data["traffic"]) >= {"up", "down", "paper", "exact"}
+    assert set(data["seconds"]) >= {"extract", "train"}
+
+
+def test_the_same_run_again_is_returned_and_not_run(store: Path) -> None:
+    first = ok("train", "--method", "fedavg", *IID, "--rounds", 2).data
+    again = ok("train", "--method", "fedavg", *IID, "--rounds", 2).data
+    assert not first["reused"]
+    assert again["reused"]
+    assert again["accuracy"] == first["accuracy"]
+    other = ok("train", "--method", "fedavg", *IID, "--rounds", 2, "--set", "lr=0.5").data
+    assert other["digest"] != first["digest"]
+
+
+def test_a_fresh_run_is_bit_identical(store: Path) -> None:
+    words = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--seeds", "0,1")
+    path = Path(ok(*words).data["path"])
+    files = {name: (path / name).read_bytes() for name in ("result.json", "rounds.jsonl")}
+    ok(*words, "--fresh")
+    assert {name: (path / name).read_bytes() for name in files} == files
+
+
+def test_result_holds_no_time_and_no_place(store: Path, tmp_path: Path) -> None:
+    path = Path(ok("train", "--method", "fed3r", *IID).data["path"])
+    text = (path / "result.json").read_text() + (path / "rounds.jsonl").read_text()
+    assert "seconds" not in text
+    assert str(tmp_path) not in text
+
+
+def test_the_config_of_a_run_runs_it_again(store: Path) -> None:
+    first = ok("train", "--method", "fedprox", *IID, "--rounds", 2, "--set", "mu=0.3").data
+    again = ok("train", "--config", Path(first["path"]) / "config.toml").data
+    assert again["accuracy"] == first["accuracy"]
+    assert again["hyperparameters"] == first["hyperparameters"]
+
+
+def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_path: Path) -> None:
+    saved = ok("partition", *IID).data["name"]
+    ok("shard", "--partition", saved, "--out", tmp_path / "sites")
+    for name in ("fed3r", "fedpcl"):
+        by_index = ok("train", "--method", name, "--partition", saved, "--rounds", 2).data
+        by_store = ok("train", "--method", name, "--clients-from", tmp_path / "sites", "--rounds", 2).data
+        assert by_store["accuracy"] == by_index["accuracy"]
+        assert by_store["traffic"] == by_index["traffic"]
+
+
+def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:
+    grid = ok("grid", "--method", "fedavg,fedprox", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 2).data
+    assert {(p["method"], p["sweep"]["lr"]) for p in grid["points"]} == {
+        ("fedavg", "0.1"),
+        ("fedavg", "0.01"),
+        ("fedprox", "0.1"),
+        ("fedprox", "0.01"),
+    }
+    alone = ok("train", "--method", "fedprox", "--set", "lr=0.01", *IID, "--rounds", 2).data
+    assert alone["reused"]
+    assert alone["accuracy"] == next(
+        p["accuracy"] for p in grid["points"] if p["method"] == "fedprox" and p["sweep"]["lr"] == "0.01"
+    )
+    again = ok("grid", "--method", "fedavg,fedprox", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 2).data
+    assert again["reused"] == 4
+
+
+def test_defaults_are_said_aloud(store: Path) -> None:
+    done = fedcache("train", "--method", "fedavg", "--rounds", 1)
+    assert done.code == 0, done.err
+    for words in ("last extracted", "Backbones", "Partition", "Clients"):
+        assert words in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("--method", "fedpkl"), 2, "fedpcl"),
+        (("--method", "fedavg", "--set", "lrr=1"), 2, "lr"),
+        (("--method", "fedavg", "--set", "lr=-1"), 2, "lr"),
+        (("--method", "fedavg", "--seeds", "x"), 2, "0-4"),
+        (("--method", "fedavg", "--participation", "0"), 2, "10%"),
+        (("--method", "fedavg", "--lift", "staak"), 2, "stack"),
+        (("--method", "fedavg", "--partition", "nope"), 2, "fedcache partition"),
+        (("--method", "fedavg", "--backbones", "vit-base"), 4, "fedcache extract"),
+        (("--method", "fst-cbdg", "--backbones", "random-projection"), 4, "fedcache extract"),
+        (("--method", "fedavg", "--scheme", "iid", "--clients", "9999"), 2, "72"),
+        (("--method", "fedavg", "--domain", "pen"), 2, "ink"),
+        (("--method", "fedavg", "--store", "nowhere.zarr"), 4, "fedcache extract"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_right_ones(
+    store: Path, words: tuple[str, ...], code: int, expected: str
+) -> None:
+    done = fedcache("train", *words, "--json")
+    assert done.code == code, done.err
+    error = done.envelope["error"]
+    assert expected in error["message"] + error["hint"]
+    assert "Traceback" not in done.err
+
+
+def test_nothing_extracted_and_no_extract_is_exit_4() -> None:
+    done = fedcache("train", "--method", "fed3r", "--no-extract", "--json")
+    assert done.code == 4
+    assert "fedcache extract --dataset digits --backbones efficientnet-lite0" in done.envelope["error"]["hint"]
+
+
+def test_a_damaged_result_is_found(store: Path) -> None:
+    path = Path(ok("train", "--method", "fed3r", *IID).data["path"]) / "result.json"
+    content = json.loads(path.read_text())
+    content["accuracy"]["mean"] = 0.99
+    path.write_text(json.dumps(content))
+    assert fedcache("train", "--method", "fed3r", *IID, "--json").code == 5
+
+
+def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run stopped after every single round and started again equals the run in one go."""
+    from fedcache.api import training
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.errors import Exit, FedcacheError
+    from fedcache.extract.stop import Stop
+    from fedcache.progress import Silent
+
+    class StopEachRound(Silent):
+        def __init__(self) -> None:
+            self.stop_flag = Stop()
+
+        def advance(self, units: int) -> None:
+            if units == 1:
+                self.stop_flag.ask()
+
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    dealt = PartitionConfig("iid", 3)
+    config = TrainConfig(method="fedpcl", rounds=4, seeds="0")
+    whole = training.train(config, home, partition=dealt, runs=home.root / "whole")
+    for _ in range(3):
+        observer = StopEachRound()
+        with pytest.raises(FedcacheError) as caught:
+            training.train(
+                config, home, partition=dealt, runs=home.root / "parts", observer=observer, stop=observer.stop_flag
+            )
+        assert caught.value.code is Exit.INTERRUPTED
+    parts = training.train(config, home, partition=dealt, runs=home.root / "parts")
+    assert (parts.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
+    assert (parts.path / "rounds.jsonl").read_bytes() == (whole.path / "rounds.jsonl").read_bytes()
+    assert not list(parts.path.glob("checkpoint*"))
+
+
+@pytest.mark.slow
+def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) -> None:
+    home = os.environ["FEDCACHE_HOME"]
+    words = ("train", "--method", "fedpcl", *IID, "--rounds", 800, "--json")
+    whole = start(*words, "--runs", tmp_path / "whole", home=home)
+    assert whole.wait(280) == 0, whole.communicate()[1]
+    run = start(*words, "--runs", tmp_path / "parts", home=home)
+    began = time.monotonic()
+    while run.poll() is None and not list((tmp_path / "parts").rglob("checkpoint*.safetensors")):
+        assert time.monotonic() - began < 120
+        time.sleep(0.01)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert not list((tmp_path / "parts").rglob("result.json")), "the run was over before it was killed"
+    again = start(*words, "--runs", tmp_path / "parts", home=home)
+    assert again.wait(280) == 0, again.communicate()[1]
+    files = [sorted((tmp_path / side).rglob("result.json"))[0].read_bytes() for side in ("whole", "parts")]
+    assert files[0] == files[1]
