@@ -71,7 +71,7 @@ class Rounds:
         self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = Env(data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device)
-        self.labels = data.y if "labels" in method.needs else None
+        self.labels = data.y.to(data.x.device) if "labels" in method.needs else None
         self.round = 0
         self.server: Tree = {}
         self.states: dict[int, Tree] = {}
