@@ -73,7 +73,7 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     split = columns.split
     held = np.unique(np.concatenate([rows, *(client.test for client in partition.clients)]))
     source = 1 if partition.args.get("pool") == "test" else 0
-    pool = np.flatnonzero((columns.ok == 1) & (split == source) & (True if source == 0 else columns.label >= 0))
+    pool = np.flatnonzero((columns.ok == 1) & (split == source))
     assert partition.pool == len(pool)
     assert partition.dropped == len(np.setdiff1d(pool, held))
     if scheme.name in LEAVE_NONE and (columns.label >= 0).all():
@@ -205,6 +205,16 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
     )
 
 
+def test_label_shift_on_a_labelled_test_split_needs_no_training_labels():
+    columns = columns_from([-1] * 10 + [0, 1] * 30, [0] * 70, [0] * 10 + [1] * 60, [1] * 70, 2, 1)
+    args = {"clients": 2, "ratio": 2.0, "shots": 5, "alpha": 5.0}
+    partition = make("label-shift", columns, pool="test", **args)
+    assert partition.pool == 60
+    assert partition.dropped == 20  # 5 x 2 x 2 = 20 of the 30 rows of each class are dealt
+    with pytest.raises(FedcacheError, match="none of the 10 training rows has a label"):
+        make("label-shift", columns, **args)
+
+
 def test_mixed_domains_are_noted():
     assert "mixes 5 domains" in make("label-shift", DIGIT5).notes[0]
 
@@ -315,7 +325,7 @@ def test_iid_needs_no_labels_and_the_others_name_it():
     assert len(trained(make("iid", columns, clients=4))) == 20
     for name, scheme in SCHEMES.items():
         if scheme.needs_labels:
-            with pytest.raises(FedcacheError, match="20 training rows has a label") as error:
+            with pytest.raises(FedcacheError, match="none of the 20 training rows has a label") as error:
                 make(name, columns)
             assert error.value.code == Exit.USAGE
             assert "--scheme iid" in error.value.hint

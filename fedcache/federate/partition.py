@@ -18,7 +18,7 @@ import numpy as np
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partitions import SCHEMES
 from fedcache.federate.partitions import payload as files
-from fedcache.federate.partitions.pool import Columns, Dealt, Pool, Streams, make_pool, matched
+from fedcache.federate.partitions.pool import TEST, TRAIN, Columns, Dealt, Streams, make_pool, matched
 from fedcache.federate.partitions.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
 from fedcache.store.files import canonical_json, digest_of, write_atomic
 
@@ -169,7 +169,8 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     streams = Streams(seed, scheme)
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
-    pool = make_pool(columns, domain, needs_labels=how.needs_labels, scheme=scheme)
+    split = TEST if values.get("pool") == "test" else TRAIN
+    pool = make_pool(columns, domain, split=split, needs_labels=how.needs_labels, scheme=scheme)
     dealt = how.deal(pool, values, streams)
     train = [np.sort(rows) for rows in dealt.train]
     test = np.setdiff1d(pool.test, np.concatenate(train))  # label shift may train on the test split
@@ -200,7 +201,8 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
         test=test,
         dataset=columns.digest,
         notes=(*notes, *_leaks(columns, train, tests, test)),
-        **_left_out(pool, dealt, train, tests),
+        pool=len(pool.dealt),
+        dropped=len(np.setdiff1d(pool.dealt, np.concatenate([*train, *tests]))),
     )
 
 
@@ -218,13 +220,6 @@ def _tests(
     if values.get("test_protocol") == "matched":
         return [matched(rows, test, columns.label, streams("test")) for rows in train]
     return [test] * len(train)
-
-
-def _left_out(pool: Pool, dealt: Dealt, train: Sequence[np.ndarray], tests: Sequence[np.ndarray]) -> dict[str, int]:
-    """How many rows could have been dealt, and how many of them no client holds."""
-    could = np.concatenate([pool.train if dealt.pool is None else dealt.pool, pool.unlabelled])
-    held = np.unique(np.concatenate([*train, *tests]))
-    return {"pool": len(could), "dropped": int((~np.isin(could, held)).sum())}
 
 
 def _leaks(columns: Columns, train: Sequence[np.ndarray], tests: Sequence[np.ndarray], test: np.ndarray) -> list[str]:

@@ -110,7 +110,7 @@ def deal_label_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
     else:
         rest = np.setdiff1d(pool.test, np.concatenate(held))
         test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
-    return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train), pool=source)
+    return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train))
 
 
 def _label_shift_notes(pool: Pool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]) -> list[str]:

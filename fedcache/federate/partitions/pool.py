@@ -12,6 +12,7 @@ from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.files import canonical_json
 
 TRAIN, TEST = 0, 1
+SPLITS = {TRAIN: "training", TEST: "test"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +83,14 @@ class Pool:
         domains: codes of the chosen domains, in the user's order.
         train: int64, rows of split train.
         test: int64, rows of split test.
-        unlabelled: rows of split train left out because their label is unknown.
+        dealt: int64, rows of the split that is dealt, with those left out because their label is unknown.
     """
 
     columns: Columns
     domains: tuple[int, ...]
     train: np.ndarray
     test: np.ndarray
-    unlabelled: np.ndarray
+    dealt: np.ndarray
     notes: list[str] = field(default_factory=list)
 
     def by_class(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -112,20 +113,25 @@ class Dealt:
         test: the clients' own test rows; None when the scheme leaves them to ``test_protocol``.
         names: names of the clients; None numbers them.
         notes: what a reader of the partition should know.
-        pool: rows that could have been dealt; the scheme's training pool when None.
     """
 
     train: Sequence[np.ndarray]
     test: Sequence[np.ndarray] | None = None
     names: Sequence[str] | None = None
     notes: Sequence[str] = ()
-    pool: np.ndarray | None = None
 
 
-def make_pool(columns: Columns, domain: Sequence[str] | None, *, needs_labels: bool, scheme: str) -> Pool:
+def make_pool(columns: Columns, domain: Sequence[str] | None, *, split: int, needs_labels: bool, scheme: str) -> Pool:
     """The pool of the chosen domains; validation rows and rows with ok = 0 are in no pool.
 
     Test rows without a label cannot be scored and are left out, unless no test row has one.
+
+    Args:
+        columns: of the dataset.
+        domain: names of the chosen domains; None for all.
+        split: the one that is dealt, ``TRAIN`` or ``TEST``.
+        needs_labels: rows of that split without a label cannot be dealt.
+        scheme: for messages.
 
     Raises:
         FedcacheError: usage error for an unknown or repeated domain, for labels a scheme needs and the dataset lacks.
@@ -139,31 +145,25 @@ def make_pool(columns: Columns, domain: Sequence[str] | None, *, needs_labels: b
                 Exit.USAGE, f"Domain {name!r} is given twice, expected distinct names.", f"--domain {name}"
             )
     codes = tuple(columns.domains.index(name) for name in names)
-    chosen = np.isin(columns.domain, codes)
+    chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
-    dealt = chosen & np.isin(columns.split, (TRAIN, TEST))
-    train = np.flatnonzero(dealt & ok & (columns.split == TRAIN))
-    test = np.flatnonzero(dealt & ok & (columns.split == TEST))
     notes = []
-    if bad := int((dealt & ~ok).sum()):
-        notes.append(f"{bad} of {int(dealt.sum())} rows are quarantined (ok = 0) and left out")
-    unlabelled = np.empty(0, np.int64)
-    if needs_labels:
-        known = columns.label[train] >= 0
-        train, unlabelled = train[known], train[~known]
-        if not known.any() and len(unlabelled):
+    if bad := int((chosen & ~ok).sum()):
+        notes.append(f"{bad} of {int(chosen.sum())} rows are quarantined (ok = 0) and left out")
+    rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
+    dealt = rows[split]
+    for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
+        known = columns.label[rows[s]] >= 0
+        if needs_labels and s == split and len(known) and not known.any():
             raise FedcacheError(
                 Exit.USAGE,
-                f"Scheme {scheme} deals rows by class, but none of the {len(unlabelled)} training rows has a label.",
+                f"Scheme {scheme} deals rows by class, but none of the {len(known)} {SPLITS[s]} rows has a label.",
                 "A scheme that reads no labels: fedcache partition --scheme iid",
             )
-        if len(unlabelled):
-            notes.append(f"{len(unlabelled)} training rows without a label are left out")
-    scored = columns.label[test] >= 0
-    if scored.any() and not scored.all():
-        notes.append(f"{int((~scored).sum())} test rows without a label are left out")
-        test = test[scored]
-    return Pool(columns, codes, train, test, unlabelled, notes)
+        if is_needed and known.any() and not known.all():
+            notes.append(f"{int((~known).sum())} {SPLITS[s]} rows without a label are left out")
+            rows[s] = rows[s][known]
+    return Pool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 
 
 def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:

@@ -30,7 +30,7 @@ BLOCK = 1 << 20  # numbers drawn at once: 8 MiB
 TRIAL_DRAWS = 5_000  # for each candidate, when looking for arguments that work
 TRIAL_SHARES = 5_000_000
 LARGEST_ALPHA = 1_000.0
-HOPELESS = 0.01  # acceptances expected within the cap, below which drawing stops
+HOPELESS = 1.0  # acceptances expected within the cap, below which drawing stops
 SEEN = 20_000  # clients drawn before their shortness is trusted
 STICKS = 0.05  # below this alpha a row of gammas can underflow to 0 / 0; numpy's stick breaking cannot
 
