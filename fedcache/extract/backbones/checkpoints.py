@@ -7,6 +7,7 @@ a file is read from its first bytes, because ``model_best.pth.tar`` is no tar an
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,16 +64,18 @@ def kind_of(path: Path) -> str:
     again = "Get the file again: this is what a failed download leaves."
     if not head:
         raise _refuse(path, "it is empty", again)
+    if head[8:9] == b"{":  # first, as the eight bytes of length before it may be any
+        return "safetensors"
     if head.startswith(b"PK"):
         return _kind_of_zip(path, again)
     if head.startswith(b"\x80"):
         return "torch"
-    if path.suffix == ".safetensors" or head[8:9] == b"{":
-        return "safetensors"
     if head.startswith(b"version https://git-lfs"):
         raise _refuse(path, "it is a Git LFS pointer, not the weights", "Fetch the file itself:  git lfs pull")
     if head.lstrip()[:1] == b"<":
         raise _refuse(path, "it is an HTML or XML page, not weights", again)
+    if path.suffix == ".safetensors":
+        return "safetensors"
     raise _refuse(
         path,
         f"it is neither safetensors, npz nor a torch checkpoint (it starts with {head[:8]!r})",
@@ -130,10 +133,9 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
         with torch.serialization.safe_globals(_numpy_scalars()):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the parser is fed untrusted bytes: whatever it raises means the same
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise _refuse(
             path,
-            f"it is not a checkpoint of tensors alone ({first})",
+            f"it is not a checkpoint of tensors alone ({_cause(error)})",
             f"If you trust where it came from, convert it in a sandbox:  python {SCRIPT} {path} OUT.safetensors",
         ) from error
     if not isinstance(loaded, Mapping):
@@ -143,6 +145,16 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
             "Save model.state_dict() with safetensors.torch.save_file.",
         )
     return loaded
+
+
+def _cause(error: Exception) -> str:
+    """Torch's reason without its advice, which is to run the file."""
+    text = str(error)
+    asked = re.search(r"GLOBAL ([\w.]+)", text)
+    if asked is not None:
+        return f"it asks for {asked[1]}"
+    lines = (text.partition("WeightsUnpickler error:")[2] or text).strip().splitlines()
+    return lines[0] if lines and "weights_only" not in lines[0] else type(error).__name__
 
 
 def _numpy_scalars() -> list[Any]:

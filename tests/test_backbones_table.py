@@ -1,0 +1,185 @@
+"""The table agrees with the libraries whose weights it names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import BACKBONES, load, locate, lookup
+from fedcache.extract.backbones.backbone import Weights
+from fedcache.extract.digests import DigestMemory
+
+TIMM = [b for b in BACKBONES.values() if b.architecture.startswith(("tf_", "vit_"))]
+CLIP = [b for b in BACKBONES.values() if b.provider == "open_clip"]
+
+
+@pytest.mark.parametrize("backbone", TIMM, ids=lambda b: b.name)
+def test_native_recipes_are_timms(backbone):
+    import timm
+
+    cfg = timm.get_pretrained_cfg(backbone.architecture)
+    recipe = backbone.recipe
+    assert (3, recipe.size, recipe.size) == cfg.input_size
+    assert recipe.interpolation == cfg.interpolation
+    assert recipe.crop_pct == cfg.crop_pct
+    assert (recipe.mean, recipe.std) == (cfg.mean, cfg.std)
+    assert (recipe.resize, cfg.crop_mode) == ("crop", "center")
+    if backbone.hub is not None:
+        assert backbone.hub == cfg.hf_hub_id
+
+
+def test_timm_still_has_no_imagenet1k_weights_for_the_tiny_vit():
+    import timm
+
+    assert "vit_tiny_patch16_224.augreg_in1k" not in timm.list_pretrained("vit_tiny*")
+
+
+@pytest.mark.parametrize("backbone", CLIP, ids=lambda b: b.name)
+def test_native_recipes_are_open_clips(backbone):
+    import open_clip
+
+    cfg = open_clip.get_pretrained_cfg(backbone.architecture, "openai")
+    model = open_clip.get_model_config(backbone.architecture)
+    recipe = backbone.recipe
+    assert (recipe.mean, recipe.std, recipe.interpolation) == (cfg["mean"], cfg["std"], cfg["interpolation"])
+    assert (recipe.resize, cfg["resize_mode"]) == ("crop", "shortest")
+    assert recipe.activation == "quickgelu"
+    assert cfg["quick_gelu"]
+    assert recipe.size == model["vision_cfg"]["image_size"]
+    assert backbone.width == backbone.text_width == model["embed_dim"]
+    assert backbone.hub == cfg["hf_hub"].rstrip("/")
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11"])
+def test_native_recipes_are_torchvisions(name):
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(name)["IMAGENET1K_V1"]
+    preset = weights.transforms()
+    backbone = BACKBONES[name]
+    assert backbone.recipe.mean == tuple(preset.mean)
+    assert backbone.recipe.std == tuple(preset.std)
+    assert backbone.recipe.interpolation == preset.interpolation.value
+    assert weights.url.endswith(backbone.files[0])
+    assert abs(backbone.size / 2**20 - weights.meta["_file_size"]) < 0.1
+
+
+def test_the_papers_widths():
+    width = {name: b.width for name, b in BACKBONES.items()}
+    # FedPCL: ResNets 512 each; 2048 + 256 + 2048 = 4352; ViTs 192 + 384 + 768 = 1344. CLIP RN50 1024, ViT-B/16 512.
+    assert [width[f"resnet18-{d}"] for d in ("quickdraw", "aircraft", "birds")] == [512] * 3
+    assert width["cnn2"] + width["alexnet"] + width["vgg11"] == 4352
+    assert width["vit-tiny"] + width["vit-small"] + width["vit-base"] == 1344
+    assert (width["clip-rn50"], width["clip-vit-b-16"]) == (1024, 512)
+
+
+def test_every_row_is_complete():
+    for name, row in BACKBONES.items():
+        assert row.name == name == row.recipe.backbone
+        assert row.recipe.weights == ""
+        assert row.source
+        assert (row.width > 0) == (name != "pixels")
+        assert row.has_weights or row.seeded or name == "pixels"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(FedcacheError, match="Did you mean 'clip-rn50'") as caught:
+        lookup("clip-rn5O")
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("timm:resnet10x", "Unknown timm model"),
+        ("timm:resnet18.nobody", "Unknown timm weights"),
+        ("open_clip:RN51@openai", "Did you mean 'RN50'"),
+        ("open_clip:RN50@opnai", "Did you mean 'openai'"),
+        ("open_clip:RN50", "tags: openai"),
+        ("random-projection:0", "not a width"),
+        ("random-projection:x", "not a width"),
+    ],
+)
+def test_an_unknown_library_name_is_a_usage_error(name, said):
+    with pytest.raises(FedcacheError) as caught:
+        lookup(name)
+    assert caught.value.code is Exit.USAGE
+    assert said in str(caught.value)
+
+
+def test_a_timm_name_is_derived_from_timms_configuration(tmp_path):
+    row = lookup("timm:resnet10t.c3_in1k", home=tmp_path)
+    # trained at 176 px with the ImageNet norm; the last stage of a ResNet-10 is 512 wide
+    assert (row.width, row.text_width, row.hub) == (512, None, "timm/resnet10t.c3_in1k")
+    assert (row.recipe.size, row.recipe.resize, row.recipe.pooling) == (176, "crop", "avg")
+    assert row.recipe.mean == (0.485, 0.456, 0.406)
+
+
+def test_the_width_of_a_timm_model_is_that_of_its_output(tmp_path):
+    # mobilenetv3 ends in a 1x1 convolution after the pool: 576 channels go in and 1024 come out
+    assert lookup("timm:mobilenetv3_small_050").width == 1024
+
+
+def test_an_open_clip_name_keeps_its_own_preprocessing():
+    row = lookup("open_clip:ViT-B-16-SigLIP@webli")
+    assert (row.recipe.resize, row.recipe.mean, row.recipe.activation) == ("squash", (0.5, 0.5, 0.5), "native")
+    assert (row.width, row.hub) == (768, "timm/ViT-B-16-SigLIP")
+    assert lookup("open_clip:RN50@openai").recipe.activation == "quickgelu"
+    assert lookup("open_clip:RN50@openai").fixed
+
+
+def test_the_named_clips_are_rows_of_open_clip():
+    for row in CLIP:
+        derived = lookup(f"open_clip:{row.architecture}@openai")
+        same = ("size", "resize", "interpolation", "crop_pct", "mean", "std", "pooling", "activation")
+        assert all(getattr(row.recipe, key) == getattr(derived.recipe, key) for key in same)
+        assert (row.width, row.hub, row.files, row.fixed) == (derived.width, derived.hub, derived.files, derived.fixed)
+
+
+def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
+    name = "timm:resnet10t.c3_in1k"
+    row = lookup(name, home=tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from fedcache.extract.backbones import lookup;"
+        f"row = lookup({name!r}, home=Path({str(tmp_path)!r}));"
+        "print(row.recipe.digest, row.width, 'timm' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [row.recipe.digest, "512", "False", "False"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"name": "timm:other"}'])
+def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path, damage):
+    name = "random-projection:16"
+    row = lookup(name, home=tmp_path)
+    (file,) = (tmp_path / "recipes").iterdir()
+    file.write_text(damage)
+    assert lookup(name, home=tmp_path) == row
+    assert json.loads(file.read_text())["name"] == name
+
+
+@pytest.mark.parametrize("name", ["clip-rn50", "alexnet", "vgg11", "cnn2"])
+def test_a_model_of_one_size_refuses_another_before_it_reads_a_file(name):
+    row = BACKBONES[name]
+    with pytest.raises(FedcacheError, match=f"takes images of {row.recipe.size} px only") as caught:
+        load(row, Weights(Path("/nowhere"), "", ""), row.recipe.override({"size": "96"}))
+    assert caught.value.code is Exit.USAGE
+
+
+def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):
+    from fedcache.extract.backbones import known
+
+    entries = {e["name"]: e for e in known(given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"), offline=True)}
+    assert list(entries) == list(BACKBONES)
+    assert entries["efficientnet-lite0"]["ready"]
+    assert entries["pixels"]["ready"]
+    assert not entries["clip-rn50"]["ready"]
+    assert "fedcache backbones pull clip-rn50" in entries["clip-rn50"]["hint"]
+    assert all(e["ready"] or e["hint"] for e in entries.values())
+    located = locate(lookup("cnn2"), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
+    assert entries["cnn2"]["sha256"] == located.sha256 == "seed:0"

