@@ -24,7 +24,7 @@ from fedcache.federate.partitions.scheme import (
 )
 
 DRAWS = 1_000_000  # hard cap on redraws
-SHARES = 250_000_000  # and on numbers drawn: 250,000 draws of 100 clients and 10 classes, some ten seconds
+SHARES = 250_000_000  # and on numbers drawn: 250,000 draws of 100 clients and 10 classes, 12 to 20 CPU seconds
 LEAST_DRAWS = 8  # however large one draw is
 BLOCK = 1 << 20  # numbers drawn at once: 8 MiB
 TRIAL_DRAWS = 5_000  # for each candidate, when looking for arguments that work
