@@ -7,6 +7,7 @@ norm; ``timm:`` models give what timm gives without a classifier.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,11 @@ PREFIX = "timm:"
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
+def crop_of(size: int, crop_pct: float) -> float:
+    """timm resizes to floor(size / crop_pct), a recipe to the nearest: 224 / 0.9 is 248 there and 249 here."""
+    return size / math.floor(size / crop_pct)
+
+
 def _vit(name: str, architecture: str, width: int, size: int, *, published: bool = True) -> Backbone:
     mean, std = NORMS["half"]
     return Backbone(
@@ -30,7 +36,7 @@ def _vit(name: str, architecture: str, width: int, size: int, *, published: bool
         provider="timm",
         width=width,
         text_width=None,
-        recipe=Recipe(name, "", size=224, crop_pct=0.9, mean=mean, std=std, pooling="cls"),
+        recipe=Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"),
         source=f"AugReg ViT: timm's {architecture}"
         if published
         else "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
@@ -162,7 +168,7 @@ def derive(name: str) -> Backbone:
             size=settings["input_size"][-1],
             resize=crop,
             interpolation=interpolation,
-            crop_pct=float(settings["crop_pct"]),
+            crop_pct=crop_of(settings["input_size"][-1], float(settings["crop_pct"])),
             mean=_triple(settings["mean"]),
             std=_triple(settings["std"]),
             pooling=str(getattr(pool, "pool_type", pool)) or "none",

@@ -1,0 +1,76 @@
+"""Text features: prompts as written, ensembles as CLIP makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.text import prompts, text_features
+
+
+class Lines:
+    """A text tower whose features are looked up, so that the arithmetic can be followed by hand."""
+
+    def __init__(self, rows: dict[str, list[float]]) -> None:
+        self.rows = rows
+
+    def image(self, x: Tensor) -> Tensor:
+        return x
+
+    def text(self, lines: Sequence[str]) -> Tensor:
+        return torch.tensor([self.rows[line] for line in lines], dtype=torch.float32)
+
+
+def test_class_names_are_read_as_words():
+    assert prompts(["fire_truck", "Jack-o'-lantern", "{}"], "a {}, see {}: {0}") == [
+        "a fire truck, see fire truck: {0}",
+        "a Jack-o'-lantern, see Jack-o'-lantern: {0}",
+        "a {}, see {}: {0}",
+    ]
+
+
+def test_an_ensemble_is_the_unit_mean_of_unit_features():
+    # unit rows (1, 0) and (0, 1), whatever their lengths; the mean is (.5, .5), of norm 1/sqrt 2 -> (1, 1)/sqrt 2
+    tower = Lines({"a cat": [3.0, 0.0], "the cat": [0.0, 0.2], "a dog": [-2.0, 0.0], "the dog": [-5.0, 0.0]})
+    features = text_features(tower, ["cat", "dog"], ["a {}", "the {}"])
+    assert features.dtype == np.float32
+    assert np.allclose(features, [[2**-0.5, 2**-0.5], [-1.0, 0.0]])
+
+
+def test_a_template_without_a_place_for_the_name_is_refused():
+    with pytest.raises(FedcacheError, match=r"has no \{\}") as caught:
+        text_features(Lines({}), ["cat"], ["a photo"])
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize(("classes", "templates"), [([], ["a {}"]), (["cat"], [])])
+def test_nothing_to_encode_is_refused(classes, templates):
+    with pytest.raises(FedcacheError, match="templates and classes") as caught:
+        text_features(Lines({}), classes, templates)
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("second", [[-1.0, 0.0], [float("nan"), 0.0], [0.0, 0.0]])
+def test_features_without_direction_are_refused(second):
+    with pytest.raises(FedcacheError, match="no direction"):
+        text_features(Lines({"a cat": [1.0, 0.0], "the cat": second}), ["cat"], ["a {}", "the {}"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_rows_are_unit_and_the_order_of_templates_does_not_matter(classes, templates, seed):
+    rng = np.random.default_rng(seed)
+    names = [f"c{i}" for i in range(classes)]
+    forms = [f"{t} {{}}" for t in range(templates)]
+    tower = Lines({line: list(rng.standard_normal(7) + 3) for form in forms for line in prompts(names, form)})
+    features = text_features(tower, names, forms)
+    assert features.shape == (classes, 7)
+    assert np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-6)
+    assert np.allclose(features, text_features(tower, names, forms[::-1]), atol=1e-6)
