@@ -53,9 +53,31 @@ def ok(*words: object) -> Done:
     return done
 
 
-def start(*words: object, home: object) -> subprocess.Popen[str]:
-    """``fedcache WORDS`` in a process group of its own."""
+def environment(home: object) -> dict[str, str]:
+    return {**os.environ, "FEDCACHE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def apart(*words: object, home: object) -> Done:
+    """``fedcache WORDS`` in a process of its own, to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcache", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment(home),
+        timeout=280,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def start(*words: object, home: object, capture: bool = False) -> subprocess.Popen[str]:
+    """``fedcache WORDS`` in a process group of its own, left running; output is dropped unless captured."""
+    sink = subprocess.PIPE if capture else subprocess.DEVNULL
     return subprocess.Popen(
-        [sys.executable, "-m", "fedcache", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "FEDCACHE_HOME": str(home), "OMP_NUM_THREADS": "1"}, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "fedcache", *map(str, words)],
+        stdout=sink,
+        stderr=sink,
+        text=True,
+        env=environment(home),
+        start_new_session=True,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok, start
+from command import apart, fedcache, ok, start
 from pictures import folder, zipped
 
 from fedcache.store.store import Store
@@ -64,8 +64,8 @@ def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
 def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images: Path, tmp_path: Path) -> None:
     home = os.environ["FEDCACHE_HOME"]
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")
-    first = start(*words, home=home)
-    assert first.wait(120) == 0, first.communicate()[1]
+    first = apart(*words, home=home)
+    assert first.code == 0, first.err
     again = extract(images)
     assert again.code == 0
     assert [a["forward_batches"] for a in again.data["arrays"]] == [0]
@@ -154,12 +154,12 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
 
     class StopAfter(Silent):
         seen = 0
-        stop = Stop()
+        flag = Stop()
 
         def advance(self, units: int) -> None:
             self.seen += units
             if self.seen >= 20:
-                self.stop.ask()
+                self.flag.ask()
 
     config = ExtractConfig(
         dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=8, workers=0
@@ -168,7 +168,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
     part = tmp_path / "part.zarr"
     with pytest.raises(FedcacheError) as caught:
-        extraction.extract(config, home, store=part, observer=observer, stop=observer.stop)
+        extraction.extract(config, home, store=part, observer=observer, stop=observer.flag)
     assert caught.value.code is Exit.INTERRUPTED
     with pytest.raises(FedcacheError) as refused:
         Store.open(part).reader(next(iter(Store.open(whole).arrays)))
@@ -279,8 +279,8 @@ def test_killed_three_times_and_resumed_is_byte_identical(tmp_path: Path) -> Non
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
              "--batch", 4, "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
     home = os.environ["FEDCACHE_HOME"]
-    whole = start(*words, "--store", tmp_path / "whole.zarr", home=home)
-    assert whole.wait(240) == 0, whole.communicate()[1]
+    whole = apart(*words, "--store", tmp_path / "whole.zarr", home=home)
+    assert whole.code == 0, whole.err
     part = tmp_path / "part.zarr"
     for share in (0.25, 0.5, 0.75):
         run = start(*words, "--store", part, home=home)
@@ -288,8 +288,8 @@ def test_killed_three_times_and_resumed_is_byte_identical(tmp_path: Path) -> Non
             time.sleep(0.005)
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-    last = start(*words, "--store", part, home=home)
-    assert last.wait(240) == 0
+    last = apart(*words, "--store", part, home=home)
+    assert last.code == 0, last.err
     assert content(part) == content(tmp_path / "whole.zarr")
     assert not list(part.rglob("*.partial"))
 
@@ -308,7 +308,7 @@ def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, numbe
     images = folder(tmp_path / "many", train=96, test=32)
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
              "--batch", 4, "--chunk-rows", 8, "--workers", 1, "--json")  # fmt: skip
-    run = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
+    run = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"], capture=True)
     while run.poll() is None and chunks(tmp_path / "s.zarr") < 4:
         time.sleep(0.005)
     run.send_signal(number)
@@ -316,5 +316,5 @@ def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, numbe
     assert run.returncode == 130, err
     assert '"status": "error"' in out
     assert "same command" in err
-    again = start(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
-    assert again.wait(240) == 0, again.communicate()[1]
+    again = apart(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
+    assert again.code == 0, again.err

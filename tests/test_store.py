@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ from fedcache.store.store import Samples, Store
 N, D, ROWS = 21, 5, 4  # 6 chunks, the last with one row
 KEYS = ("a-00000000", "b-00000000")
 BAD = {6: "not an image", 20: "truncated"}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory where the system has such a place: these tests make thousands of fsyncs and test none of their cost."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None) as made:
+        yield Path(made)
 
 
 def samples(n: int = N) -> Samples:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok, start
+from command import apart, fedcache, ok, start
 from pictures import folder
 
 from fedcache.federate.methods import METHODS
@@ -207,8 +207,8 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
 def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) -> None:
     home = os.environ["FEDCACHE_HOME"]
     words = ("train", "--method", "fedpcl", *IID, "--rounds", 800, "--json")
-    whole = start(*words, "--runs", tmp_path / "whole", home=home)
-    assert whole.wait(280) == 0, whole.communicate()[1]
+    whole = apart(*words, "--runs", tmp_path / "whole", home=home)
+    assert whole.code == 0, whole.err
     run = start(*words, "--runs", tmp_path / "parts", home=home)
     began = time.monotonic()
     while run.poll() is None and not list((tmp_path / "parts").rglob("checkpoint*.safetensors")):
@@ -217,7 +217,7 @@ def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) ->
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     assert not list((tmp_path / "parts").rglob("result.json")), "the run was over before it was killed"
-    again = start(*words, "--runs", tmp_path / "parts", home=home)
-    assert again.wait(280) == 0, again.communicate()[1]
+    again = apart(*words, "--runs", tmp_path / "parts", home=home)
+    assert again.code == 0, again.err
     files = [sorted((tmp_path / side).rglob("result.json"))[0].read_bytes() for side in ("whole", "parts")]
     assert files[0] == files[1]

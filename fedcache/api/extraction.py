@@ -360,5 +360,5 @@ def measured_rate(data: Dataset, planned: Sequence[Planned], config: ExtractConf
     forward = sum(computed.forward_seconds.values()) / computed.decoded
     decode = computed.decode_seconds / computed.decoded
     if device.kind == "cuda":
-        return 1 / max(forward, decode / max(1, where.cores() - 1))
-    return (config.workers or where.cores()) / (forward + decode)
+        return float(1 / max(forward, decode / max(1, where.cores() - 1)))
+    return float((config.workers or where.cores()) / (forward + decode))

@@ -77,7 +77,7 @@ def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     for name in methods:
         method = find_method(name)
         for key, values in sweeps.items():
-            if key not in (*RUN_KEYS, *PARTITION_KEYS, "feat_post"):
+            if key not in (*RUN_KEYS, *PARTITION_KEYS):
                 for value in values:
                     method.hparam(key).parse(value)
     names = list(dict.fromkeys(methods))

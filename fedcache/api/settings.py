@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fedcache.federate.clients import Data
     from fedcache.federate.method import Method, Value
 
-FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 
 
@@ -192,21 +191,19 @@ def arrays_for(method: Method, store: Store, names: Sequence[str], observer: Obs
     return [key]
 
 
-def split_feat_post(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """``feat_post`` belongs to the features, all other settings to the method."""
-    rest = dict(settings)
-    asked = str(rest.pop("feat_post", "auto"))
-    if asked not in ("auto", *FEAT_POSTS):
-        raise unknown("feat_post", asked, ("auto", *FEAT_POSTS))
-    return asked, rest
+def feat_post_for(hp: Mapping[str, Value], asked: bool, preset: str, store: Store, keys: Sequence[str]) -> str:
+    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better.
 
-
-def feat_post_for(asked: str, store: Store, keys: Sequence[str]) -> str:
-    """``auto`` is l2 when every backbone has a text tower (CLIP features live on the sphere), else none."""
-    if asked != "auto":
-        return asked
-    aligned = all(store.has_text(str(store.arrays[k].recipe.get("backbone"))) for k in keys)
-    return "l2" if aligned else "none"
+    Nobody asked and the method does nothing: CLIP features go to the sphere (l2) when every backbone has a text tower,
+    and the released FedPCL's ResNets give signs (D-01) under the official preset.
+    """
+    chosen = str(hp.get("feat_post") or "none")
+    if asked or chosen != "none":
+        return chosen
+    names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
+    if preset == "official" and all(n.startswith("resnet18-") for n in names):
+        return "sign"
+    return "l2" if all(store.has_text(n) for n in names) else "none"
 
 
 def load_features(
@@ -330,8 +327,7 @@ def prepare_run(
 
         raise FedcacheError(Exit.USAGE, "No method was named.", f"--method {' | '.join(METHODS)}")
     method = find_method(train.method)
-    asked, settings = split_feat_post(train.set)
-    hp = method.resolve(train.preset, settings)
+    hp = method.resolve(train.preset, train.set)
     seeds = parse_seeds(train.seeds)
     began = time.perf_counter()
     store, extracted = store_for(method, train, home, extract=extract, observer=observer)
@@ -343,7 +339,8 @@ def prepare_run(
                 raise unknown("domain", name, store.samples.domains)
     made, named = partitions_for(method, store, train, partition, seeds, repartition=repartition, observer=observer)
     rows = np.concatenate([c.train for c in next(iter(made.values())).clients])
-    feat_post = feat_post_for(asked, store, keys)
+    feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)
+    hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     data, digests = load_features(method, hp, store, keys, feat_post, rows)
     seconds["load"] = time.perf_counter() - began - extracted
     dataset = {

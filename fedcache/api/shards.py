@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcache.api.settings import Setting, chosen_arrays, feat_post_for, find_method, parse_seeds, split_feat_post
+from fedcache.api.settings import Setting, chosen_arrays, feat_post_for, find_method, parse_seeds
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import Data, prepare
@@ -60,8 +60,7 @@ def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
     if config.method is None or config.clients_from is None:
         raise FedcacheError(Exit.USAGE, "No method was named.", "fedcache train --method fed3r --clients-from DIR")
     method = find_method(config.method)
-    asked, settings = split_feat_post(config.set)
-    hp = method.resolve(config.preset, settings)
+    hp = method.resolve(config.preset, config.set)
     began = time.perf_counter()
     stores = open_clients(Path(config.clients_from))
     first = stores[0]
@@ -87,7 +86,8 @@ def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
         clients.append(
             Client(str(store.dataset["shard"]["client"]), place[good & (s.split == 0)], place[good & (s.split == 1)])
         )
-    feat_post = feat_post_for(asked, first, keys)
+    feat_post = feat_post_for(hp, "feat_post" in config.set, config.preset, first, keys)
+    hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     x = prepare(arrays, feat_post, np.concatenate([c.train for c in clients]))
     digests = [first.arrays[key].digest for key in keys]
     text = None

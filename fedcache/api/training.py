@@ -136,7 +136,6 @@ def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
         "lift": config.lift,
         "dtype": config.dtype,
         "set": {
-            "feat_post": setting.feat_post,
             **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
         },
     }

@@ -111,7 +111,7 @@ def dealt(store: str, story: Story) -> dict[str, str]:
         words += ["--clients", str(config.clients)] if config.clients else []
         words += [word for k, v in config.options.items() for word in (f"--{k}", str(v))]
         say(story, *words)
-        extra = {"clients": config.clients} if config.clients else {}
+        extra: dict[str, Any] = {"clients": config.clients} if config.clients else {}
         made = make_partition(opened, str(config.scheme), seed=config.seed, **config.options, **extra)
         story.note(made.summary())
         names[label] = made.default_name()

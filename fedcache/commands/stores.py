@@ -87,7 +87,7 @@ def inspect(store: Where = None, json: o.Json = False) -> None:
         opened = need_store(o.home(), path=store, observer=story)
         samples = opened.samples
         splits = {name: int((samples.split == code).sum()) for code, name in enumerate(("train", "test", "validation"))}
-        arrays = [
+        arrays: list[dict[str, Any]] = [
             {
                 "name": key,
                 "backbone": info.recipe.get("backbone"),

@@ -102,12 +102,12 @@ def verify(path: Path) -> Report:
             f"{name} is unfinished: {state['kept']} of {state['chunks']} chunks; its extract command goes on"
         )
     for file in sorted(path.rglob("*")):
-        relative = file.relative_to(path)
-        if file.is_dir() or file in known or relative.parts[0] == "locks" or relative.name.startswith("journal-"):
+        inside = file.relative_to(path)
+        if file.is_dir() or file in known or inside.parts[0] == "locks" or inside.name.startswith("journal-"):
             continue
-        if relative.parts[0] == "features" and len(relative.parts) > 1 and relative.parts[1] in flying:
+        if inside.parts[0] == "features" and len(inside.parts) > 1 and inside.parts[1] in flying:
             continue
-        report.notes.append(f"{relative} is not part of the store")
+        report.notes.append(f"{inside} is not part of the store")
     return report
 
 

@@ -81,7 +81,8 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
 
 def _write_npz(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
     text = {"name": np.array(names, np.str_), "classes": np.array(meta["classes"], np.str_)}
-    np.savez(path, **columns, **text, domains=np.array(meta["domains"], np.str_))
+    everything: dict[str, Any] = {**columns, **text, "domains": np.array(meta["domains"], np.str_)}
+    np.savez(path, **everything)
 
 
 def _write_h5(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
@@ -350,9 +351,9 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
         hashlib.sha256(np.ascontiguousarray(getattr(samples, c)).tobytes()).hexdigest()
         for c in ("uid", "label", "domain", "split")
     ]
-    digest = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains)])
+    whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(path, samples, dataset={"slug": _slug(name), "digest": digest, "template": None})
+    store = Store.create(path, samples, dataset={"slug": _slug(name), "digest": whole, "template": None})
     for key, values in arrays.items():
         dtype = "float16" if values.dtype == np.float16 else "float32"
         values_digest = hashlib.sha256(np.ascontiguousarray(values.astype(dtype)).tobytes()).hexdigest()

@@ -55,6 +55,8 @@ def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
             "Wait for it with --wait, or end it; its finished chunks are kept.",
         ) from error
     try:
+        for left in path.parent.glob(f".{path.stem}.json.*.partial"):
+            left.unlink(missing_ok=True)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": _started()}
         write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
         yield

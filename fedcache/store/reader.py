@@ -68,6 +68,8 @@ class Reader:
         if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.shape[0]):
             raise IndexError(f"rows {wanted.min()}..{wanted.max()} of {self.shape[0]}")
         out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        if not len(wanted):
+            return out
         chunks = wanted // self.info.chunk_rows
         order = np.argsort(chunks, kind="stable")
         bounds = np.flatnonzero(np.diff(chunks[order], prepend=-1))

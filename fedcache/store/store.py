@@ -281,12 +281,14 @@ class Store:
         return self._manifest.texts
 
     def _text_entry(self, backbone: str, templates: Sequence[str] | None, weights: str | None) -> dict[str, Any] | None:
-        for entry in reversed(self._manifest.texts.get(_slug(backbone), [])):
+        entries: list[dict[str, Any]] = self._manifest.texts.get(_slug(backbone), [])
+        for entry in reversed(entries):
             if templates is not None and entry["templates"] != list(templates):
                 continue
             if weights is not None and entry["meta"].get("weights") != weights:
                 continue
-            return entry
+            found: dict[str, Any] = entry
+            return found
         return None
 
     def has_text(self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None) -> bool:
