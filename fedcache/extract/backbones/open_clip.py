@@ -84,8 +84,13 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
 
 
 def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
+    import logging
+
     import open_clip
 
+    # open_clip warns that the model is random, which it is only until our own strict load.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         model = open_clip.create_model(
             backbone.architecture,
@@ -102,6 +107,8 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
             f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
             "Its text tower may need the package transformers and files from the network; choose another architecture.",
         ) from error
+    finally:
+        logging.disable(before)
 
 
 def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ from fedcache.store.files import digest_of, make_private, write_atomic
 
 _ROWS = (
     *packaged.BACKBONES,
-    *([glyph_clip.BACKBONE] if hasattr(glyph_clip, "BACKBONE") else []),
+    glyph_clip.BACKBONE,
     *open_clip.BACKBONES,
     *metadataset.BACKBONES,
     *timm.BACKBONES,
