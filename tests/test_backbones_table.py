@@ -14,6 +14,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES, load, locate, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.digests import DigestMemory
+from fedcache.extract.recipe import VERSION
 
 TIMM = [b for b in BACKBONES.values() if b.architecture.startswith(("tf_", "vit_"))]
 CLIP = [b for b in BACKBONES.values() if b.provider == "open_clip"]
@@ -163,6 +164,17 @@ def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path, damage):
     file.write_text(damage)
     assert lookup(name, home=tmp_path) == row
     assert json.loads(file.read_text())["name"] == name
+
+
+def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_again(tmp_path):
+    name = "random-projection:16"
+    row = lookup(name, home=tmp_path)
+    (file,) = (tmp_path / "recipes").iterdir()
+    old = json.loads(file.read_text())
+    old["recipe"]["version"] = VERSION - 1
+    file.write_text(json.dumps(old))
+    assert lookup(name, home=tmp_path) == row
+    assert json.loads(file.read_text())["recipe"]["version"] == row.recipe.version == VERSION
 
 
 @pytest.mark.parametrize("name", ["clip-rn50", "alexnet", "vgg11", "cnn2"])

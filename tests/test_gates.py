@@ -100,7 +100,10 @@ def test_no_module_is_named_for_nothing() -> None:
     assert [p for p in PACKAGE.rglob("*.py") if p.name in ("utils.py", "base.py", "helpers.py", "common.py")] == []
 
 
-@pytest.mark.parametrize("module", ["fedcache", "fedcache.extract.backbones", "fedcache.store", "fedcache.config"])
+@pytest.mark.parametrize(
+    "module",
+    ["fedcache", "fedcache.cli", "fedcache.api", "fedcache.extract.backbones", "fedcache.store", "fedcache.config"],
+)
 def test_what_recognises_a_finished_extraction_imports_no_torch(module: str) -> None:
     heavy = "'torch', 'timm', 'open_clip', 'torchvision', 'huggingface_hub', 'sklearn'"
     code = f"import sys, {module}; print([m for m in ({heavy}) if m in sys.modules])"

@@ -28,7 +28,7 @@ from fedcache.extract.backbones import (
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.weights import Caches, library_caches, locate
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.recipe import Recipe, slug
+from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, make_private, write_atomic
 
 _ROWS = (
@@ -124,4 +124,5 @@ def _recall(path: Path, name: str) -> Backbone | None:
         row = Backbone(**data)
     except (OSError, ValueError, KeyError, TypeError, FedcacheError):
         return None
-    return row if row.name == name == row.recipe.backbone else None
+    # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
+    return row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
