@@ -129,8 +129,8 @@ def backbones_info(name: Name, json: o.Json = False) -> None:
             "recipe": recipe,
             "status": status,
         }
-        lines = [f"{backbone.name}: {backbone.source}", f"features    {backbone.width}", f"weights     {status}"]
-        lines += [f"{key:<12}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
+        lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
+        lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
         return Answer(data, lines)
 
     answer("backbones info", json, call)
@@ -239,7 +239,7 @@ def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json
                 "domains": list(read.domains),
                 "digest": read.digest,
             }
-        return Answer(found, [f"{key:<10}{value}" for key, value in found.items()])
+        return Answer(found, [f"{key:<12}{value}" for key, value in found.items()])
 
     answer("datasets info", json, call)
 

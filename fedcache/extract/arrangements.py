@@ -8,13 +8,18 @@ this process, since starting workers costs seconds.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import batches as work
 from fedcache.extract.batches import Computed, How, Job, Runner
 from fedcache.extract.datasets import Dataset
@@ -80,18 +85,75 @@ class Inline:
         torch.set_num_threads(self._threads)
 
 
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Workers started in this block do not run the caller's script again.
+
+    A spawned process imports the ``__main__`` of its parent, so a script or notebook without a ``__main__`` guard would
+    start the same extraction in every worker. The workers need nothing from it: all they run lives in this package.
+    """
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real
+
+
+def worker_died(error: BaseException) -> FedcacheError:
+    """The error of a worker that was ended from outside."""
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"An extraction worker ended ({error}).",
+        "Out of memory? Run the same command again: it resumes. A smaller --batch or --workers 1 needs less memory.",
+    )
+
+
+class Workers:
+    """A process pool whose workers never import ``__main__`` and end at once when asked to."""
+
+    def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
+        self.count = count
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=initializer, initargs=initargs)
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Start a call in a worker.
+
+        Raises:
+            FedcacheError: ENVIRONMENT, when a worker died.
+        """
+        try:
+            with without_main():
+                return self.pool.submit(call, *args)
+        except BrokenProcessPool as error:
+            raise worker_died(error) from error
+
+    def ask(self, call: Callable[..., Any], *args: Any, times: int = 1) -> Any:
+        """Run a call ``times`` times at once and return one answer; errors as ``submit``."""
+        answers = [self.submit(call, *args) for _ in range(times)]
+        try:
+            return [answer.result() for answer in answers][-1]
+        except BrokenProcessPool as error:
+            raise worker_died(error) from error
+
+    def close(self) -> None:
+        """End the workers without waiting for what nobody will read."""
+        processes = list((self.pool._processes or {}).values())
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(5)
+
+
 class Pool:
     """Workers that decode and run the models: the CPU arrangement."""
 
     def __init__(self, jobs: Sequence[Job], data: Dataset, how: How, workers: int) -> None:
         self.workers = workers
         self.depth = workers * 2
-        self.pool = ProcessPoolExecutor(
-            workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=work.enter_worker,
-            initargs=(jobs, data.source, data.uid, len(data.names), how),
-        )
+        self.pool = Workers(workers, work.enter_worker, (jobs, data.source, data.uid, len(data.names), how))
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """See ``Compute``."""
@@ -104,22 +166,17 @@ class Pool:
 
     def warm(self) -> dict[str, float]:
         """See ``Compute``; every worker warms up, one answers."""
-        answers = [self.pool.submit(work.worker_warm) for _ in range(self.workers)]
-        rates = [answer.result() for answer in answers]
-        return rates[0]
+        rates: dict[str, float] = self.pool.ask(work.worker_warm, times=self.workers)
+        return rates
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
         """See ``Compute``."""
-        return self.pool.submit(work.worker_text, key, classes, templates).result()
+        matrix: NDArray[np.float32] = self.pool.ask(work.worker_text, key, classes, templates)
+        return matrix
 
     def close(self) -> None:
-        """End the workers without waiting for batches nobody will read."""
-        processes = list((self.pool._processes or {}).values())
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(5)
+        """See ``Compute``."""
+        self.pool.close()
 
 
 class Split:
@@ -129,9 +186,7 @@ class Split:
         self.workers, self.how, self.data = workers, how, data
         self.depth = workers * 2 + 2
         self.jobs = {job.key: job for job in jobs}
-        self.pool = ProcessPoolExecutor(
-            workers, mp_context=multiprocessing.get_context("spawn"), initializer=work.enter_decoder
-        )
+        self.pool = Workers(workers, work.enter_decoder, ())
         self.runner = Runner(jobs, data.source, data.uid, len(data.names), how)
 
     def _rows(self, batch: int) -> range:
@@ -165,7 +220,7 @@ class Split:
 
     def close(self) -> None:
         """End the decoders."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
 
 
 INLINE_BATCHES = 12

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.arrangements import Compute, open_compute
+from fedcache.extract.arrangements import Compute, open_compute, worker_died
 from fedcache.extract.batches import Computed, How, Job
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
@@ -204,11 +204,7 @@ def run_batches(
             try:
                 computed = compute.finish(batch, keys, future.result())
             except BrokenProcessPool as error:
-                raise FedcacheError(
-                    Exit.ENVIRONMENT,
-                    "An extraction worker was ended from outside (out of memory?).",
-                    "Run the same command again: it resumes. A smaller --batch or --workers 1 needs less memory.",
-                ) from error
+                raise worker_died(error) from error
             tally.images += computed.decoded
             tally.decode_seconds += computed.decode_seconds
             for key, seconds in computed.forward_seconds.items():

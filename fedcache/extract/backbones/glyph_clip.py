@@ -1,0 +1,134 @@
+"""glyph-CLIP: a CLIP of 1.8 million parameters that ships with the package and never saw an image from the world.
+
+Image and text towers are open_clip's ``CLIP`` class, trained together on characters drawn from free fonts
+(``tools/train_glyph_clip.py``; the model card is ``glyph_clip.md``). It reads digits, written or printed, well enough
+that every method which needs aligned image and text features can be run and tested offline.
+
+The tokenizer is the alphabet itself, one token per UTF-8 byte: no vocabulary file, upper and lower case differ, and
+any class name can be encoded, although the model has a meaning only for single characters and the words for digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.recipe import NORMS, Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+WIDTH = 128
+SIDE = 32
+CONTEXT = 48
+START, END = 256, 257
+VOCABULARY = 258
+PARAMETERS = 1_813_017
+
+_MEAN, _STD = NORMS["half"]
+
+BACKBONE = Backbone(
+    name="glyph-clip",
+    provider="glyph_clip",
+    width=WIDTH,
+    text_width=WIDTH,
+    recipe=Recipe("glyph-clip", "", size=SIDE, resize="squash", mean=_MEAN, std=_STD, pooling="image_projection"),
+    source="ships with fedcache: a small CLIP trained on characters drawn from fonts",
+    files=("glyph_clip.safetensors", "extract/backbones/glyph_clip.safetensors"),
+    template="a photo of the number {}.",
+    architecture="ModifiedResNet-1-1-1-1 and a text transformer of two layers",
+    wheel="fedcache",
+    distribution="fedcache",
+    size=3_650_578,
+    sha256=(("glyph_clip.safetensors", "9594c5f5798b1ccbbfcf753ea5bcd8df7650a85ad023fc1b72aa7af034930158"),),
+    fixed=True,
+)
+
+
+def tokenize(prompts: Sequence[str]) -> Tensor:
+    """Bytes between a start and an end token, then zeros.
+
+    A prompt longer than 46 bytes loses its last bytes, as in every CLIP; that is refused when it would make two
+    different prompts the same.
+
+    Args:
+        prompts: C texts.
+
+    Returns:
+        int64 [C, 48].
+
+    Raises:
+        FedcacheError: USAGE, when two prompts differ only beyond the context.
+    """
+    import torch
+
+    tokens = torch.zeros(len(prompts), CONTEXT, dtype=torch.int64)
+    seen: dict[bytes, str] = {}
+    for row, prompt in enumerate(prompts):
+        text = prompt.encode()[: CONTEXT - 2]
+        if seen.setdefault(text, prompt) != prompt:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"glyph-clip reads {CONTEXT - 2} bytes of a prompt, and {seen[text]!r} and {prompt!r} differ only after"
+                " them.",
+                'Shorten the template, for example --text "{}", or the class names.',
+            )
+        tokens[row, : len(text) + 2] = torch.tensor([START, *text, END])
+    return tokens
+
+
+def untokenize(tokens: Tensor) -> list[str]:
+    """The prompts of ``tokenize``, up to what was cut."""
+    rows = (bytes(t for t in row[1 : row.index(END)]) for row in tokens.tolist())
+    return [row.decode(errors="ignore") for row in rows]
+
+
+def build() -> Any:
+    """The towers with random weights: open_clip's ``CLIP``, float32.
+
+    Image: a ModifiedResNet of one bottleneck per stage, 16 channels wide, for 32 px, with attention pooling. Text: a
+    causal transformer of two layers, 128 wide, four heads. Both end in a projection to 128.
+    """
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+
+    vision = CLIPVisionCfg(layers=[1, 1, 1, 1], width=16, image_size=SIDE)
+    text = CLIPTextCfg(context_length=CONTEXT, vocab_size=VOCABULARY, width=128, heads=4, layers=2)
+    return CLIP(WIDTH, vision, text)
+
+
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+    """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast).
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+    """
+    from torch import nn
+
+    from fedcache.extract.backbones.checkpoints import load_strict, read_state
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    path = weights.file(backbone.name)
+    model = build()
+    load_strict(model, read_state(path), backbone=backbone.name, path=path)
+
+    class Image(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clip = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            features: Tensor = self.clip.encode_image(x)
+            return features
+
+    return ModuleEncoder(
+        backbone.name,
+        Image(),
+        recipe,
+        device=device,
+        dtype=dtype,
+        text=model.encode_text,
+        tokenize=tokenize,
+    )
