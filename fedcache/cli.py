@@ -25,7 +25,7 @@ app = typer.Typer(
 MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "This installation"
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
-    (STORES, (stores.ls, stores.inspect, stores.verify, stores.export)),
+    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):
     for command in commands:

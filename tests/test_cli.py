@@ -21,6 +21,7 @@ COMMANDS = (
     ("ls",),
     ("inspect",),
     ("verify",),
+    ("repair",),
     ("export",),
     ("doctor",),
     ("config",),

@@ -1,4 +1,4 @@
-"""``fedcache ls``, ``inspect``, ``verify``, ``export`` and ``ingest``."""
+"""``fedcache ls``, ``inspect``, ``verify``, ``repair``, ``export`` and ``ingest``."""
 
 from __future__ import annotations
 
@@ -169,6 +169,26 @@ def verify(store: Where = None, json: o.Json = False) -> None:
         return Answer(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
     answer("verify", json, call)
+
+
+def repair(store: Where = None, json: o.Json = False) -> None:
+    """Drop what is damaged and can be made again; the extract command then computes only that.
+
+    Example: fedcache repair
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.stores import need_store
+        from fedcache.store.check import repair as mend
+        from fedcache.store.check import verify as check
+
+        path = store if store is not None else need_store(o.home(), observer=story).path
+        done = mend(path)
+        report = check(path)
+        lines = [*(done or ["Nothing was repaired."]), *report.lines()]
+        return Answer({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
+
+    answer("repair", json, call)
 
 
 def export(

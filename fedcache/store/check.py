@@ -1,4 +1,4 @@
-"""``verify``: every byte of a store against the manifest."""
+"""``verify``: every byte of a store against the manifest; ``repair``: drop what is damaged and can be made again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.files import file_sha256
-from fedcache.store.journal import read_journal
-from fedcache.store.store import COLUMNS, Store
-
-UNCHECKED = ("history.jsonl", "manifest.json")
+from fedcache.store import history, manifest, quarantine
+from fedcache.store.disk import writing
+from fedcache.store.files import digest_of, file_sha256, sha256_hex, write_atomic
+from fedcache.store.journal import chunk_line, header_line, journal_path, journals
+from fedcache.store.lock import held
+from fedcache.store.manifest import COLUMNS, Manifest, read_manifest
+from fedcache.store.samples import sidecars_of
+from fedcache.store.seal import seal
+from fedcache.store.store import Store
 
 
 @dataclass
@@ -57,79 +61,217 @@ class Report:
         shown = [f"  {p['file']}: {p['what']}" for p in self.problems]
         if self.problems:
             shown.append(
-                "Remove the folder of a damaged array and run its fedcache extract command again; "
-                "everything else of the store is kept."
+                f"fedcache repair {self.path} drops what is damaged; the extract command then makes only that again."
             )
         return [head, *shown, *(f"  note: {note}" for note in self.notes)]
 
+    def add(self, place: Path, what: str) -> None:
+        """Note a problem with a file."""
+        self.problems.append({"file": str(place.relative_to(self.path)), "what": what})
+
+    def read(self, place: Path) -> None:
+        """Count a file."""
+        self.checked += 1
+        if place.is_file():
+            self.bytes += place.stat().st_size
+
 
 def verify(path: Path) -> Report:
-    """Read every file of a store.
+    """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
 
     Raises:
         FedcacheError: STORE when there is no store; CORRUPT when its manifest is damaged.
     """
     store = Store.open(path)
     report = Report(path)
-    known = {path / name for name in UNCHECKED}
-    journals = [read_journal(p) for p in sorted(path.glob("journal-*.jsonl"))]
-    announced = [j.commit for j in journals if j.commit]
-    for place, crc, what in chunk_files(store):
+    ok = files.chunk_path(path / "samples" / "ok", 0, 1)
+    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME, ok}
+    for place, crc, size, what in chunk_files(store.path, store.manifest):
         known.add(place)
+        report.read(place)
         try:
-            report.bytes += len(files.read_checked(place, crc, what))
+            files.read_checked(place, crc, what, size=size)
         except FedcacheError as error:
-            if what == "samples/ok" and any(_is(place, c.get("ok")) for c in announced):
-                continue
-            report.problems.append({"file": str(place.relative_to(path)), "what": error.message})
-        report.checked += 1
+            report.add(place, error.message)
+    report.read(path / manifest.NAME)
     for relative, digest in sorted(store.manifest.files.items()):
         place = path / relative
-        known.add(place)
-        report.checked += 1
-        try:
-            report.bytes += place.stat().st_size
-            found = file_sha256(place)
-        except OSError:
-            report.problems.append({"file": relative, "what": "is missing or unreadable"})
+        if place in known:
             continue
-        if found != digest and not any(c.get("quarantine") == found for c in announced):
-            report.problems.append({"file": relative, "what": "does not have the sha256 of the manifest"})
-    report.checked += 1
-    flying = {u["name"]: u for u in store.unfinished()}
-    for name, state in flying.items():
-        report.notes.append(
-            f"{name} is unfinished: {state['kept']} of {state['chunks']} chunks; its extract command goes on"
-        )
+        known.add(place)
+        report.read(place)
+        why = _sidecar(place, digest)
+        if why:
+            report.add(place, why)
+    _check_rows(store, report)
+    _check_history(path, report)
+    known |= _check_journals(store, report)
     for file in sorted(path.rglob("*")):
         inside = file.relative_to(path)
-        if file.is_dir() or file in known or inside.parts[0] == "locks" or inside.name.startswith("journal-"):
-            continue
-        if inside.parts[0] == "features" and len(inside.parts) > 1 and inside.parts[1] in flying:
-            continue
-        report.notes.append(f"{inside} is not part of the store")
+        if not file.is_dir() and file not in known and inside.parts[0] != "locks":
+            report.notes.append(f"{inside} is not part of the store")
     return report
 
 
-def _is(place: Path, crc: int | None) -> bool:
+def _check_rows(store: Store, report: Report) -> None:
+    """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
+    place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
+    for where, read in ((place, store.readable), (store.path / quarantine.NAME, store.quarantined)):
+        report.read(where)
+        try:
+            read()
+        except FedcacheError as error:
+            report.add(where, error.message)
+
+
+def _check_history(path: Path, report: Report) -> None:
+    report.read(path / history.NAME)
+    _, damaged = history.read_history(path)
+    for number in damaged:
+        report.add(path / history.NAME, f"line {number} is torn or does not have the digest it ends with")
+
+
+def _check_journals(store: Store, report: Report) -> set[Path]:
+    known = set()
+    for journal in journals(store.path):
+        known.add(journal.path)
+        report.read(journal.path)
+        if journal.key in store.arrays:
+            continue  # complete; only the removal of its journal is outstanding
+        folder = store.path / "features" / journal.key
+        known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
+        if journal.header is None or journal.torn:
+            report.add(journal.path, "has a line that is torn or damaged; the extract command makes its chunks again")
+        if journal.header is None:
+            continue
+        shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
+        size = files.array_bytes(shape, journal.header["dtype"])
+        for chunk, vouched in sorted(journal.chunks.items()):
+            place = files.chunk_path(folder, chunk, len(shape))
+            report.read(place)
+            try:
+                files.read_checked(place, vouched.crc, f"chunk {chunk} of unfinished {journal.key}", size=size)
+            except FedcacheError as error:
+                report.add(place, error.message)
+        report.notes.append(
+            f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
+        )
+    return known
+
+
+def _sidecar(place: Path, digest: str) -> str | None:
     try:
-        files.read_checked(place, crc, "")
-    except FedcacheError:
-        return False
-    return crc is not None
+        return None if file_sha256(place) == digest else "does not have the sha256 of the manifest"
+    except OSError:
+        return "is missing or unreadable"
 
 
-def chunk_files(store: Store) -> Iterator[tuple[Path, int, str]]:
-    """(file, crc32c, what) of every chunk file the manifest lists."""
-    for key in (*COLUMNS, "name"):
-        axes = 2 if key == "uid" else 1
-        place = files.chunk_path(store.path / "samples" / key, 0, axes)
-        yield place, store.manifest.samples.get(key, -1), f"samples/{key}"
-    for key, info in store.arrays.items():
+def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
+    """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
+    rows = max(1, listed.rows)
+    for key, dtype in COLUMNS.items():
+        shape = (rows, 16) if key == "uid" else (rows,)
+        if key != "ok":
+            place = files.chunk_path(path / "samples" / key, 0, len(shape))
+            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
+    yield files.chunk_path(path / "samples" / "name", 0, 1), listed.samples["name"], None, "samples/name"
+    for key, info in listed.arrays.items():
+        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
         for number, crc in enumerate(info.chunks):
-            place = files.chunk_path(store.path / "features" / key, number, len(info.shape))
-            yield place, crc, f"chunk {number} of {key}"
-    for slug, entries in store.texts.items():
+            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            yield place, crc, size, f"chunk {number} of {key}"
+    for slug, entries in listed.texts.items():
         for entry in entries:
-            place = files.chunk_path(store.path / "text" / slug / entry["id"], 0, 2)
-            yield place, entry["crc"], f"text features of {slug}"
+            size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
+            place = files.chunk_path(path / "text" / slug / entry["id"], 0, 2)
+            yield place, entry["crc"], size, f"text features of {slug}"
+
+
+def repair(path: Path) -> list[str]:
+    """Drop what is damaged and can be made again, and say what was done.
+
+    A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
+    only the others. Damaged text features and partitions are forgotten, damaged lines of the history removed, and the
+    ``zarr.json`` of groups and columns written anew. The manifest, the columns and the list of unreadable images cannot
+    be made from the rest of a store: they stay as they are, and ``verify`` still names them.
+
+    Returns:
+        one sentence per thing done.
+
+    Raises:
+        FedcacheError: STORE, also while an array to repair is being written; CORRUPT, for the manifest or the list of
+            unreadable images; ENVIRONMENT.
+    """
+    problems = sorted({problem["file"] for problem in verify(path).problems})
+    done = []
+    for key in sorted({p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}):
+        with held(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
+            done += _reopen(path, key)
+    if history.NAME in problems:
+        with held(path / "locks" / "history.lock", f"the history of {path}", wait=True):
+            events, damaged = history.read_history(path)
+            with writing(path, 0):
+                write_atomic(path / history.NAME, *(seal(event) + b"\n" for event in events))
+        done.append(f"{len(damaged)} damaged lines of the history are gone.")
+    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+        now = read_manifest(path)
+        whole = sidecars_of(now)
+        for relative in problems:
+            parts = relative.split("/")
+            if relative in whole and sha256_hex(whole[relative]) == now.files.get(relative):
+                files.make_directories((path / relative).parent)
+                write_atomic(path / relative, whole[relative])
+                done.append(f"{relative} is written anew.")
+            elif parts[0] == "partitions" and relative in now.files:
+                del now.files[relative]
+                done.append(f"{relative} is forgotten: make the partition again.")
+            elif parts[0] == "text" and parts[1] in now.texts:
+                done += _forget_text(now, parts[1], parts[2])
+        now.write(path)
+    return done
+
+
+def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
+    """Forget one entry of a backbone's text features, or all when it is their group that is damaged."""
+    entries = now.texts.pop(slug)
+    kept = [] if name == "zarr.json" else [e for e in entries if e["id"] != name]
+    if kept:
+        now.texts[slug] = kept
+    else:
+        now.files = {k: v for k, v in now.files.items() if k != f"text/{slug}/zarr.json"}
+    gone = [e["id"] for e in entries if e not in kept]
+    now.files = {k: v for k, v in now.files.items() if k not in {f"text/{slug}/{i}/zarr.json" for i in gone}}
+    return [f"text features {i} of {slug} are forgotten: extract them again." for i in gone]
+
+
+def _reopen(path: Path, key: str) -> list[str]:
+    """Turn a complete array into an unfinished one. Its journal is in place before the manifest forgets it."""
+    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+        now = read_manifest(path)
+        info = now.arrays.pop(key, None)
+        if info is None:
+            return []
+        header = {
+            "format": manifest.FORMAT,
+            "recipe": digest_of(info.recipe),
+            "how": info.how,
+            "shape": list(info.shape),
+            "dtype": info.dtype,
+            "chunk_rows": info.chunk_rows,
+        }
+        bad = quarantine.read_quarantine(path, now)
+        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
+        lines = [header_line(header)]
+        for number, crc in enumerate(info.chunks):
+            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            try:
+                files.read_checked(place, crc, key, size=size)
+            except FedcacheError:
+                continue
+            rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)
+            lines.append(chunk_line(number, crc, {row: why for row, why in bad.items() if row in rows}))
+        write_atomic(journal_path(path, key), b"\n".join(lines) + b"\n")
+        del now.files[f"features/{key}/zarr.json"]
+        now.write(path)
+        (path / "features" / key / "zarr.json").unlink(missing_ok=True)
+    return [f"{key} is unfinished again, with {len(lines) - 1} of {len(info.chunks)} chunks kept: extract it again."]

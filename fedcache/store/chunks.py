@@ -7,8 +7,11 @@ full-size file too: rows beyond N are the fill value.
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.files import canonical_json, write_atomic
+from fedcache.store.files import canonical_json, fsync_directory, write_atomic
 
 CRC_BYTES = 4
 DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
@@ -61,26 +64,102 @@ def chunk_path(array: Path, chunk: int, axes: int) -> Path:
     return array.joinpath("c", str(chunk), *["0"] * (axes - 1))
 
 
-def checksum(data: bytes) -> int:
+def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
     """crc32c of a buffer."""
-    return int(google_crc32c.value(data))
+    return int(google_crc32c.value(np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data))
 
 
-def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> bytes:
-    """Rows [n, ...] as the bytes of a whole chunk, padded with the fill value."""
+def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
+    """Rows [n, ...] as a whole chunk [chunk_rows, ...], little-endian, padded with the fill value."""
     target = np.dtype(dtype).newbyteorder("<")
+    if len(rows) == chunk_rows:
+        return np.ascontiguousarray(rows, target)
     whole = np.full((chunk_rows, *rows.shape[1:]), fill_of(dtype), target)
     whole[: len(rows)] = rows
-    return whole.tobytes()
+    return whole
+
+
+def stored(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str) -> NDArray[Any]:
+    """Rows in their stored dtype, after making sure that every value is one that may be stored.
+
+    Args:
+        rows: [n, ...] of any float dtype for a float array, else of ``dtype`` itself.
+        dtype: stored dtype.
+        bad: positions below n of rows without a value; they must be NaN (0 for integers).
+        first: row of the store at position 0, for messages.
+        what: the array, for messages.
+
+    Returns:
+        [n, ...] of ``dtype``; the NaNs of bad rows all have the same bits.
+
+    Raises:
+        FedcacheError: CORRUPT, for a non-finite value in another row, before or after the cast, with row numbers; BUG,
+            for a dtype that would be cast, or a bad row that has a value.
+    """
+    floating = dtype.startswith("float")
+    if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
+        raise FedcacheError(
+            Exit.BUG, f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them."
+        )
+    flat = rows.reshape(len(rows), -1)
+    lost = np.zeros(len(rows), bool)
+    lost[list(bad)] = True
+    empty = np.isnan(flat).all(axis=1) if floating else ~flat.any(axis=1)
+    if (lost & ~empty).any():
+        raise FedcacheError(
+            Exit.BUG,
+            f"{what}: rows {listed(np.flatnonzero(lost & ~empty) + first)} are marked bad and hold values.",
+            f"A bad row is {'NaN' if floating else '0'} throughout.",
+        )
+    if not floating:
+        return rows
+    # float16 overflows silently, so both sides of the cast are looked at.
+    with np.errstate(over="ignore"):
+        cast = rows.astype(dtype)
+    for values, why, hint in (
+        (flat, "is not finite", "The weights or the compute dtype overflow: try --dtype float32."),
+        (cast.reshape(len(rows), -1), f"does not fit {dtype}", "Store these features with --recipe dtype=float32."),
+    ):
+        wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
+        if len(wrong):
+            raise FedcacheError(
+                Exit.CORRUPT, f"{what}: the feature of {len(wrong)} rows {why}: row {listed(wrong + first)}.", hint
+            )
+    cast[lost] = fill_of(dtype)
+    return cast
+
+
+def listed(rows: NDArray[Any]) -> str:
+    """The first ten row numbers, for a message."""
+    return ", ".join(map(str, rows[:10])) + (" ..." if len(rows) > 10 else "")
 
 
 def write_chunk_file(path: Path, rows: NDArray[Any], chunk_rows: int, dtype: str) -> int:
-    """Write one chunk, whole or not at all; returns its crc32c. Needs no lock: two writers write the same bytes."""
+    """Write one chunk, whole or not at all; returns its crc32c.
+
+    Needs no lock, so that helpers in other processes may call it: two writers of a chunk write the same bytes.
+    """
     raw = encode(rows, chunk_rows, dtype)
-    crc = checksum(raw)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, raw, struct.pack("<I", crc))
+    return write_payload(path, raw.reshape(-1).view(np.uint8).data if raw.size else b"")
+
+
+def write_payload(path: Path, payload: bytes | memoryview) -> int:
+    """Write a chunk file of these bytes and their checksum; returns the checksum."""
+    crc = checksum(payload)
+    make_directories(path.parent)
+    write_atomic(path, payload, struct.pack("<I", crc))
     return crc
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and its parents, each name durable before anything refers to what lies below it."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        fsync_directory(place.parent)
 
 
 def encode_strings(values: Sequence[str]) -> bytes:
@@ -93,23 +172,37 @@ def encode_strings(values: Sequence[str]) -> bytes:
 
 
 def decode_strings(raw: bytes) -> tuple[str, ...]:
-    """The inverse of ``encode_strings``."""
-    (count,) = struct.unpack_from("<I", raw, 0)
-    at, out = 4, []
-    for _ in range(count):
-        (length,) = struct.unpack_from("<I", raw, at)
-        out.append(raw[at + 4 : at + 4 + length].decode("utf-8"))
-        at += 4 + length
+    """The inverse of ``encode_strings``.
+
+    Raises:
+        ValueError: for bytes it does not write.
+    """
+    try:
+        (count,) = struct.unpack_from("<I", raw, 0)
+        at, out = 4, []
+        for _ in range(count):
+            (length,) = struct.unpack_from("<I", raw, at)
+            if at + 4 + length > len(raw):
+                raise ValueError("a string ends beyond the chunk")
+            out.append(raw[at + 4 : at + 4 + length].decode("utf-8"))
+            at += 4 + length
+    except struct.error as error:
+        raise ValueError("a string begins beyond the chunk") from error
+    if at != len(raw):
+        raise ValueError(f"{len(raw) - at} bytes follow the last string")
     return tuple(out)
 
 
-def read_checked(path: Path, crc: int | None, what: str) -> bytes:
-    """A chunk file's payload, its own checksum and the manifest's verified.
+def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:
+    """A chunk file's payload; its size, its own checksum and the manifest's verified.
 
     Raises:
         FedcacheError: CORRUPT, naming the file.
     """
     try:
+        found = path.stat().st_size
+        if size is not None and found != size + CRC_BYTES:
+            raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
         raw = path.read_bytes()
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
@@ -121,30 +214,47 @@ def read_checked(path: Path, crc: int | None, what: str) -> bytes:
     return payload
 
 
+def array_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Bytes of an array in plain integers, which cannot overflow."""
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
 def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
     return FedcacheError(
         Exit.CORRUPT,
         f"{what}: {path} {why}.",
-        f"fedcache verify {store} shows the extent; remove the damaged array's folder and extract again to mend it.",
+        f"fedcache verify {store} shows the extent; fedcache repair {store} drops what is damaged, and the extract "
+        "command of the array then computes only that again.",
     )
 
 
-def map_chunk(path: Path, shape: Sequence[int], dtype: str, crc: int, what: str) -> NDArray[Any]:
-    """A chunk mapped read-only, its size and checksums verified first."""
-    wanted = int(np.prod(shape)) * np.dtype(dtype).itemsize + CRC_BYTES
+def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
+    """A chunk file's bytes mapped read-only: ``size`` of payload and the checksum, nothing verified but their number.
+
+    Raises:
+        FedcacheError: CORRUPT, for a missing file or a wrong size.
+    """
     try:
-        size = path.stat().st_size
-        if size != wanted:
-            raise damaged(what, path, f"has {size:,} bytes, expected {wanted:,}")
-        mapped = np.memmap(path, np.uint8, mode="r")
+        with path.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size + CRC_BYTES:
+                raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
+            # Not np.memmap, which resolves the path first: one system call for each of its parts.
+            return np.frombuffer(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
         raise damaged(what, path, "is missing or unreadable") from error
-    payload = mapped[:-CRC_BYTES]
-    found = int(google_crc32c.value(payload))
-    if found != struct.unpack("<I", mapped[-CRC_BYTES:].tobytes())[0]:
+
+
+def verify_payload(payload: NDArray[np.uint8], tail: bytes, crc: int, path: Path, what: str) -> None:
+    """Compare a payload with the checksum in its file and with the one listed for its place.
+
+    Raises:
+        FedcacheError: CORRUPT.
+    """
+    found = checksum(payload)
+    if found != struct.unpack("<I", tail)[0]:
         raise damaged(what, path, "does not match its own checksum")
     if found != crc:
         raise damaged(what, path, "is whole but not the chunk the manifest lists at this place")
-    return payload.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)

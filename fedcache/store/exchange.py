@@ -7,9 +7,8 @@ One layout for all: ``features/<name>`` [N, D] (or [N, V, D]) per backbone, ``la
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.store.chunks import stored
+from fedcache.store.disk import writing
 from fedcache.store.files import digest_of
-from fedcache.store.store import Samples, Store, _slug
+from fedcache.store.formats import READERS, WRITERS
+from fedcache.store.manifest import SAFE
+from fedcache.store.store import Samples, Store, slug_of
 
-FORMATS = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".safetensors")
 FEATURES = ("features", "embeddings", "X", "x")
 LABELS = ("labels", "label", "y")
 SPLITS = ("train", "test", "validation")
@@ -48,7 +50,6 @@ class Embeddings:
     names: tuple[str, ...]
     classes: tuple[str, ...]
     domain_names: tuple[str, ...]
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:
@@ -60,8 +61,8 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     Raises:
         FedcacheError: USAGE for an unknown ending or a folder that is not there.
     """
-    if out.suffix not in FORMATS or out.suffix == ".npy":
-        raise unknown("file ending", out.suffix, [f for f in FORMATS if f != ".npy"])
+    if out.suffix not in WRITERS:
+        raise unknown("file ending", out.suffix, WRITERS)
     if not out.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
     s = store.samples
@@ -71,62 +72,13 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     names = [s.name[i] for i in good]
     meta = {"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]}
     temporary = out.with_name(f".{out.name}.partial{out.suffix}")
-    try:
-        _WRITERS[out.suffix](temporary, columns, names, meta)
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(out, sum(values.nbytes for values in columns.values())):
+        try:
+            WRITERS[out.suffix](temporary, columns, names, meta)
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
     return len(good)
-
-
-def _write_npz(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
-    text = {"name": np.array(names, np.str_), "classes": np.array(meta["classes"], np.str_)}
-    everything: dict[str, Any] = {**columns, **text, "domains": np.array(meta["domains"], np.str_)}
-    np.savez(path, **everything)
-
-
-def _write_h5(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
-    import h5py
-
-    with h5py.File(path, "w") as file:
-        for name, values in columns.items():
-            file.create_dataset(name, data=values)
-        for name, words in (("name", names), ("classes", meta["classes"]), ("domains", meta["domains"])):
-            file.create_dataset(name, data=words, dtype=h5py.string_dtype())
-
-
-def _write_parquet(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    fields: dict[str, Any] = {"name": pa.array(names)}
-    shapes = {}
-    for name, values in columns.items():
-        if values.ndim == 1:
-            fields[name] = pa.array(values)
-            continue
-        shapes[name] = list(values.shape[1:])
-        flat = np.ascontiguousarray(values.reshape(len(values), -1))
-        inner = pa.array(flat.reshape(-1))
-        fields[name] = pa.FixedSizeListArray.from_arrays(inner, flat.shape[1])
-    table = pa.table(fields).replace_schema_metadata({"fedcache": json.dumps({**meta, "shapes": shapes})})
-    pq.write_table(table, path)
-
-
-def _write_safetensors(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
-    from safetensors.numpy import save_file
-
-    tensors = {name: np.ascontiguousarray(values) for name, values in columns.items()}
-    save_file(tensors, path, metadata={"fedcache": json.dumps({**meta, "names": names})})
-
-
-_WRITERS = {
-    ".npz": _write_npz,
-    ".h5": _write_h5,
-    ".hdf5": _write_h5,
-    ".parquet": _write_parquet,
-    ".safetensors": _write_safetensors,
-}
 
 
 def read_embeddings(path: Path) -> Embeddings:
@@ -139,11 +91,11 @@ def read_embeddings(path: Path) -> Embeddings:
         FedcacheError: USAGE, for a missing file, an unknown ending, a pickle, or columns that do not fit.
     """
     if not path.is_file():
-        raise FedcacheError(Exit.USAGE, f"{path} is not a file.", f"Give one of {', '.join(FORMATS)}")
-    if path.suffix not in FORMATS:
-        raise unknown("file ending", path.suffix, FORMATS)
+        raise FedcacheError(Exit.USAGE, f"{path} is not a file.", f"Give one of {', '.join(READERS)}")
+    if path.suffix not in READERS:
+        raise unknown("file ending", path.suffix, READERS)
     try:
-        raw = _READERS[path.suffix](path)
+        raw = READERS[path.suffix](path)
     except FedcacheError:
         raise
     except Exception as error:  # the formats' libraries raise their own kinds for damaged files
@@ -153,89 +105,6 @@ def read_embeddings(path: Path) -> Embeddings:
             "Object arrays and pickles are never read; write plain numbers.",
         ) from error
     return _assemble(path, raw)
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
-
-
-def _read_npy(path: Path) -> dict[str, Any]:
-    return {"features": np.load(path, allow_pickle=False)}
-
-
-def _read_h5(path: Path) -> dict[str, Any]:
-    import h5py
-
-    found: dict[str, Any] = {}
-
-    def walk(group: Any, prefix: str) -> None:
-        for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                raise FedcacheError(
-                    Exit.USAGE, f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file."
-                )
-            item = group[name]
-            if isinstance(item, h5py.Group):
-                walk(item, f"{prefix}{name}/")
-            elif item.external or item.is_virtual:
-                raise FedcacheError(
-                    Exit.USAGE, f"{path}: {prefix}{name} is stored in another file.", "Copy the data into the file."
-                )
-            else:
-                text = h5py.check_string_dtype(item.dtype) is not None
-                found[f"{prefix}{name}"] = np.array(item.asstr()[:], np.str_) if text else item[:]
-
-    with h5py.File(path, "r") as file:
-        walk(file, "")
-    return found
-
-
-def _read_parquet(path: Path) -> dict[str, Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path)
-    meta = json.loads((table.schema.metadata or {}).get(b"fedcache", b"{}"))
-    found: dict[str, Any] = {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        kind = column.type
-        if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-            flat = column.flatten().to_numpy(zero_copy_only=False)
-            found[name] = flat.reshape(len(column), *meta.get("shapes", {}).get(name, [-1]))
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            found[name] = np.array(column.to_pylist(), np.str_)
-        else:
-            found[name] = column.to_numpy(zero_copy_only=False)
-    return found
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    found: dict[str, Any] = {}
-    with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-            found[name] = file.get_tensor(name)
-        meta = json.loads((file.metadata() or {}).get("fedcache", "{}"))
-    found |= {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
-    if "names" in meta:
-        found["name"] = np.array(meta["names"], np.str_)
-    return found
-
-
-_READERS = {
-    ".npz": _read_npz,
-    ".npy": _read_npy,
-    ".h5": _read_h5,
-    ".hdf5": _read_h5,
-    ".parquet": _read_parquet,
-    ".safetensors": _read_safetensors,
-}
 
 
 def _assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
@@ -330,7 +199,8 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
     if len(set(embeddings.names)) < count:
         raise FedcacheError(Exit.USAGE, f"{count - len(set(embeddings.names))} names repeat.", "Names must be unique.")
     order = np.array(sorted(range(count), key=lambda i: embeddings.names[i]))
-    arrays = {key: values[order] for key, values in embeddings.features.items()}
+    # Checked before anything is on disk, and before the rows are sorted: the numbers are those of the file.
+    arrays = {key: _storable(key, values)[order] for key, values in embeddings.features.items()}
     uid = np.zeros((count, 16), np.uint8)
     for row in range(count):
         digest = hashlib.sha256()
@@ -353,10 +223,10 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
     ]
     whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains)])
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(path, samples, dataset={"slug": _slug(name), "digest": whole, "template": None})
+    store = Store.create(path, samples, dataset={"slug": slug_of(name), "digest": whole, "template": None})
     for key, values in arrays.items():
-        dtype = "float16" if values.dtype == np.float16 else "float32"
-        values_digest = hashlib.sha256(np.ascontiguousarray(values.astype(dtype)).tobytes()).hexdigest()
+        dtype = values.dtype.name
+        values_digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
         recipe = {
             "backbone": key,
             "weights": values_digest,
@@ -365,7 +235,7 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
             "views": values.shape[1],
         }
         with store.writer(
-            f"{_slug(key)}-{digest_of(recipe)[:8]}",
+            f"{slug_of(key)}-{digest_of(recipe)[:8]}",
             shape=values.shape,
             dtype=dtype,
             chunk_rows=CHUNK_ROWS,
@@ -376,3 +246,21 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
                 writer.write(chunk, values[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS])
             writer.complete()
     return Store.open(path)
+
+
+def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Features in the dtype they are stored in: float16 stays, wider floats become float32.
+
+    Raises:
+        FedcacheError: CORRUPT, for values that are not finite there.
+    """
+    if not SAFE.fullmatch(slug_of(key)):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"Features are named {key!r}.",
+            "A name begins with a letter or digit and has at most 110 characters.",
+        )
+    try:
+        return stored(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)
+    except FedcacheError as error:
+        raise FedcacheError(error.code, error.message, "Mend these rows of the file or leave them out.") from error

@@ -1,16 +1,33 @@
 """The journal of an array in flight: a header, one fsynced line per finished chunk, and the commit.
 
-A torn last line (power cut) vouches for nothing; the next writer cuts it off before it appends.
+Every line ends with its own digest. What follows the first line that does not (a power cut tore it, or a bit
+flipped) vouches for nothing; the next writer cuts it off before it appends.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcache.store.files import append_line, canonical_json, fsync_directory
+from fedcache.store.chunks import DTYPES
+from fedcache.store.files import append_line, fsync_directory
+from fedcache.store.seal import seal, unseal
+
+PREFIX, SUFFIX = "journal-", ".jsonl"
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """A chunk whose file was on disk when its line was written.
+
+    Attributes:
+        crc: crc32c of the rows.
+        bad: (name, reason) per row of the store that could not be read.
+    """
+
+    crc: int
+    bad: dict[int, tuple[str, str]]
 
 
 @dataclass
@@ -20,41 +37,77 @@ class Journal:
     Attributes:
         path: of the file.
         header: format, recipe digest, how, shape, dtype, chunk_rows; None when there is no usable header.
-        chunks: crc32c per finished chunk.
-        bad: (name, reason) per row found bad.
-        commit: checksums of ``samples/ok`` and ``quarantine.jsonl`` that are about to be in place, or None.
+        chunks: per finished chunk; the last line of a chunk counts.
+        commits: checksums of ``samples/ok`` and ``quarantine.jsonl`` that were about to be put in place.
+        valid_bytes: length of the part that can be believed.
+        torn: whether more follows it.
     """
 
     path: Path
     header: dict[str, Any] | None = None
-    chunks: dict[int, int] = field(default_factory=dict)
-    bad: dict[int, tuple[str, str]] = field(default_factory=dict)
-    commit: dict[str, Any] | None = None
+    chunks: dict[int, Vouched] = field(default_factory=dict)
+    commits: list[dict[str, Any]] = field(default_factory=list)
     valid_bytes: int = 0
+    torn: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of the array."""
+        return self.path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
+
+    @property
+    def count(self) -> int:
+        """Number of chunks of the array, by the header."""
+        return 0 if self.header is None else -(-self.header["shape"][0] // self.header["chunk_rows"])
+
+    @property
+    def bad(self) -> dict[int, tuple[str, str]]:
+        """(name, reason) per bad row, over all finished chunks."""
+        return {row: why for chunk in sorted(self.chunks) for row, why in self.chunks[chunk].bad.items()}
 
     def begin(self, header: dict[str, Any]) -> None:
         """Write the header of a new journal."""
-        self.header = header
-        append_line(self.path, canonical_json({"header": header}))
+        append_line(self.path, seal({"header": header}))
         fsync_directory(self.path.parent)
+        self.header = header
 
-    def add(self, chunk: int, crc: int, rows: int, bad: dict[int, tuple[str, str]]) -> None:
+    def add(self, chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> None:
         """Vouch for a chunk whose file is on disk."""
-        lines = [[row, name, reason] for row, (name, reason) in sorted(bad.items())]
-        append_line(self.path, canonical_json({"chunk": chunk, "crc": crc, "rows": rows, "bad": lines}))
-        self.chunks[chunk] = crc
-        self.bad.update(bad)
+        append_line(self.path, chunk_line(chunk, crc, bad))
+        self.chunks[chunk] = Vouched(crc, dict(bad))
 
     def announce(self, commit: dict[str, Any]) -> None:
         """Say which sidecars are about to change, before they do."""
-        append_line(self.path, canonical_json({"commit": commit}))
-        self.commit = commit
+        append_line(self.path, seal({"commit": commit}))
+        self.commits.append(commit)
 
     def cut(self) -> None:
-        """Cut off a torn last line."""
-        if self.path.exists() and self.path.stat().st_size > self.valid_bytes:
+        """Cut off what cannot be believed."""
+        if self.torn:
             with self.path.open("r+b") as file:
                 file.truncate(self.valid_bytes)
+            self.torn = False
+
+
+def header_line(header: dict[str, Any]) -> bytes:
+    """The first line of a journal, without its newline."""
+    return seal({"header": header})
+
+
+def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:
+    """The line that vouches for a chunk, without its newline."""
+    lines = [[row, name, reason] for row, (name, reason) in sorted(bad.items())]
+    return seal({"chunk": chunk, "crc": crc, "bad": lines})
+
+
+def journal_path(store: Path, key: str) -> Path:
+    """Where the journal of an array is while it is unfinished."""
+    return store / f"{PREFIX}{key}{SUFFIX}"
+
+
+def journals(store: Path) -> list[Journal]:
+    """Every journal of a store, by name."""
+    return [read_journal(path) for path in sorted(store.glob(f"{PREFIX}*{SUFFIX}"))]
 
 
 def read_journal(path: Path) -> Journal:
@@ -65,23 +118,52 @@ def read_journal(path: Path) -> Journal:
     except OSError:
         return journal
     for line in raw.splitlines(keepends=True):
-        if not line.endswith(b"\n") or not _take(journal, line):
+        if not line.endswith(b"\n") or not _take(journal, line[:-1]):
             break
         journal.valid_bytes += len(line)
+    journal.torn = journal.valid_bytes < len(raw)
     return journal
 
 
 def _take(journal: Journal, line: bytes) -> bool:
     try:
-        entry = json.loads(line)
-        if "header" in entry:
-            journal.header = dict(entry["header"])
-        elif "commit" in entry:
-            journal.commit = dict(entry["commit"])
-        else:
-            bad = {int(row): (str(name), str(reason)) for row, name, reason in entry["bad"]}
-            journal.chunks[int(entry["chunk"])] = int(entry["crc"])
-            journal.bad.update(bad)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        entry = unseal(line)
+    except ValueError:
         return False
+    if journal.header is None:
+        if not _is_header(entry.get("header")):
+            return False
+        journal.header = entry["header"]
+        return True
+    if "commit" in entry:
+        commit = entry["commit"]
+        if not (isinstance(commit, dict) and type(commit.get("ok")) is int and type(commit.get("quarantine")) is str):
+            return False
+        journal.commits.append(commit)
+        return True
+    chunk, crc, bad = entry.get("chunk"), entry.get("crc"), entry.get("bad")
+    if type(chunk) is not int or not 0 <= chunk < journal.count or type(crc) is not int or not isinstance(bad, list):
+        return False
+    rows = journal.header["chunk_rows"]
+    low, high = chunk * rows, min((chunk + 1) * rows, journal.header["shape"][0])
+    for item in bad:
+        if not (isinstance(item, list) and [type(v) for v in item] == [int, str, str] and low <= item[0] < high):
+            return False
+    journal.chunks[chunk] = Vouched(crc, {row: (name, reason) for row, name, reason in bad})
     return True
+
+
+def _is_header(header: Any) -> bool:
+    if not isinstance(header, dict):
+        return False
+    shape, rows = header.get("shape"), header.get("chunk_rows")
+    return (
+        isinstance(shape, list)
+        and len(shape) >= 2
+        and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+        and type(rows) is int
+        and 0 < rows < 1 << 40
+        and header.get("dtype") in DTYPES
+        and isinstance(header.get("how"), dict)
+        and isinstance(header.get("recipe"), str)
+    )

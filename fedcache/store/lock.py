@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.disk import writing
 from fedcache.store.files import write_atomic
 
 
@@ -44,9 +45,9 @@ def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     Raises:
         FedcacheError: STORE, naming the holder.
     """
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         raise FedcacheError(
@@ -54,11 +55,18 @@ def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
             f"{what} is being written by {holder(path)}.",
             "Wait for it with --wait, or end it; its finished chunks are kept.",
         ) from error
+    except (OSError, NotImplementedError) as error:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{path} cannot be locked: {error}.",
+            "Writing needs a directory you may write to, on a file system with locks.",
+        ) from error
     try:
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": _started()}
-        write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
+        with writing(path, 0):
+            write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
         yield
     finally:
         path.with_suffix(".json").unlink(missing_ok=True)

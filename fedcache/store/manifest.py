@@ -6,7 +6,6 @@ damaged JSON is a ``FedcacheError`` and nothing else.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,15 @@ from typing import Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.chunks import DTYPES
-from fedcache.store.files import canonical_json, digest_of, write_atomic
+from fedcache.store.files import digest_of, write_atomic
+from fedcache.store.seal import seal, unseal
 
 FORMAT = 1
 NAME = "manifest.json"
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
+HEX64 = re.compile(r"[0-9a-f]{64}")
+CRC_LIMIT = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,21 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with its own digest."""
-        body = {
-            "format": FORMAT,
-            "dataset": self.dataset,
-            "rows": self.rows,
-            "rows_ok": self.rows_ok,
-            "classes": list(self.classes),
-            "domains": list(self.domains),
-            "samples": self.samples,
-            "arrays": {key: info.to_dict() for key, info in self.arrays.items()},
-            "texts": self.texts,
-            "files": self.files,
-        }
-        return canonical_json({**body, "sha256": digest_of(body)})
+        """Canonical JSON that ends with its own digest."""
+        return seal(
+            {
+                "format": FORMAT,
+                "dataset": self.dataset,
+                "rows": self.rows,
+                "rows_ok": self.rows_ok,
+                "classes": list(self.classes),
+                "domains": list(self.domains),
+                "samples": self.samples,
+                "arrays": {key: info.to_dict() for key, info in self.arrays.items()},
+                "texts": self.texts,
+                "files": self.files,
+            }
+        )
 
     def write(self, store: Path) -> None:
         """Replace the store's manifest, whole or not at all."""
@@ -122,17 +126,10 @@ def read_manifest(store: Path) -> Manifest:
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
     try:
-        data = json.loads(raw)
-        claimed = data.pop("sha256")
-        version = data["format"]
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise _corrupt(store, "is not the JSON fedcache writes") from error
-    try:
-        matches = digest_of(data) == claimed
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _corrupt(store, "is not the JSON fedcache writes") from error
-    if not matches:
-        raise _corrupt(store, "does not have the digest it ends with")
+        data = unseal(raw)
+    except ValueError as error:
+        raise _corrupt(store, str(error)) from error
+    version = data.get("format")
     if version != FORMAT:
         raise FedcacheError(
             Exit.STORE, f"{store} has format {version}, this fedcache reads {FORMAT}.", "Upgrade fedcache to read it."
@@ -144,42 +141,74 @@ def read_manifest(store: Path) -> Manifest:
 
 
 def _parse(data: dict[str, Any]) -> Manifest:
-    arrays = {}
-    for key, item in data["arrays"].items():
-        shape = tuple(_count(n) for n in item["shape"])
-        rows = _count(item["chunk_rows"])
-        crcs = tuple(_count(c) for c in item["chunks"])
-        if item["dtype"] not in DTYPES or not SAFE.fullmatch(key) or len(shape) < 2 or not rows:
-            raise ValueError(f"array {key!r}")
-        if shape[0] != data["rows"] or len(crcs) != -(-shape[0] // rows):
-            raise ValueError(f"array {key!r} has {len(crcs)} chunks of {rows} rows for {shape[0]} rows")
-        if not isinstance(item["recipe"], dict) or not isinstance(item["how"], dict):
-            raise ValueError(f"array {key!r}")
-        arrays[key] = ArrayInfo(item["recipe"], item["how"], shape, item["dtype"], rows, crcs)
-    for slug, entries in data["texts"].items():
-        if not SAFE.fullmatch(slug) or not all(SAFE.fullmatch(e["id"]) and len(e["shape"]) == 2 for e in entries):
-            raise ValueError(f"text features {slug!r}")
-    names = ("classes", "domains")
-    if not all(isinstance(v, str) for name in names for v in data[name]):
-        raise ValueError("class or domain names")
-    if not isinstance(data["dataset"]["slug"], str) or not isinstance(data["dataset"]["digest"], str):
-        raise ValueError("dataset")
+    rows, rows_ok = _count(data["rows"]), _count(data["rows_ok"])
+    if rows_ok > rows:
+        raise ValueError(f"{rows_ok} of {rows} rows are readable")
+    for name in ("slug", "digest"):
+        if type(data["dataset"][name]) is not str:
+            raise ValueError(f"dataset {name}")
+    files = _mapping(data["files"])
+    for path, digest in files.items():
+        if not all(SAFE.fullmatch(part) for part in path.split("/")) or not HEX64.fullmatch(_text(digest)):
+            raise ValueError(f"file {path!r}")
+    samples = {key: _count(crc, CRC_LIMIT) for key, crc in _mapping(data["samples"]).items()}
+    if set(samples) != {*COLUMNS, "name"}:
+        raise ValueError(f"columns {sorted(samples)}")
+    texts = {slug: [_text_features(slug, e) for e in _sequence(v)] for slug, v in _mapping(data["texts"]).items()}
     return Manifest(
-        dataset=data["dataset"],
-        rows=_count(data["rows"]),
-        rows_ok=_count(data["rows_ok"]),
-        classes=tuple(data["classes"]),
-        domains=tuple(data["domains"]),
-        samples={str(k): _count(v) for k, v in data["samples"].items()},
-        arrays=arrays,
-        texts={k: list(v) for k, v in data["texts"].items()},
-        files={str(k): str(v) for k, v in data["files"].items()},
+        dataset=_mapping(data["dataset"]),
+        rows=rows,
+        rows_ok=rows_ok,
+        classes=tuple(_text(v) for v in _sequence(data["classes"])),
+        domains=tuple(_text(v) for v in _sequence(data["domains"])),
+        samples=samples,
+        arrays={key: _array(key, item, rows) for key, item in _mapping(data["arrays"]).items()},
+        texts=texts,
+        files=files,
     )
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 40:
-        raise ValueError(f"{value!r} is not a count")
+def _array(key: str, item: Any, rows: int) -> ArrayInfo:
+    shape = tuple(_count(n) for n in _sequence(item["shape"]))
+    chunk_rows = _count(item["chunk_rows"])
+    crcs = tuple(_count(c, CRC_LIMIT) for c in _sequence(item["chunks"]))
+    if not SAFE.fullmatch(key) or item["dtype"] not in DTYPES or len(shape) < 2 or not chunk_rows:
+        raise ValueError(f"array {key!r}")
+    if shape[0] != rows or len(crcs) != -(-rows // chunk_rows):
+        raise ValueError(f"array {key!r} has {len(crcs)} chunks of {chunk_rows} rows for {rows} rows")
+    return ArrayInfo(_mapping(item["recipe"]), _mapping(item["how"]), shape, item["dtype"], chunk_rows, crcs)
+
+
+def _text_features(slug: str, entry: Any) -> dict[str, Any]:
+    shape = [_count(n) for n in _sequence(entry["shape"])]
+    if not SAFE.fullmatch(slug) or not SAFE.fullmatch(_text(entry["id"])) or len(shape) != 2:
+        raise ValueError(f"text features {slug!r}")
+    templates = [_text(t) for t in _sequence(entry["templates"])]
+    crc, meta = _count(entry["crc"], CRC_LIMIT), _mapping(entry["meta"])
+    return {"id": entry["id"], "templates": templates, "meta": meta, "shape": shape, "crc": crc}
+
+
+def _count(value: Any, limit: int = 1 << 40) -> int:
+    if type(value) is not int or not 0 <= value < limit:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.40} is not a string")
+    return value
+
+
+def _sequence(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError(f"{value!r:.40} is not a list")
+    return value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError(f"{value!r:.40} is not an object")
     return value
 
 

@@ -41,7 +41,7 @@ def write_shard(
         label=s.label[rows],
         domain=s.domain[rows],
         split=split,
-        ok=s.ok[rows],
+        ok=np.ones(len(rows), np.uint8),  # the arrays bring what could not be read, as they did in the parent
         classes=s.classes,
         domains=s.domains,
     )
@@ -58,6 +58,7 @@ def write_shard(
         "digest": digest_of(identity),
         "shard": {key: identity[key] for key in ("parent", "client", "number", "rows")},
     }
+    reasons = {entry["row"]: entry["reason"] for entry in store.quarantined()}
     shard = Store.create(path, samples, dataset=dataset)
     for key, info in store.arrays.items():
         with shard.writer(
@@ -69,13 +70,15 @@ def write_shard(
             how=info.how,
         ) as writer:
             for chunk in writer.missing():
-                part = rows[chunk * writer.chunk_rows : (chunk + 1) * writer.chunk_rows]
-                bad = {
-                    chunk * writer.chunk_rows + i: "quarantined in the parent store"
-                    for i, row in enumerate(part)
-                    if not s.ok[row]
-                }
-                writer.write(chunk, store.reader(key).rows(part), bad)
+                first = chunk * writer.chunk_rows
+                values = store.reader(key).rows(rows[first : first + writer.chunk_rows])
+                # An image one backbone could read and another could not has features here and a line in the list.
+                flat = values.reshape(len(values), -1)
+                empty = np.isnan(flat).all(axis=1) if flat.dtype.kind == "f" else ~flat.any(axis=1)
+                lost = empty & (s.ok[rows[first : first + len(values)]] == 0)
+                writer.write(
+                    chunk, values, {first + int(i): reasons[int(rows[first + i])] for i in np.flatnonzero(lost)}
+                )
             writer.complete()
     for entries in store.texts.values():
         for entry in entries:

@@ -6,84 +6,34 @@ verified when it is first used.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.files import (
-    append_line,
-    canonical_json,
-    digest_of,
-    fsync_directory,
-    make_private,
-    read_lines,
-    sha256_hex,
-    write_atomic,
-)
-from fedcache.store.journal import read_journal
+from fedcache.store.disk import writing
+from fedcache.store.files import canonical_json, digest_of, fsync_directory, make_private, sha256_hex, write_atomic
+from fedcache.store.history import append_event
+from fedcache.store.journal import journals
 from fedcache.store.lock import held
-from fedcache.store.manifest import SAFE, ArrayInfo, Manifest, read_manifest
+from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest
+from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
+from fedcache.store.samples import Samples, sweep_beside, write_samples
 from fedcache.store.writer import ArrayWriter
 
 __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
 
-COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
-
-
-@dataclass(frozen=True)
-class Samples:
-    """One entry per row of the store.
-
-    Attributes:
-        uid: uint8 [N, 16], identity of the image.
-        name: N names inside the dataset, sorted.
-        label: int32 [N], -1 unknown.
-        domain: int16 [N].
-        split: uint8 [N], 0 train, 1 test, 2 validation.
-        ok: uint8 [N], 0 where the image could not be read.
-        classes: names in label order.
-        domains: names in domain order.
-    """
-
-    uid: NDArray[np.uint8]
-    name: tuple[str, ...]
-    label: NDArray[np.int32]
-    domain: NDArray[np.int16]
-    split: NDArray[np.uint8]
-    ok: NDArray[np.uint8]
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-
-    def checked(self) -> Samples:
-        """Itself with every column in its stored dtype.
-
-        Raises:
-            FedcacheError: USAGE, when lengths or codes do not fit each other.
-        """
-        rows = len(self.name)
-        out = {key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()}
-        shapes = {key: value.shape for key, value in out.items()}
-        wanted = {key: (rows, 16) if key == "uid" else (rows,) for key in COLUMNS}
-        if shapes != wanted:
-            raise FedcacheError(Exit.USAGE, f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
-        for key, names, low in (("label", self.classes, -1), ("domain", self.domains, 0)):
-            if rows and not (low <= int(out[key].min()) and int(out[key].max()) < len(names)):
-                raise FedcacheError(
-                    Exit.USAGE,
-                    f"{key} holds {out[key].min()}..{out[key].max()}, but there are {len(names)} names.",
-                    f"Give one name per {key}.",
-                )
-        return Samples(name=tuple(self.name), classes=tuple(self.classes), domains=tuple(self.domains), **out)
+T = TypeVar("T")
 
 
 class Store:
@@ -125,22 +75,19 @@ class Store:
             )
         samples = samples.checked()
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        shutil.rmtree(temporary, ignore_errors=True)
-        make_private(temporary)
-        try:
-            _write_samples(temporary, samples, dict(dataset))
-            if path.exists():
-                path.rmdir()
-            temporary.rename(path)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if (path / "manifest.json").exists():  # somebody was faster
-                return cls._same(path, dataset)
-            raise
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        fsync_directory(path.parent)
+        sweep_beside(path)
+        with writing(path, 64 * len(samples.name)):
+            make_private(temporary)
+            try:
+                write_samples(temporary, samples, dict(dataset))
+                temporary.rename(path)  # over an empty directory at most
+            except OSError:
+                if (path / "manifest.json").exists():  # somebody was faster
+                    return cls._same(path, dataset)
+                raise
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            fsync_directory(path.parent)
         return cls.open(path)
 
     @classmethod
@@ -187,55 +134,80 @@ class Store:
 
     @cached_property
     def samples(self) -> Samples:
-        """The columns, verified.
+        """The columns, verified; like the manifest as they were when this object was made or last refreshed.
 
         Raises:
             FedcacheError: CORRUPT.
         """
-        m = self._manifest
-        columns: dict[str, Any] = {}
-        for key, dtype in COLUMNS.items():
-            shape = (m.rows, 16) if key == "uid" else (m.rows,)
-            columns[key] = np.frombuffer(self._column(key, len(shape)), np.dtype(dtype).newbyteorder("<"))[
-                : int(np.prod(shape))
-            ].reshape(shape)
-        name = files.decode_strings(self._column("name", 1))[: m.rows]
-        return Samples(name=name, classes=m.classes, domains=m.domains, **columns)
+        return self._settled(self._samples)
 
-    def _column(self, key: str, axes: int) -> bytes:
-        place = files.chunk_path(self.path / "samples" / key, 0, axes)
-        crc = self._manifest.samples.get(key)
+    def readable(self) -> NDArray[np.uint8]:
+        """``ok`` of every row, uint8 [N], as it is now.
+
+        Raises:
+            FedcacheError: CORRUPT.
+        """
+        return self._settled(lambda: self._numbers("ok", "uint8"))
+
+    def _samples(self) -> Samples:
+        columns: dict[str, Any] = {key: self._numbers(key, dtype) for key, dtype in COLUMNS.items()}
         try:
-            return files.read_checked(place, crc, f"samples/{key}")
-        except FedcacheError:
-            # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
-            announced = [j.commit["ok"] for j in self._journals() if j.commit and "ok" in j.commit]
-            if key != "ok" or not announced:
-                raise
-            for candidate in announced:
-                try:
-                    return files.read_checked(place, candidate, f"samples/{key}")
-                except FedcacheError:
-                    continue
-            raise
+            name = files.decode_strings(self._column("name", 1, None))
+        except ValueError as error:
+            raise files.damaged("samples/name", self._column_file("name", 1), f"holds no names ({error})") from error
+        if len(name) != max(1, self.rows):
+            why = f"holds {len(name)} names for {self.rows} rows"
+            raise files.damaged("samples/name", self._column_file("name", 1), why)
+        m = self._manifest
+        return Samples(name=name[: m.rows], classes=m.classes, domains=m.domains, **columns)
 
-    def _journals(self) -> list[Any]:
-        return [read_journal(path) for path in sorted(self.path.glob("journal-*.jsonl"))]
+    def _numbers(self, key: str, dtype: str) -> NDArray[Any]:
+        shape = (max(1, self.rows), 16) if key == "uid" else (max(1, self.rows),)
+        raw = self._column(key, len(shape), files.array_bytes(shape, dtype))
+        return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)[: self.rows]
+
+    def _column_file(self, key: str, axes: int) -> Path:
+        return files.chunk_path(self.path / "samples" / key, 0, axes)
+
+    def _column(self, key: str, axes: int, size: int | None) -> bytes:
+        place = self._column_file(key, axes)
+        listed = [self._manifest.samples[key]]
+        if key == "ok":
+            # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
+            listed += [commit["ok"] for journal in journals(self.path) for commit in journal.commits]
+        raw = files.read_checked(place, None, f"samples/{key}", size=size)
+        if files.checksum(raw) not in listed:
+            raise files.damaged(f"samples/{key}", place, "is whole but not the column the manifest lists")
+        return raw
+
+    def _settled(self, read: Callable[[], T]) -> T:
+        """``read`` what a writer replaces, again while the manifest moves on: readers take no lock."""
+        while True:
+            try:
+                return read()
+            except FedcacheError:
+                now = read_manifest(self.path)
+                if now == self._manifest:
+                    raise
+                self._manifest = now
+                self.__dict__.pop("samples", None)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Arrays in flight: name, chunks kept, chunks in all."""
-        out = []
-        for journal in self._journals():
-            if journal.header is None:
-                continue
-            shape, rows = journal.header["shape"], journal.header["chunk_rows"]
-            name = journal.path.name.removeprefix("journal-").removesuffix(".jsonl")
-            out.append({"name": name, "kept": len(journal.chunks), "chunks": -(-shape[0] // rows)})
-        return out
+        return [
+            {"name": j.key, "kept": len(j.chunks), "chunks": j.count}
+            for j in journals(self.path)
+            if j.header is not None and j.key not in self._manifest.arrays
+        ]
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """Rows whose image could not be read: row, name, reason."""
-        return list(read_lines(self.path / "quarantine.jsonl"))
+        """Rows whose image could not be read: row, name, reason.
+
+        Raises:
+            FedcacheError: CORRUPT.
+        """
+        rows = self._settled(lambda: read_quarantine(self.path, self._manifest))
+        return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
 
     def reader(self, key: str) -> Reader:
         """A complete feature array.
@@ -281,7 +253,7 @@ class Store:
         return self._manifest.texts
 
     def _text_entry(self, backbone: str, templates: Sequence[str] | None, weights: str | None) -> dict[str, Any] | None:
-        entries: list[dict[str, Any]] = self._manifest.texts.get(_slug(backbone), [])
+        entries: list[dict[str, Any]] = self._manifest.texts.get(slug_of(backbone), [])
         for entry in reversed(entries):
             if templates is not None and entry["templates"] != list(templates):
                 continue
@@ -308,41 +280,52 @@ class Store:
                 f"{self.path.name} has no text features of {backbone}.",
                 f"fedcache extract --store {self.path} --backbones {backbone}",
             )
-        place = files.chunk_path(self.path / "text" / _slug(backbone) / entry["id"], 0, 2)
-        raw = files.read_checked(place, entry["crc"], f"text features of {backbone}")
-        return np.frombuffer(raw, "<f4").reshape(entry["shape"])
+        place = files.chunk_path(self.path / "text" / slug_of(backbone) / entry["id"], 0, 2)
+        size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
+        raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
+        return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(entry["shape"])
 
     def put_text(
         self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
     ) -> None:
-        """Write text features [C, D] of a backbone."""
-        if not np.isfinite(matrix).all():
+        """Write text features [C, D] of a backbone; the same templates and meta again replace what they made before.
+
+        Raises:
+            FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
+        """
+        values = np.asarray(matrix)
+        if values.ndim != 2 or not values.shape[1]:
             raise FedcacheError(
-                Exit.CORRUPT,
-                f"Text features of {backbone} are not finite.",
-                "Check its weights: fedcache backbones verify",
+                Exit.BUG, f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
             )
-        slug = _slug(backbone)
+        values = files.stored(values, "float32", (), 0, f"text features of {backbone}")
+        slug = slug_of(backbone)
         _safe("backbone", slug)
         entry = {"templates": list(templates), "meta": dict(meta)}
         name = digest_of(entry)[:8]
         place = self.path / "text" / slug / name
-        with held(self.path / "locks" / "manifest.lock", f"the manifest of {self.path}", wait=True):
-            manifest = read_manifest(self.path)
-            place.mkdir(parents=True, exist_ok=True)
+        with self._edit() as manifest:
             parts = {
                 f"text/{slug}/zarr.json": files.group_metadata({"backbone": backbone}),
                 f"text/{slug}/{name}/zarr.json": files.array_metadata(
-                    matrix.shape, "float32", max(1, len(matrix)), {"templates": list(templates)}
+                    values.shape, "float32", max(1, len(values)), {"templates": list(templates)}
                 ),
             }
+            crc = files.write_chunk_file(files.chunk_path(place, 0, 2), values, max(1, len(values)), "float32")
             for relative, raw in parts.items():
                 write_atomic(self.path / relative, raw)
                 manifest.files[relative] = sha256_hex(raw)
-            chunk = files.chunk_path(place, 0, 2)
-            crc = files.write_chunk_file(chunk, matrix.astype("<f4"), max(1, len(matrix)), "float32")
             kept = [e for e in manifest.texts.get(slug, []) if e["id"] != name]
-            manifest.texts[slug] = [*kept, {**entry, "id": name, "shape": list(matrix.shape), "crc": crc}]
+            manifest.texts[slug] = [*kept, {**entry, "id": name, "shape": list(values.shape), "crc": crc}]
+
+    @contextmanager
+    def _edit(self) -> Iterator[Manifest]:
+        """The manifest as it is now, to change under its lock; written when the block ends well."""
+        lock = self.path / "locks" / "manifest.lock"
+        with held(lock, f"the manifest of {self.path}", wait=True), writing(self.path, 0):
+            manifest = read_manifest(self.path)
+            _sweep_partial(self.path)
+            yield manifest
             manifest.write(self.path)
             self.refresh()
 
@@ -358,42 +341,58 @@ class Store:
         Raises:
             FedcacheError: STORE when there is none of that name; CORRUPT.
         """
-        import json
-
         if name not in self.partitions:
             raise FedcacheError(
                 Exit.STORE, f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help"
             )
+        return self._settled(lambda: self._partition(name))
+
+    def _partition(self, name: str) -> dict[str, Any]:
         path = self.path / "partitions" / f"{name}.json"
         try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise files.damaged(f"partition {name}", path, "is missing or not JSON") from error
+            raw = path.read_bytes()
+        except OSError as error:
+            raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
+        if sha256_hex(raw) != self._manifest.files[f"partitions/{name}.json"]:
+            raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise files.damaged(f"partition {name}", path, "is not JSON") from error
         if not isinstance(found, dict):
             raise files.damaged(f"partition {name}", path, "is not a partition")
         return found
 
     def put_partition(self, name: str, payload: Mapping[str, Any]) -> None:
-        """Save a partition under a name; the same content again writes nothing."""
+        """Save a partition under a name, replacing one of that name; the same content again writes nothing."""
         _safe("partition", name)
         raw = canonical_json(dict(payload))
         relative = f"partitions/{name}.json"
-        if self._manifest.files.get(relative) == sha256_hex(raw) and (self.path / relative).exists():
+        path = self.path / relative
+        if self._manifest.files.get(relative) == sha256_hex(raw) and path.is_file() and path.read_bytes() == raw:
             return
-        with held(self.path / "locks" / "manifest.lock", f"the manifest of {self.path}", wait=True):
-            manifest = read_manifest(self.path)
-            (self.path / "partitions").mkdir(exist_ok=True)
-            write_atomic(self.path / relative, raw)
+        with self._edit() as manifest:
+            files.make_directories(path.parent)
+            write_atomic(path, raw)
             manifest.files[relative] = sha256_hex(raw)
-            manifest.write(self.path)
-            self.refresh()
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
-        append_line(self.path / "history.jsonl", canonical_json(dict(event)))
+        with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
+            append_event(self.path, event)
 
 
-def _slug(name: str) -> str:
+def _sweep_partial(path: Path) -> None:
+    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
+    for folder in (path, path / "samples" / "ok" / "c", path / "partitions"):
+        for left in folder.glob(".*.partial"):
+            if not left.name.startswith((".journal-", ".history")):
+                left.unlink(missing_ok=True)
+    for left in (path / "text").rglob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
+def slug_of(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
 
 
@@ -404,49 +403,3 @@ def _safe(what: str, name: str) -> None:
             f"{what} name {name!r} is not usable as a file name.",
             "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
         )
-
-
-def _write_samples(path: Path, samples: Samples, dataset: dict[str, Any]) -> None:
-    """Everything of a store without features, into an empty directory."""
-    rows = len(samples.name)
-    chunk_rows = max(1, rows)
-    (path / "locks").mkdir(mode=0o700)
-    sidecars = {
-        "zarr.json": files.group_metadata({"fedcache": 1, "dataset": dataset["slug"]}),
-        "samples/zarr.json": files.group_metadata({"splits": ["train", "test", "validation"]}),
-        "features/zarr.json": files.group_metadata({}),
-        "text/zarr.json": files.group_metadata({}),
-    }
-    codes = {"label": {"classes": list(samples.classes)}, "domain": {"domains": list(samples.domains)}}
-    crcs = {}
-    for key, dtype in COLUMNS.items():
-        values = getattr(samples, key)
-        sidecars[f"samples/{key}/zarr.json"] = files.array_metadata(values.shape, dtype, chunk_rows, codes.get(key, {}))
-        crcs[key] = files.write_chunk_file(
-            files.chunk_path(path / "samples" / key, 0, values.ndim), values, chunk_rows, dtype
-        )
-    sidecars["samples/name/zarr.json"] = files.array_metadata((rows,), "string", chunk_rows, {})
-    crcs["name"] = _write_names(files.chunk_path(path / "samples" / "name", 0, 1), samples.name)
-    for relative, raw in sidecars.items():
-        place = path / relative
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place, raw)
-    Manifest(
-        dataset=dataset,
-        rows=rows,
-        rows_ok=int(samples.ok.sum()),
-        classes=samples.classes,
-        domains=samples.domains,
-        samples=crcs,
-        files={relative: sha256_hex(raw) for relative, raw in sidecars.items()},
-    ).write(path)
-
-
-def _write_names(path: Path, names: Sequence[str]) -> int:
-    import struct
-
-    raw = files.encode_strings(names or [""])
-    crc = files.checksum(raw)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, raw, struct.pack("<I", crc))
-    return crc

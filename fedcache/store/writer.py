@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.files import canonical_json, digest_of, sha256_hex, write_atomic
-from fedcache.store.journal import Journal, read_journal
+from fedcache.store.disk import writing
+from fedcache.store.files import digest_of, sha256_hex, write_atomic
+from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import held
-from fedcache.store.manifest import ArrayInfo, read_manifest
+from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
+from fedcache.store.quarantine import commit_of, read_quarantine, replace_sidecars
 
 if TYPE_CHECKING:
     from fedcache.store.store import Store
@@ -50,11 +50,17 @@ class ArrayWriter:
         wait: bool = False,
         fresh: bool = False,
     ) -> None:
-        self.store, self.key, self.shape, self.dtype = store, key, shape, dtype
+        if tuple(shape)[:1] != (store.rows,) or len(shape) < 2 or dtype not in files.DTYPES or chunk_rows < 1:
+            raise FedcacheError(
+                Exit.BUG,
+                f"{key}: shape {tuple(shape)}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
+                f"Expected shape ({store.rows}, ...), one of {', '.join(files.DTYPES)}, and at least 1 row a chunk.",
+            )
+        self.store, self.key, self.shape, self.dtype = store, key, tuple(shape), dtype
         self.chunk_rows, self.recipe, self.how = chunk_rows, recipe, how
         self._wait, self._fresh = wait, fresh
         self.path = store.path / "features" / key
-        self.journal = Journal(store.path / f"journal-{key}.jsonl")
+        self.journal = Journal(journal_path(store.path, key))
         self.finished = False
         self._stack = ExitStack()
 
@@ -65,8 +71,8 @@ class ArrayWriter:
 
     @property
     def kept(self) -> list[int]:
-        """Chunks the journal vouches for and whose files confirm it."""
-        return sorted(self.journal.chunks)
+        """Chunks the journal vouches for and whose files confirm it; all of a finished array."""
+        return list(range(self.count)) if self.finished else sorted(self.journal.chunks)
 
     @property
     def bad(self) -> dict[int, str]:
@@ -81,7 +87,8 @@ class ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
         self._stack.enter_context(held(lock, f"{self.key} in {self.store.path}", wait=self._wait))
         try:
-            self._open()
+            with writing(self.store.path, 0):
+                self._open()
         except BaseException:
             self._stack.close()
             raise
@@ -91,19 +98,19 @@ class ArrayWriter:
         self._stack.close()
 
     def _open(self) -> None:
+        for left in (*self.path.rglob("*.partial"), *self.store.path.glob(f".{self.journal.path.name}.*.partial")):
+            left.unlink(missing_ok=True)  # of a writer that was killed; we hold its lock now
         known = read_manifest(self.store.path).arrays.get(self.key)
         if known is not None:
             # Finished, by us or by the writer we waited for. Its chunk size may differ from what we would choose.
             self.finished = True
             self.chunk_rows = known.chunk_rows
-            self.journal.chunks = dict(enumerate(known.chunks))
             self.journal.path.unlink(missing_ok=True)
             return
         if self._fresh:
-            self.journal.path.unlink(missing_ok=True)
-            shutil.rmtree(self.path, ignore_errors=True)
+            self._discard()
         header = {
-            "format": 1,
+            "format": FORMAT,
             "recipe": digest_of(self.recipe),
             "how": self.how,
             "shape": list(self.shape),
@@ -111,19 +118,29 @@ class ArrayWriter:
             "chunk_rows": self.chunk_rows,
         }
         self.journal = read_journal(self.journal.path)
-        self.journal.cut()
-        if self.journal.header is not None and self.journal.header != header:
-            raise self._differs(header)
         if self.journal.header is None:
-            self.journal.path.unlink(missing_ok=True)
-            shutil.rmtree(self.path, ignore_errors=True)
-            self.path.mkdir(parents=True)
-            write_atomic(self.path / "zarr.json", self._metadata())
+            self._discard()
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
-        for left in self.path.rglob("*.partial"):
-            left.unlink(missing_ok=True)
+        elif self.journal.header != header:
+            raise self._differs(header)
+        self.journal.cut()
         self._confirm()
+
+    def _discard(self) -> None:
+        if read_journal(self.journal.path).commits:
+            self._settle()
+        self.journal.path.unlink(missing_ok=True)
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def _settle(self) -> None:
+        """Let the manifest list the sidecars a dead commit replaced, before the journal that vouches for them goes."""
+        with held(self.store.path / "locks" / "manifest.lock", f"the manifest of {self.store.path}", wait=True):
+            manifest = read_manifest(self.store.path)
+            replace_sidecars(self.store.path, manifest, read_quarantine(self.store.path, manifest))
+            manifest.write(self.store.path)
+            self.store.refresh()
 
     def _metadata(self) -> bytes:
         attributes = {"name": self.recipe.get("backbone", self.key), "recipe": digest_of(self.recipe)}
@@ -131,7 +148,7 @@ class ArrayWriter:
 
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
         before = self.journal.header or {}
-        flat = {**before.get("how", {}), **{k: v for k, v in before.items() if k != "how"}}
+        flat = {**before["how"], **{k: v for k, v in before.items() if k != "how"}}
         now = {**header["how"], **{k: v for k, v in header.items() if k != "how"}}
         changed = [
             f"{k} was {flat.get(k)!r}, now {now.get(k)!r}" for k in sorted({*flat, *now}) if flat.get(k) != now.get(k)
@@ -144,96 +161,100 @@ class ArrayWriter:
 
     def _confirm(self) -> None:
         """Keep only chunks whose file has the checksum the journal vouches for."""
-        for chunk, crc in list(self.journal.chunks.items()):
-            file = files.chunk_path(self.path, chunk, len(self.shape))
+        size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+        for chunk, vouched in list(self.journal.chunks.items()):
             try:
-                files.map_chunk(file, (self.chunk_rows, *self.shape[1:]), self.dtype, crc, self.key)
+                files.read_checked(
+                    files.chunk_path(self.path, chunk, len(self.shape)), vouched.crc, self.key, size=size
+                )
             except FedcacheError:
                 del self.journal.chunks[chunk]
 
     def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
-        """Write one chunk and vouch for it.
+        """Write one chunk and vouch for it; the same chunk may be written again.
 
         Args:
             chunk: its number.
             rows: [n, V, D] of any float dtype (or uint8); rows of bad images are NaN (0 for uint8).
-            bad: reason per row number of the dataset whose image could not be read.
+            bad: reason per row of the store whose image could not be read; rows of other chunks are ignored.
 
         Raises:
-            FedcacheError: CORRUPT, for non-finite values in any other row, before or after the cast.
+            FedcacheError: CORRUPT, for non-finite values in any other row, before or after the cast; ENVIRONMENT, when
+                the disk refuses; BUG, for a shape, dtype or bad row that does not fit.
         """
         start = chunk * self.chunk_rows
-        expected = min(self.chunk_rows, self.shape[0] - start)
-        if rows.shape != (expected, *self.shape[1:]):
-            raise ValueError(f"chunk {chunk} has shape {rows.shape}, expected {(expected, *self.shape[1:])}")
-        reasons = {row: reason for row, reason in (bad or {}).items() if start <= row < start + expected}
-        self._check_finite(rows, start, reasons)
-        crc = files.write_chunk_file(
-            files.chunk_path(self.path, chunk, len(self.shape)), rows, self.chunk_rows, self.dtype
-        )
-        names = self.store.samples.name if reasons else ()
-        self.journal.add(chunk, crc, expected, {row: (names[row], why) for row, why in reasons.items()})
+        expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
+        if chunk < 0 or rows.shape != expected or not expected[0]:
+            raise FedcacheError(
+                Exit.BUG,
+                f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
+                f"Chunks are numbered 0 to {self.count - 1} and have {self.chunk_rows} rows, the last one the rest.",
+            )
+        if self.finished:
+            raise FedcacheError(
+                Exit.BUG, f"{self.key} is complete; chunk {chunk} was written again.", "Write missing() chunks only."
+            )
+        reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
+        values = files.stored(rows, self.dtype, [row - start for row in reasons], start, self.key)
+        place = files.chunk_path(self.path, chunk, len(self.shape))
+        with writing(place, files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)):
+            self.vouch(chunk, files.write_chunk_file(place, values, self.chunk_rows, self.dtype), reasons)
 
-    def _check_finite(self, rows: NDArray[Any], start: int, bad: Mapping[int, str]) -> None:
-        if not self.dtype.startswith("float"):
-            return
-        good = np.ones(len(rows), bool)
-        good[[row - start for row in bad]] = False
-        with np.errstate(over="ignore"):
-            stored = rows.astype(self.dtype, copy=False)
-        for values, why, hint in (
-            (rows, "is not finite", "The backbone's weights or its compute dtype overflow: try --dtype float32."),
-            (stored, f"does not fit {self.dtype}", "Store these features with --recipe dtype=float32."),
-        ):
-            wrong = np.flatnonzero(good & ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)) + start
-            if len(wrong):
-                shown = ", ".join(map(str, wrong[:10])) + (" ..." if len(wrong) > 10 else "")
-                raise FedcacheError(
-                    Exit.CORRUPT, f"{self.key}: the feature of {len(wrong)} readable images {why}: row {shown}.", hint
-                )
+    def vouch(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
+        """Append the journal line of a chunk file that is on disk, here or by a helper in another process.
+
+        Args:
+            chunk: its number.
+            crc: what ``write_chunk_file`` returned.
+            bad: reason per bad row of the store.
+        """
+        names = self.store.samples.name if bad else ()
+        self.journal.add(chunk, crc, {row: (names[row], why) for row, why in bad.items()})
 
     def complete(self) -> None:
         """Make the array part of the store: sidecars, then the manifest, then the journal goes.
 
         A crash between any two steps leaves a store that reads correctly and a journal from which this runs again.
+
+        Raises:
+            FedcacheError: BUG while chunks are missing; CORRUPT when the quarantine list is damaged.
         """
         if self.finished:
             return
         if self.missing():
-            raise ValueError(f"{self.key} lacks chunks {self.missing()[:5]}")
-        with held(self.store.path / "locks" / "manifest.lock", f"the manifest of {self.store.path}", wait=True):
+            raise FedcacheError(
+                Exit.BUG, f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.", "Write them first."
+            )
+        lock = self.store.path / "locks" / "manifest.lock"
+        with held(lock, f"the manifest of {self.store.path}", wait=True), writing(self.store.path, self.store.rows):
             manifest = read_manifest(self.store.path)
             self._quarantine(manifest)
-            manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(self._metadata())
+            metadata = self._metadata()
+            files.make_directories(self.path)
+            write_atomic(self.path / "zarr.json", metadata)
+            manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
             manifest.arrays[self.key] = ArrayInfo(
                 self.recipe,
                 self.how,
                 self.shape,
                 self.dtype,
                 self.chunk_rows,
-                tuple(self.journal.chunks[k] for k in range(self.count)),
+                tuple(self.journal.chunks[k].crc for k in range(self.count)),
             )
             manifest.write(self.store.path)
             self.store.refresh()
-        self.journal.path.unlink()
+            self.journal.path.unlink(missing_ok=True)
         self.finished = True
 
-    def _quarantine(self, manifest: Any) -> None:
-        """Mark bad rows in ``samples/ok`` and list them in ``quarantine.jsonl``, announced in the journal first."""
-        path = self.store.path / "quarantine.jsonl"
-        known = {e["row"]: (e["name"], e["reason"]) for e in self.store.quarantined()}
+    def _quarantine(self, manifest: Manifest) -> None:
+        """Mark bad rows in ``samples/ok`` and list them in ``quarantine.jsonl``, announced in the journal first.
+
+        ``ok`` is always the complement of the list, so nothing is taken from the ``ok`` that another writer may have
+        been replacing when it died.
+        """
+        known = read_quarantine(self.store.path, manifest)
         union = {**self.journal.bad, **known}
-        if not union:
+        if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
             return
-        lines = [canonical_json({"row": r, "name": n, "reason": why}) + b"\n" for r, (n, why) in sorted(union.items())]
-        ok = np.ones(manifest.rows, np.uint8)
-        ok[sorted(union)] = 0
-        crc = files.checksum(files.encode(ok, max(1, manifest.rows), "uint8"))
-        digest = sha256_hex(*lines)
-        self.journal.announce({"ok": crc, "quarantine": digest})
-        place: Path = files.chunk_path(self.store.path / "samples" / "ok", 0, 1)
-        files.write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
-        write_atomic(path, *lines)
-        manifest.samples["ok"] = crc
-        manifest.files["quarantine.jsonl"] = digest
-        manifest.rows_ok = int(ok.sum())
+        self.journal.announce(commit_of(manifest, union))
+        replace_sidecars(self.store.path, manifest, union)

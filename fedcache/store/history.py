@@ -1,0 +1,45 @@
+"""``history.jsonl``: what was measured, with times; the one file of a store that no identity promise covers.
+
+Every line is sealed, so that ``verify`` can tell a damaged line from a true one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.store.disk import writing
+from fedcache.store.files import append_line
+from fedcache.store.seal import seal, unseal
+
+NAME = "history.jsonl"
+
+
+def append_event(store: Path, event: Mapping[str, Any]) -> None:
+    """Append one event; a last line that a power cut tore is cut off first. The caller holds the history's lock."""
+    path = store / NAME
+    with writing(path, 0):
+        if path.exists():
+            raw = path.read_bytes()
+            if raw and not raw.endswith(b"\n"):
+                with path.open("r+b") as file:
+                    file.truncate(raw.rfind(b"\n") + 1)
+        append_line(path, seal(event))
+
+
+def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The events, and the numbers (from 1) of lines that are damaged."""
+    try:
+        raw = (store / NAME).read_bytes()
+    except OSError:
+        return [], []
+    events, damaged = [], []
+    for number, line in enumerate(raw.splitlines(keepends=True), 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("is torn")
+            events.append(unseal(line[:-1]))
+        except ValueError:
+            damaged.append(number)
+    return events, damaged

@@ -1,0 +1,120 @@
+"""The rows of a store: who they are, and a new store on disk that holds nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store import chunks as files
+from fedcache.store.files import sha256_hex, write_atomic
+from fedcache.store.manifest import COLUMNS, FORMAT, Manifest
+from fedcache.store.quarantine import replace_sidecars
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One entry per row of the store.
+
+    Attributes:
+        uid: uint8 [N, 16], identity of the image.
+        name: N names inside the dataset, sorted.
+        label: int32 [N], -1 unknown.
+        domain: int16 [N].
+        split: uint8 [N], 0 train, 1 test, 2 validation.
+        ok: uint8 [N], 0 where the image could not be read.
+        classes: names in label order.
+        domains: names in domain order.
+    """
+
+    uid: NDArray[np.uint8]
+    name: tuple[str, ...]
+    label: NDArray[np.int32]
+    domain: NDArray[np.int16]
+    split: NDArray[np.uint8]
+    ok: NDArray[np.uint8]
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+
+    def checked(self) -> Samples:
+        """Itself with every column in its stored dtype.
+
+        Raises:
+            FedcacheError: USAGE, when lengths or codes do not fit each other.
+        """
+        rows = len(self.name)
+        out = {key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()}
+        shapes = {key: value.shape for key, value in out.items()}
+        wanted = {key: (rows, 16) if key == "uid" else (rows,) for key in COLUMNS}
+        if shapes != wanted:
+            raise FedcacheError(Exit.USAGE, f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
+        for key, names, low in (("label", self.classes, -1), ("domain", self.domains, 0)):
+            if rows and not (low <= int(out[key].min()) and int(out[key].max()) < len(names)):
+                raise FedcacheError(
+                    Exit.USAGE,
+                    f"{key} holds {out[key].min()}..{out[key].max()}, but there are {len(names)} names.",
+                    f"Give one name per {key}.",
+                )
+        return Samples(name=tuple(self.name), classes=tuple(self.classes), domains=tuple(self.domains), **out)
+
+
+def write_samples(path: Path, samples: Samples, dataset: dict[str, Any]) -> None:
+    """Everything of a store without features, into an empty directory."""
+    rows = len(samples.name)
+    (path / "locks").mkdir(mode=0o700)
+    crcs = {}
+    for key, dtype in COLUMNS.items():
+        values = getattr(samples, key)
+        place = files.chunk_path(path / "samples" / key, 0, values.ndim)
+        crcs[key] = files.write_chunk_file(place, values, max(1, rows), dtype)
+    names = files.encode_strings(samples.name or [""])
+    crcs["name"] = files.write_payload(files.chunk_path(path / "samples" / "name", 0, 1), names)
+    manifest = Manifest(dataset, rows, rows, samples.classes, samples.domains, crcs)
+    for relative, raw in sidecars_of(manifest).items():
+        files.make_directories((path / relative).parent)
+        write_atomic(path / relative, raw)
+        manifest.files[relative] = sha256_hex(raw)
+    unread = {int(row): (samples.name[row], "given as unreadable") for row in np.flatnonzero(samples.ok == 0)}
+    if unread:
+        replace_sidecars(path, manifest, unread)
+    manifest.write(path)
+
+
+def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
+    """``zarr.json`` of the groups and of the columns, by path."""
+    codes = {"label": {"classes": list(manifest.classes)}, "domain": {"domains": list(manifest.domains)}}
+    found = {
+        "zarr.json": files.group_metadata({"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}),
+        "samples/zarr.json": files.group_metadata({"splits": ["train", "test", "validation"]}),
+        "features/zarr.json": files.group_metadata({}),
+        "text/zarr.json": files.group_metadata({}),
+    }
+    rows = manifest.rows
+    for key, dtype in {**COLUMNS, "name": "string"}.items():
+        shape = (rows, 16) if key == "uid" else (rows,)
+        found[f"samples/{key}/zarr.json"] = files.array_metadata(shape, dtype, max(1, rows), codes.get(key, {}))
+    return found
+
+
+def sweep_beside(path: Path) -> None:
+    """Remove what creators of this store that were killed left beside it."""
+    for left in path.parent.glob(f".{path.name}.*.partial"):
+        pid = left.name.removesuffix(".partial").rpartition(".")[2]
+        if pid == str(os.getpid()) or (pid.isdigit() and not _alive(int(pid))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
