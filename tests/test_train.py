@@ -138,6 +138,8 @@ def test_defaults_are_said_aloud(store: Path) -> None:
         (("--method", "fedavg", "--seeds", "x"), 2, "0-4"),
         (("--method", "fedavg", "--participation", "0"), 2, "10%"),
         (("--method", "fedavg", "--lift", "staak"), 2, "stack"),
+        (("--method", "fedavg", "--device", "cuda"), 6, "doctor"),
+        (("--method", "fedavg", "--device", "gpu"), 2, "cuda"),
         (("--method", "fedavg", "--partition", "nope"), 2, "fedcache partition"),
         (("--method", "fedavg", "--backbones", "vit-base"), 4, "fedcache extract"),
         (("--method", "fst-cbdg", "--backbones", "random-projection"), 4, "fedcache extract"),
@@ -147,8 +149,11 @@ def test_defaults_are_said_aloud(store: Path) -> None:
     ],
 )
 def test_wrong_words_are_answered_with_the_right_ones(
-    store: Path, words: tuple[str, ...], code: int, expected: str
+    store: Path, words: tuple[str, ...], code: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = fedcache("train", *words, "--json")
     assert done.code == code, done.err
     error = done.envelope["error"]

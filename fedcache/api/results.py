@@ -191,6 +191,7 @@ def summarise(
         "chunk": first.chunk,
         "threads": first.threads,
         "dtype": resolved["dtype"],
+        "device": resolved["device"],
         "features": list(identity.features),
         "code": identity.code,
         "digest": identity.digest,
