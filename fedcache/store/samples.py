@@ -110,6 +110,16 @@ def sweep_beside(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def sweep_inside(path: Path) -> None:
+    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
+    for folder in (path, path / "samples" / "ok" / "c", path / "partitions"):
+        for left in folder.glob(".*.partial"):
+            if not left.name.startswith((".journal-", ".history")):
+                left.unlink(missing_ok=True)
+    for left in (path / "text").rglob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

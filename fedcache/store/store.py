@@ -28,7 +28,7 @@ from fedcache.store.lock import held
 from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest
 from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
-from fedcache.store.samples import Samples, sweep_beside, write_samples
+from fedcache.store.samples import Samples, sweep_beside, sweep_inside, write_samples
 from fedcache.store.writer import ArrayWriter
 
 __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
@@ -324,7 +324,7 @@ class Store:
         lock = self.path / "locks" / "manifest.lock"
         with held(lock, f"the manifest of {self.path}", wait=True), writing(self.path, 0):
             manifest = read_manifest(self.path)
-            _sweep_partial(self.path)
+            sweep_inside(self.path)
             yield manifest
             manifest.write(self.path)
             self.refresh()
@@ -380,16 +380,6 @@ class Store:
         """Note what was measured; the one file of a store with times in it."""
         with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
             append_event(self.path, event)
-
-
-def _sweep_partial(path: Path) -> None:
-    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
-    for folder in (path, path / "samples" / "ok" / "c", path / "partitions"):
-        for left in folder.glob(".*.partial"):
-            if not left.name.startswith((".journal-", ".history")):
-                left.unlink(missing_ok=True)
-    for left in (path / "text").rglob(".*.partial"):
-        left.unlink(missing_ok=True)
 
 
 def slug_of(name: str) -> str:
