@@ -207,9 +207,9 @@ def files_crc(payload: bytes) -> bytes:
 
 
 def test_a_killed_creator_leaves_nothing_behind(place: Path) -> None:
-    dead = place / ".s.zarr.999999999.partial"  # above the largest pid of any system
+    dead = place / ".s.zarr.999999999-a.partial"  # above the largest pid of any system
     (dead / "samples").mkdir(parents=True)
-    other = place / f".s.zarr.{os.getppid()}.partial"  # somebody is at work there
+    other = place / f".s.zarr.{os.getppid()}-b.partial"  # somebody is at work there
     other.mkdir()
     create(place / "s.zarr")
     assert not dead.exists()

@@ -164,6 +164,19 @@ def test_a_store_without_rows_is_a_store(place: Path) -> None:
     assert zarr.open_group(store.path, mode="r")["samples/label"].shape == (0,)
 
 
+def test_what_is_there_already_is_left_alone(place: Path) -> None:
+    (place / "file").write_text("mine")
+    (place / "folder").mkdir()
+    (place / "folder" / "x").write_text("mine")
+    (place / "empty").mkdir()
+    for name in ("file", "folder"):
+        with pytest.raises(FedcacheError, match="is not a fedcache store") as caught:
+            create(place / name)
+        assert caught.value.code is Exit.STORE
+    assert create(place / "empty").rows == ROWS
+    assert sorted(p.name for p in place.iterdir()) == ["empty", "file", "folder"]
+
+
 def test_many_chunks_need_few_descriptors(place: Path) -> None:
     store = Store.create(place / "s.zarr", samples(rows=200), dataset={"slug": "m", "digest": "0", "template": None})
     assert MAPS < 200  # more chunks of one row than are mapped at a time

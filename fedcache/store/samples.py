@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,15 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
     return found
 
 
-def sweep_beside(path: Path) -> None:
-    """Remove what creators of this store that were killed left beside it."""
+def workshop(path: Path) -> Path:
+    """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
-        pid = left.name.removesuffix(".partial").rpartition(".")[2]
-        if pid == str(os.getpid()) or (pid.isdigit() and not _alive(int(pid))):
+        pid = left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The process is in the name for the sweep, the rest keeps its threads apart.
+    return Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent))
 
 
 def sweep_inside(path: Path) -> None:

@@ -7,7 +7,6 @@ verified when it is first used.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,14 +20,14 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store.disk import writing
-from fedcache.store.files import canonical_json, digest_of, fsync_directory, make_private, sha256_hex, write_atomic
+from fedcache.store.files import canonical_json, digest_of, fsync_directory, sha256_hex, write_atomic
 from fedcache.store.history import append_event
 from fedcache.store.journal import journals
 from fedcache.store.lock import held
 from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest
 from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
-from fedcache.store.samples import Samples, sweep_beside, sweep_inside, write_samples
+from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
 from fedcache.store.writer import ArrayWriter
 
 __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
@@ -67,17 +66,16 @@ class Store:
         Raises:
             FedcacheError: STORE, when another dataset lies at ``path``.
         """
-        if (path / "manifest.json").exists():
+        occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if (path / "manifest.json").exists():  # looked for last: a store may appear here, whole, at any moment
             return cls._same(path, dataset)
-        if path.exists() and any(path.iterdir()):
+        if occupied:
             raise FedcacheError(
                 Exit.STORE, f"{path} exists and is not a fedcache store.", "Choose another place with --store."
             )
         samples = samples.checked()
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        sweep_beside(path)
         with writing(path, 64 * len(samples.name)):
-            make_private(temporary)
+            temporary = workshop(path)
             try:
                 write_samples(temporary, samples, dict(dataset))
                 temporary.rename(path)  # over an empty directory at most
