@@ -43,7 +43,7 @@ BACKBONE = Backbone(
     wheel="fedcache",
     distribution="fedcache",
     size=3_650_578,
-    sha256=(("glyph_clip.safetensors", "9594c5f5798b1ccbbfcf753ea5bcd8df7650a85ad023fc1b72aa7af034930158"),),
+    sha256=(("glyph_clip.safetensors", "b2af10d73cc14957ef52a05ae841bb017470a6356e649e9c519bb485379999c7"),),
     fixed=True,
 )
 
