@@ -54,6 +54,8 @@ __all__ = [*_PLACES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "extract":  # the package of that name, which can be called
+        return import_module("fedcache.extract")
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'fedcache' has no attribute {name!r}")

@@ -1,0 +1,59 @@
+"""The Python API, as the README shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pictures import folder
+
+import fedcache as fc
+
+
+def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=8, test=3)
+    store = fc.extract(f"folder:{images}", backbones=["random-projection"], size=16, workers=0)
+    parts = fc.partition(store, "dirichlet", clients=3, alpha=0.5, seed=0)
+    run = fc.train("fed3r", store, parts)
+    assert 0 <= run.accuracy["mean"] <= 1
+    assert run.traffic["exact"]["up_bytes"] > 0
+    assert "mean" in run.fairness
+    grid = fc.grid("fedavg", store, parts, seeds=range(2), lr=[0.1, 0.01], options={"rounds": 2})
+    assert len(grid.points) == 4 - 2
+    assert grid.best().run.accuracy["mean"] == max(p.run.accuracy["mean"] for p in grid.points)
+    sites = fc.shard(store, parts)
+    assert len(list(sites.glob("*.zarr"))) == 3
+    for thing in (store, run, grid):
+        assert "\n" not in repr(thing)
+        assert len(repr(thing)) < 400
+
+
+def test_extract_can_be_called_whatever_was_imported_first() -> None:
+    code = (
+        "import fedcache as fc, fedcache.extract.recipe\n"
+        "assert callable(fc.extract)\n"
+        "import fedcache.api.functions\n"
+        "assert callable(fc.extract) and callable(fc.train)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_option_is_refused_with_the_right_one() -> None:
+    with pytest.raises(fc.FedcacheError, match="rounds"):
+        fc.train("fedavg", rouns=3)
+
+
+def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
+    """Spawned workers import the caller's script; ours must not run it again."""
+    images = folder(tmp_path / "shapes", train=150, test=10)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedcache as fc\n"
+        f"print(fc.extract('folder:{images}', backbones=['random-projection'], workers=2, batch=16).rows)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["480"]
