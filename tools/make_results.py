@@ -34,12 +34,13 @@ SWEEP = [
 
 
 READING = [
-    "How to read it. With `q0_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient is zero up to "
-    "weight decay: it stays where it started, as eqs 1 to 4 say. `tsamp_only` gains as much as the whole method, and the "
-    "control that starts from uniform instead of zero-shot labels (`pseudo=uniform`) loses nothing: here the gain comes "
-    "from the synthetic rows, drawn so that they balance the classes the model itself predicts, and not from the quality "
-    "of the first labels. `sampling=equal`, which draws as many rows but ignores those counts, gains nothing: the "
-    "balancing is what works. Skewed clients see other counts than the whole, and gain less.",
+    "How to read it. With `q0_scale` 1 the soft labels of `ist_only` are nearly uniform and its gradient "
+    "is zero up to weight decay: it stays where it started, as eqs 1 to 4 say. `tsamp_only` gains as much "
+    "as the whole method, and the control that starts from uniform instead of zero-shot labels "
+    "(`pseudo=uniform`) loses nothing: here the gain comes from the synthetic rows, drawn so that they "
+    "balance the classes the model itself predicts, and not from the quality of the first labels. "
+    "`sampling=equal`, which draws as many rows but ignores those counts, gains nothing: the balancing is "
+    "what works. Skewed clients see other counts than the whole, and gain less.",
     "",
 ]
 
