@@ -253,13 +253,24 @@ def test_wrong_words_are_answered_with_the_right_ones(
     assert "Traceback" not in done.err
 
 
-def test_missing_weights_name_three_places_and_what_works_now(images: Path) -> None:
-    done = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "resnet18-quickdraw,clip-rn50", "--json")
+def test_missing_weights_name_three_places_and_what_works_now(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "resnet18-quickdraw,clip-rn50,random-projection",
+    )
+    done = fedcache(*words, "--json")
     assert done.code == 6
     error = done.envelope["error"]
-    words = error["message"] + error["hint"]
-    for place in ("--weights", "weights", "efficientnet-lite0"):
-        assert place in words
+    said = error["message"] + error["hint"]
+    for word in ("resnet18-quickdraw", "clip-rn50", "--weights", "weights", "Ready now", "--skip-missing"):
+        assert word in said
+    skipped = fedcache(*words, *SMALL, "--skip-missing", "--json")
+    assert skipped.code == 0
+    assert skipped.data["skipped"] == ["resnet18-quickdraw", "clip-rn50"]
 
 
 def test_text_features_of_several_templates_are_unit_means(images: Path) -> None:

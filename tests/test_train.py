@@ -123,9 +123,9 @@ def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:
 
 
 def test_defaults_are_said_aloud(store: Path) -> None:
-    done = fedcache("train", "--method", "fedavg", "--rounds", 1)
+    done = fedcache("train", "--method", "fst-cbdg")
     assert done.code == 0, done.err
-    for words in ("last extracted", "Backbones", "Partition", "Clients"):
+    for words in ("last extracted", "Backbone", "Partition", "Clients", "Rounds", "Clients a round"):
         assert words in done.err
 
 

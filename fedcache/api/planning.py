@@ -72,18 +72,30 @@ def plan(
         registry.lookup(name)
     planned: list[Planned] = []
     skipped: list[str] = []
+    missing: list[FedcacheError] = []
     # Unknown names first: a typo in the second name should not wait for the download of the first.
     wanted = [registry.lookup(name, home=home.root) for name in dict.fromkeys(config.backbones)]
     for backbone in wanted:
         try:
             weights = registry.locate(backbone, given=given, home=home.root, memory=memory, offline=home.offline)
         except FedcacheError as error:
-            if not config.skip_missing or error.code is not Exit.ENVIRONMENT:
+            if error.code is not Exit.ENVIRONMENT:
                 raise
+            if not config.skip_missing:
+                missing.append(error)
+                continue
             observer.warn(f"Skipped {backbone.name}: {error.message}")
             skipped.append(backbone.name)
             continue
         planned.append(Planned(backbone, weights, recipe_of(backbone, weights, config), "new"))
+    if missing:  # all of them at once: weights are fetched in one errand
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            "\n".join(error.message for error in missing),
+            "\n".join(
+                [*(error.hint for error in missing), *(["--skip-missing goes on with the rest."] if planned else [])]
+            ),
+        )
     if not planned:
         raise FedcacheError(
             Exit.ENVIRONMENT,

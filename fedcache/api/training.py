@@ -185,6 +185,13 @@ def train_setting(
     if config.dtype not in dtypes:
         raise unknown("dtype", config.dtype, dtypes)
     seeds = parse_seeds(config.seeds)
+    if config.rounds is None and not setting.method.one_shot:
+        observer.note(f"Rounds {resolved['rounds']}: the setting of {setting.method.name}'s paper (--rounds chooses).")
+    if config.participation is None and not setting.method.central:
+        share = resolved["participation"]
+        observer.note(
+            f"Clients a round {share}: the setting of {setting.method.name}'s paper (--participation chooses)."
+        )
     resolved["device"] = device = training_device(config.device, observer)
     setting = on_device(setting, device)
     identity = Identity(
