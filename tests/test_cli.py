@@ -135,6 +135,9 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     assert again["partition"]["digest"] == done.data["digest"]
     wrong = fedcache("partition", "--scheme", "dirichlet", "--alpa", 1, "--json")
     assert wrong.code == 2
+    nowhere = fedcache("partition", "--scheme", "iid", "--clients", 2, "--out", tmp_path / "no" / "p.json", "--json")
+    assert nowhere.code == 6
+    assert "Traceback" not in nowhere.err
     infeasible = fedcache("partition", "--scheme", "iid", "--clients", 1000, "--json")
     assert infeasible.code == 2
     assert "24" in infeasible.envelope["error"]["hint"]

@@ -103,6 +103,10 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
         by_store = ok("train", "--method", name, "--clients-from", tmp_path / "sites", "--rounds", 2).data
         assert by_store["accuracy"] == by_index["accuracy"]
         assert by_store["traffic"] == by_index["traffic"]
+    next((tmp_path / "sites").glob("1-*.zarr")).rename(tmp_path / "gone.zarr")
+    missing = fedcache("train", "--method", "fed3r", "--clients-from", tmp_path / "sites", "--json")
+    assert missing.code == 4
+    assert "lacks client 1" in missing.envelope["error"]["message"]
 
 
 def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:
@@ -140,6 +144,10 @@ def test_defaults_are_said_aloud(store: Path) -> None:
         (("--method", "fedavg", "--lift", "staak"), 2, "stack"),
         (("--method", "fedavg", "--device", "cuda"), 6, "doctor"),
         (("--method", "fedavg", "--device", "gpu"), 2, "cuda"),
+        (("--method", "fedavg", "--store", "x.zarr", "--dataset", "digits"), 2, "--store and --dataset"),
+        (("--method", "fedavg", "--partition", "x", "--clients", "7"), 2, "--partition and options"),
+        (("--method", "fedavg", "--clients-from", "x", "--scheme", "iid"), 2, "--clients-from and options"),
+        (("--method", "fedavg", "--scheme", "iid", "--clients", "3", "--participation", "9"), 2, "3 clients"),
         (("--method", "fedavg", "--partition", "nope"), 2, "fedcache partition"),
         (("--method", "fedavg", "--backbones", "vit-base"), 4, "fedcache extract"),
         (("--method", "fst-cbdg", "--backbones", "random-projection"), 4, "fedcache extract"),

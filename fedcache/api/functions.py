@@ -126,7 +126,10 @@ def grid(
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``."""
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     config = _config(None, store, parts, seeds, settings, options or {})
-    words = {key: tuple(str(v) for v in values) for key, values in sweeps.items()}
+    words = {
+        key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
+        for key, values in sweeps.items()
+    }
     return grids.grid(names, words, config, Home.from_environment(), partition=PartitionConfig(), observer=observer)
 
 

@@ -37,6 +37,15 @@ def open_clients(folder: Path) -> list[Store]:
             )
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
+    numbers = [int(s.dataset["shard"]["number"]) for s in stores]
+    gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
+    if gone or len(set(numbers)) < len(numbers):
+        what = f"lacks client {gone[0]}" if gone else "holds a client twice"
+        raise FedcacheError(
+            Exit.STORE,
+            f"{folder} {what}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            "fedcache shard --partition NAME --out DIR writes what is missing.",
+        )
     for store in stores[1:]:
         for what, a, b in (
             ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),

@@ -99,6 +99,7 @@ def train(
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
     """
     observer = observer or Silent()
+    refuse_contradictions(config, partition or PartitionConfig())
     if config.clients_from is not None:
         from fedcache.api.shards import prepare_from_shards
 
@@ -140,6 +141,32 @@ def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
             **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
         },
     }
+
+
+def refuse_contradictions(config: TrainConfig, dealt: PartitionConfig) -> None:
+    """Refuse options of which one would be ignored.
+
+    Raises:
+        FedcacheError: USAGE, naming both.
+    """
+    deals = dealt.scheme is not None or dealt.clients is not None or bool(dealt.options)
+    pairs = (
+        (
+            config.store is not None and config.dataset is not None,
+            "--store and --dataset",
+            "A store holds its dataset.",
+        ),
+        (config.partition is not None and deals, "--partition and options of a scheme", "A saved partition is dealt."),
+        (config.clients_from is not None and deals, "--clients-from and options of a scheme", "The stores are dealt."),
+        (
+            config.clients_from is not None and bool(config.store or config.dataset or config.partition),
+            "--clients-from and another store, dataset or partition",
+            "The client stores are all there is.",
+        ),
+    )
+    for given, names, why in pairs:
+        if given:
+            raise FedcacheError(Exit.USAGE, f"{names} are both given. {why}", "Leave one of them out.")
 
 
 def training_device(requested: str, observer: Observer) -> str:
@@ -185,6 +212,14 @@ def train_setting(
     if config.dtype not in dtypes:
         raise unknown("dtype", config.dtype, dtypes)
     seeds = parse_seeds(config.seeds)
+    clients = len(next(iter(setting.partitions.values())).clients)
+    asked = parse_participation(config.participation)
+    if isinstance(asked, int) and asked > clients:
+        raise FedcacheError(
+            Exit.USAGE, f"--participation {asked}, but there are {clients} clients.", "For example --participation all"
+        )
+    if setting.method.one_shot and (config.rounds or 1) > 1:
+        observer.warn(f"{setting.method.name} takes one round; --rounds {config.rounds} changes nothing.")
     if config.rounds is None and not setting.method.one_shot:
         observer.note(f"Rounds {resolved['rounds']}: the setting of {setting.method.name}'s paper (--rounds chooses).")
     if config.participation is None and not setting.method.central:

@@ -139,6 +139,16 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
     except BrokenPipeError:
         raise typer.Exit(int(Exit.OK)) from None
+    except OSError as error:
+        story.stop()
+        place = f"{error.filename}: " if error.filename else ""
+        refused = FedcacheError(
+            Exit.ENVIRONMENT,
+            f"The system refused a file. {place}{error.strerror or error}.",
+            "Check that the folder exists, is a folder, and may be written; df shows free space.",
+        )
+        fail(command, as_json, refused, story.warnings)
+        raise typer.Exit(int(Exit.ENVIRONMENT)) from None
     except Exception as error:
         story.stop()
         traceback.print_exc()
