@@ -113,6 +113,16 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
         assert run["dataset"]["slug"].startswith("mine")
 
 
+def test_options_that_would_be_ignored_and_empty_names_are_refused(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=2, test=1)
+    done = fedcache(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--clients", 3, "--json"
+    )
+    assert done.code == 2
+    assert "--partition" in done.envelope["error"]["message"]
+    assert fedcache("ingest", "x.npz", "--name", "", "--json").code == 2
+
+
 def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=8, test=2)
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)

@@ -9,7 +9,7 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import ExtractConfig, read_file, resolve
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError
 
 
 def extract(
@@ -99,6 +99,12 @@ def extract(
             "max_bad": max_bad,
         }
         resolved = resolve(ExtractConfig, read_file(config).get("extract", {}), flags)
+        if partition is None and any(v is not None for v in (clients, alpha, shards, shots, option, seed, out)):
+            raise FedcacheError(
+                Exit.USAGE,
+                "Options of a scheme were given without --partition, which cuts one store per client.",
+                "For example --partition iid --clients 10; or make a partition afterwards: fedcache partition --help",
+            )
         stop = Stop()
         with stopping(stop.ask, story):
             done = run(

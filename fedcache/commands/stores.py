@@ -237,6 +237,8 @@ def ingest(
         from fedcache.store.files import file_sha256, make_private
 
         home = o.home()
+        if not slug(name).strip("._-"):
+            raise FedcacheError(Exit.USAGE, f"--name {name!r} has no letter or digit.", "For example --name mine")
         embeddings = read_embeddings(file)
         if store is None:
             make_private(home.root)
