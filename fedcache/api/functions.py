@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedcache.api import extraction, grids, partitions, training
-from fedcache.api.stores import need_store
+from fedcache.api.stores import ingest_file, need_store
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition import Partition
@@ -47,19 +47,7 @@ def extract(
 
 def ingest(file: str | Path, name: str, *, store: str | Path | None = None) -> Store:
     """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store."""
-    from fedcache.extract.recipe import slug
-    from fedcache.store.exchange import ingest as write
-    from fedcache.store.exchange import read_embeddings
-    from fedcache.store.files import file_sha256, make_private
-
-    source = Path(file)
-    home = Home.from_environment()
-    embeddings = read_embeddings(source)
-    if store is None:
-        make_private(home.root)
-        make_private(home.stores)
-    target = Path(store) if store else home.stores / f"{slug(name)}-{file_sha256(source)[:8]}.zarr"
-    return write(embeddings, target, name)
+    return ingest_file(Home.from_environment(), Path(file), name, Path(store) if store else None)
 
 
 def partition(

@@ -32,7 +32,6 @@ class Seeded:
         protocol: global | personalised.
         fidelity: exact | cached_views | approx.
         lift: the lift that ran, with its chunk.
-        trainable: unused by accuracy; scalars of the server's model.
         warnings: sentences.
         seconds: wall time; lives in measured.json only.
         measured: seconds per round and lift details; likewise.

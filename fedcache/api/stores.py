@@ -55,3 +55,26 @@ def need_store(
             f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
         )
     return store
+
+
+def ingest_file(home: Home, file: Path, name: str, path: Path | None = None) -> Store:
+    """A file of embeddings as a store, which commands without a store then use.
+
+    Raises:
+        FedcacheError: USAGE for a name without a letter or digit, or a file that cannot be read; CORRUPT for
+            non-finite features.
+    """
+    from fedcache.api.extraction import remember_last
+    from fedcache.extract.recipe import slug
+    from fedcache.store.exchange import ingest, read_embeddings
+    from fedcache.store.files import file_sha256, make_private
+
+    if not slug(name).strip("._-"):
+        raise FedcacheError(Exit.USAGE, f"The name {name!r} has no letter or digit.", "For example --name mine")
+    embeddings = read_embeddings(file)
+    if path is None:
+        make_private(home.root)
+        make_private(home.stores)
+    made = ingest(embeddings, path or home.stores / f"{slug(name)}-{file_sha256(file)[:8]}.zarr", name)
+    remember_last(home, made.path, f"ingested:{name}")
+    return made

@@ -230,23 +230,10 @@ def ingest(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.extraction import remember_last
-        from fedcache.extract.recipe import slug
-        from fedcache.store.exchange import ingest as write
-        from fedcache.store.exchange import read_embeddings
-        from fedcache.store.files import file_sha256, make_private
+        from fedcache.api.stores import ingest_file
 
-        home = o.home()
-        if not slug(name).strip("._-"):
-            raise FedcacheError(Exit.USAGE, f"--name {name!r} has no letter or digit.", "For example --name mine")
-        embeddings = read_embeddings(file)
-        if store is None:
-            make_private(home.root)
-            make_private(home.stores)
-        path = store or home.stores / f"{slug(name)}-{file_sha256(file)[:8]}.zarr"
-        made = write(embeddings, path, name)
-        remember_last(home, path, f"ingested:{name}")
-        data = {"path": str(path), "images": made.rows, "ok": made.rows_ok, "arrays": sorted(made.arrays)}
-        return Answer(data, [f"{made.rows:,} rows, {', '.join(sorted(made.arrays))}", str(path)])
+        made = ingest_file(o.home(), file, name, store)
+        data = {"path": str(made.path), "images": made.rows, "ok": made.rows_ok, "arrays": sorted(made.arrays)}
+        return Answer(data, [f"{made.rows:,} rows, {', '.join(sorted(made.arrays))}", str(made.path)])
 
     answer("ingest", json, call)
