@@ -20,10 +20,10 @@ from make_images import png, tree, write_directory, write_tar, write_zip
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.dataset import held_out
 from fedcache.extract.datasets.layout import entered, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import MAX_BYTES, BadImage, decode
+from fedcache.store.samples import held_out
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 OFFICE = [f"{d}/{c}/{i}.jpg" for d in ("amazon", "dslr") for c in ("bike", "mug", "pen") for i in range(10)]

@@ -148,36 +148,6 @@ def read_uids(
     return np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16).copy(), unreadable
 
 
-def held_out(
-    label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], among: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """The test set of a dataset that has none: of each (domain, class), the fifth with the smallest uids.
-
-    A function of the content alone: adding or renaming files never moves another image across, up to the one at the
-    border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none.
-
-    Args:
-        label: [N].
-        domain: [N].
-        uid: [N, 16].
-        among: [N] rows to choose from.
-
-    Returns:
-        bool [N].
-    """
-    chosen = np.zeros(len(label), dtype=bool)
-    rows = np.flatnonzero(among)
-    # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row.
-    keys = (rows, *(uid[rows, i] for i in range(15, -1, -1)), label[rows], domain[rows])
-    rows = rows[np.lexsort(keys)]
-    group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
-    borders = np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1
-    for start, stop in pairwise([0, *borders.tolist(), len(rows)]):
-        count = stop - start
-        chosen[rows[start : start + (max(1, count // 5) if count > 1 else 0)]] = True
-    return chosen
-
-
 def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """(sorted distinct values, [N] index of each value among them)."""
     distinct = tuple(sorted(set(values)))

@@ -24,6 +24,7 @@ from fedcache.extract.digests import stat_key
 from fedcache.extract.images import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import digest_of
+from fedcache.store.samples import HELD_OUT, held_out
 
 _SUFFIXES = (".zip", ".tar", ".csv")
 
@@ -172,8 +173,8 @@ def _split(
     """The split column and a note on what was chosen where the tree does not say."""
     if splits is None:
         split = np.full(len(label), TRAIN, dtype=np.uint8)
-        split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
-        return split, "no split given: of each class the fifth with the smallest uids is the test set"
+        split[held_out(label, domain, uid, split == TRAIN)] = TEST
+        return split, f"no split given: {HELD_OUT} is the test set"
     split = np.array(splits, dtype=np.uint8)
     if not np.any(split == TRAIN):
         raise FedcacheError(
@@ -186,5 +187,5 @@ def _split(
     if np.any(split == VALIDATION):
         split[split == VALIDATION] = TEST
         return split, "no test set: the validation images are used as the test set"
-    split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
-    return split, "no test set: of each class the fifth with the smallest uids is taken from train"
+    split[held_out(label, domain, uid, split == TRAIN)] = TEST
+    return split, f"no test set: {HELD_OUT} is taken from train"

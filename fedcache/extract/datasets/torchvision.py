@@ -29,6 +29,7 @@ from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION, Context, Dataset
 from fedcache.extract.images import MAX_BYTES, BadImage, quiet
 from fedcache.extract.recipe import slug as safe
+from fedcache.store.samples import HELD_OUT, held_out
 
 _Splits = tuple[tuple[dict[str, Any], int], ...]
 _DIGITS = tuple("0123456789")
@@ -197,8 +198,8 @@ def load(rest: str, context: Context) -> Dataset:
     domain = np.zeros(len(names), dtype=np.int16)
     note = ""
     if TEST not in splits:
-        split[dataset.held_out(label, domain, uid, split == TRAIN)] = TEST
-        note = "; no test set: of each class the fifth with the smallest uids is the test set"
+        split[held_out(label, domain, uid, split == TRAIN)] = TEST
+        note = f"; no test set: {HELD_OUT} is the test set"
     if unreadable:
         note += f"; {unreadable:,} cannot be read and will be quarantined"
     return Dataset(
