@@ -78,7 +78,7 @@ def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place: Path, ki
         if kind == "gone" and file.name == "manifest.json":
             with pytest.raises(FedcacheError) as caught:
                 verify(path)
-            assert caught.value.code is Exit.STORE
+            assert caught.value.code is Exit.CORRUPT
         else:
             # No history and no array in flight are ordinary states; chunks whose journal is gone are named in a note.
             assert found(path) or (kind == "gone" and file.name in optional), file

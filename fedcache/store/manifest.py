@@ -6,6 +6,7 @@ damaged JSON is a ``FedcacheError`` and nothing else.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,12 +113,17 @@ def read_manifest(store: Path) -> Manifest:
     """The manifest of a store.
 
     Raises:
-        FedcacheError: STORE when there is none, or a newer fedcache wrote it; CORRUPT when it is damaged.
+        FedcacheError: STORE when there is none, or a newer fedcache wrote it; CORRUPT when it is damaged or lost.
     """
     try:
         raw = (store / NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = "is not a finished fedcache store" if store.exists() else "does not exist"
+        if was_store(store):
+            if (store / NAME).exists():  # looked for last: a store may appear here, whole, at any moment
+                return read_manifest(store)
+            raise _corrupt(store, "is missing, and the rest of a store is there") from error
+        kind = "a directory but not" if store.is_dir() else "a file, not"
+        what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
         raise FedcacheError(
             Exit.STORE,
             f"{store} {what}.",
@@ -138,6 +144,16 @@ def read_manifest(store: Path) -> Manifest:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _corrupt(store, f"has a field that is wrong ({error})") from error
+
+
+def was_store(path: Path) -> bool:
+    """Whether a directory holds what only a store has, with or without its manifest."""
+    if (path / "samples" / "uid").is_dir() or any(path.glob("journal-*.jsonl")):
+        return True
+    try:
+        return "fedcache" in json.loads((path / "zarr.json").read_bytes())["attributes"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _parse(data: dict[str, Any]) -> Manifest:
@@ -216,5 +232,6 @@ def _corrupt(store: Path, why: str) -> FedcacheError:
     return FedcacheError(
         Exit.CORRUPT,
         f"{store / NAME} {why}.",
-        f"The features may be whole: move {store} away and extract again, or restore the file from a copy.",
+        f"Nothing else says what is whole, so fedcache repair cannot make it. Restore the file from a copy, or:  "
+        f"mv {store} {store}.damaged   and run the fedcache extract or ingest command of this store again.",
     )

@@ -24,7 +24,7 @@ from fedcache.store.files import canonical_json, digest_of, fsync_directory, sha
 from fedcache.store.history import append_event
 from fedcache.store.journal import journals
 from fedcache.store.lock import held
-from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest
+from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest, was_store
 from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
 from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
@@ -64,10 +64,11 @@ class Store:
         It is built beside its place and renamed, so that it exists whole or not at all.
 
         Raises:
-            FedcacheError: STORE, when another dataset lies at ``path``.
+            FedcacheError: STORE, when another dataset lies at ``path``; CORRUPT for a store that is damaged.
         """
         occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
-        if (path / "manifest.json").exists():  # looked for last: a store may appear here, whole, at any moment
+        # Looked for last: a store may appear here, whole, at any moment. One that lost its manifest is refused as such.
+        if (path / "manifest.json").exists() or was_store(path):
             return cls._same(path, dataset)
         if occupied:
             raise FedcacheError(
