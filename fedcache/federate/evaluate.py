@@ -32,15 +32,14 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     tests = [np.asarray(c.test, np.int64) for c in clients]
     rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)
     predictions = predict_rows(scores, data.x, rows)
-    right = predictions == data.y.cpu().numpy()[rows]
+    right = _right(predictions, data.y.cpu().numpy()[rows])
     accuracy = np.full(len(clients), np.nan)
     start = 0
     for i, test in enumerate(tests):
         if len(test):
-            accuracy[i] = right[place[start : start + len(test)]].mean()
+            accuracy[i] = _mean(right[place[start : start + len(test)]])
         start += len(test)
-    overall = float(right.mean()) if len(rows) else float("nan")
-    return Evaluation(accuracy, overall, _by_domain(data, rows, right), rows, predictions)
+    return Evaluation(accuracy, _mean(right), _by_domain(data, rows, right), rows, predictions)
 
 
 def evaluate_personal(model: Callable[[int], Scores | None], data: Data, clients: Sequence[ClientRows]) -> Evaluation:
@@ -54,15 +53,26 @@ def evaluate_personal(model: Callable[[int], Scores | None], data: Data, clients
         if scores is None:
             continue
         predicted = predict_rows(scores, data.x, test)
-        accuracy[i] = (predicted == y[test]).mean()
+        accuracy[i] = _mean(_right(predicted, y[test]))
         rows.append(test)
         predictions.append(predicted)
     flat, guess = np.concatenate(rows), np.concatenate(predictions)
-    return Evaluation(accuracy, None, _by_domain(data, flat, guess == y[flat]), flat, guess)
+    return Evaluation(accuracy, None, _by_domain(data, flat, _right(guess, y[flat])), flat, guess)
+
+
+def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """1 where right, 0 where wrong, NaN where the label is unknown: such a row is predicted and not scored."""
+    return np.where(labels >= 0, predicted == labels, np.nan)
+
+
+def _mean(right: np.ndarray) -> float:
+    scored = right[~np.isnan(right)]
+    return float(scored.mean()) if len(scored) else float("nan")
 
 
 def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, float]:
     if data.domain is None:
         return {}
     domain = data.domain.cpu().numpy()[rows]
-    return {int(d): float(right[domain == d].mean()) for d in np.unique(domain)}
+    means = {int(d): _mean(right[domain == d]) for d in np.unique(domain)}
+    return {d: mean for d, mean in means.items() if not np.isnan(mean)}
