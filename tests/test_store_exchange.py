@@ -21,7 +21,8 @@ from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.check import verify
-from fedcache.store.exchange import export, ingest, read_embeddings
+from fedcache.store.embeddings import read_embeddings
+from fedcache.store.exchange import export, ingest
 
 ENDINGS = ("npz", "h5", "hdf5", "parquet", "safetensors")
 GOOD = [row for row in range(ROWS) if row not in ALL_BAD]

@@ -20,12 +20,14 @@ from fedcache.api.planning import (
     roots_of,
     store_path,
 )
+from fedcache.api.stores import ingested_path, named_path
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets.limited import open_limited, peek_limited
 from fedcache.progress import Observer, Silent
 from fedcache.store.files import make_private, write_atomic
+from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ def extract(
     planned, skipped = plan(config, home, observer, rehash=rehash)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
+    spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
+    store = None if store is None else named_path(home, store)
     where: dict[str, Any] = {
         "memory": memory_of(home, rehash=rehash),
         "roots": roots_of(config, home),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedcache.api import extraction, grids, partitions, training
-from fedcache.api.stores import ingest_file, need_store
+from fedcache.api.ingestion import ingest_file
+from fedcache.api.stores import need_store
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition import Partition
@@ -45,9 +46,17 @@ def extract(
     return done.store
 
 
-def ingest(file: str | Path, name: str, *, store: str | Path | None = None) -> Store:
-    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store."""
-    return ingest_file(Home.from_environment(), Path(file), name, Path(store) if store else None)
+def ingest(
+    file: str | Path,
+    name: str,
+    *,
+    store: str | Path | None = None,
+    replace: bool = False,
+    observer: Observer | None = None,
+) -> Store:
+    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store; see ``ingest_file``."""
+    place = Path(store) if store else None
+    return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
 
 
 def partition(

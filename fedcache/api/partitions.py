@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.api.stores import ingest_again
+from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate import partition as parts
 from fedcache.federate.partition import Columns, Partition
 from fedcache.progress import Observer
+from fedcache.store.exchange import is_ingested
 from fedcache.store.store import Store
+
+if TYPE_CHECKING:
+    from fedcache.federate.method import Method
 
 
 def columns_of(store: Store) -> Columns:
@@ -70,6 +78,41 @@ def make_partition(
     if save:
         store.put_partition(name or made.default_name(), made.to_payload())
     return made
+
+
+def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
+    """Refuse training rows without a label where the method reads labels.
+
+    Args:
+        method: what it reads.
+        store: whose rows are trained on.
+        rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
+
+    Raises:
+        FedcacheError: USAGE, with what to add and the command that brings it.
+    """
+    if "labels" not in method.needs:
+        return
+    s = store.samples
+    # Train and test: some schemes deal both.
+    label = s.label[(s.split <= 1) & (s.ok == 1)] if rows is None else s.label[rows]
+    lacking = int((label < 0).sum())
+    if not lacking or (rows is None and lacking < len(label)):
+        return
+    raise FedcacheError(
+        Exit.USAGE,
+        f"{method.name} needs labels, and {lacking:,} of the {len(label):,} rows of {store.path.name} have none.",
+        (
+            ""
+            if lacking == len(label)
+            else "A scheme that deals by class leaves them out, for example --scheme dirichlet.\n"
+        )
+        + (
+            f"Add labels to the file, then:  {ingest_again(store)}"
+            if is_ingested(store)
+            else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
+        ),
+    )
 
 
 def load_partition(store: Store, name: str) -> Partition:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcache.api.partitions import load_partition, make_partition
-from fedcache.api.stores import find_store
+from fedcache.api.partitions import load_partition, make_partition, need_labels
+from fedcache.api.stores import find_store, more_features
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partition import InfeasibleError, Partition
 from fedcache.progress import Observer
+from fedcache.store.exchange import is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         raise FedcacheError(
             Exit.STORE,
             f"{store.path.name} holds no features yet.",
-            f"fedcache extract --store {store.path} --backbones efficientnet-lite0",
+            more_features(store, "efficientnet-lite0"),
         )
     if not names:
         by_name: dict[str, list[str]] = {}
@@ -146,7 +147,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             raise FedcacheError(
                 Exit.STORE,
                 f"{store.path.name} has no features of {name!r}; it has {have}.",
-                f"fedcache extract --store {store.path} --backbones {name.partition('@')[0]}",
+                more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
             options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
@@ -169,7 +170,7 @@ def arrays_for(method: Method, store: Store, names: Sequence[str], observer: Obs
         raise FedcacheError(
             Exit.STORE,
             f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
-            f"fedcache extract --store {store.path} --backbones glyph-clip",
+            more_features(store, "glyph-clip", "text/NAME"),
         )
     if names and len(with_text) > 1:
         raise FedcacheError(
@@ -333,12 +334,16 @@ def prepare_run(
     store, extracted = store_for(method, train, home, extract=extract, observer=observer)
     seconds = {"extract": extracted}
     keys = arrays_for(method, store, train.backbones, observer)
+    need_labels(method, store, None)
     if train.domain:
         for name in train.domain:
             if name not in store.samples.domains:
                 raise unknown("domain", name, store.samples.domains)
     made, named = partitions_for(method, store, train, partition, seeds, repartition=repartition, observer=observer)
     rows = np.concatenate([c.train for c in next(iter(made.values())).clients])
+    need_labels(method, store, rows)
+    if (store.samples.label[next(iter(made.values())).test] < 0).all():
+        observer.note("No test row has a label: the models are made, and nothing is scored.")
     feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     data, digests = load_features(method, hp, store, keys, feat_post, rows)
@@ -364,6 +369,8 @@ def store_for(
     needs_text = "text" in method.needs
     if store is not None and store.arrays and (train.dataset is None or _has(store, train.backbones)):
         return store, 0.0
+    if store is not None and is_ingested(store):
+        return store, 0.0  # embeddings: there are no images to extract more from
     backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
     dataset = train.dataset or "digits"
     if not extract or path is not None:

@@ -95,6 +95,12 @@ def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
         clients.append(
             Client(str(store.dataset["shard"]["client"]), place[good & (s.split == 0)], place[good & (s.split == 1)])
         )
+    if "labels" in method.needs and any((label[c.train] < 0).any() for c in clients):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{method.name} needs labels, and rows of the client stores in {config.clients_from} have none.",
+            "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
+        )
     feat_post = feat_post_for(hp, "feat_post" in config.set, config.preset, first, keys)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     x = prepare(arrays, feat_post, np.concatenate([c.train for c in clients]))

@@ -18,12 +18,13 @@ Dataset = Annotated[
     typer.Option(
         "--dataset",
         "-d",
-        help="digits, folder:PATH, torchvision:NAME, or a=SPEC,b=SPEC as domains.",
+        help="digits, folder:PATH, torchvision:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest.",
         show_default=False,
     ),
 ]
 StoreDir = Annotated[
-    Path | None, typer.Option("--store", help="Store directory, instead of the one under FEDCACHE_HOME.")
+    Path | None,
+    typer.Option("--store", help="Store directory or a name of `fedcache ls`, instead of the one under FEDCACHE_HOME."),
 ]
 Backbones = Annotated[
     list[str] | None, typer.Option("--backbones", "-b", help="Names, comma-separated; see `fedcache backbones list`.")

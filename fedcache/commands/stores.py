@@ -11,21 +11,25 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import Exit, FedcacheError
 
-Where = Annotated[Path | None, typer.Argument(help="A store; default the one last extracted.", show_default=False)]
+Where = Annotated[
+    Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
+]
 
 
-def ls(json: o.Json = False) -> None:
-    """List the stores and what they hold.
+def ls(dataset: o.Dataset = None, json: o.Json = False) -> None:
+    """List the stores and what they hold; with --dataset only that one.
 
     Example: fedcache ls
     """
 
     def call(story: Story) -> Answer:
+        from fedcache.api.stores import need_path
         from fedcache.store.store import Store
 
         home = o.home()
         entries: list[dict[str, Any]] = []
-        for path in sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []:
+        listed = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+        for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
             try:
                 store = Store.open(path)
             except FedcacheError as error:
@@ -75,7 +79,7 @@ def ls(json: o.Json = False) -> None:
     answer("ls", json, call)
 
 
-def inspect(store: Where = None, json: o.Json = False) -> None:
+def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
     """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
 
     Example: fedcache inspect
@@ -84,7 +88,7 @@ def inspect(store: Where = None, json: o.Json = False) -> None:
     def call(story: Story) -> Answer:
         from fedcache.api.stores import need_store
 
-        opened = need_store(o.home(), path=store, observer=story)
+        opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         samples = opened.samples
         splits = {name: int((samples.split == code).sum()) for code, name in enumerate(("train", "test", "validation"))}
         arrays: list[dict[str, Any]] = [
@@ -120,6 +124,7 @@ def inspect(store: Where = None, json: o.Json = False) -> None:
             f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
             f"images      {opened.rows_ok:,} readable of {opened.rows:,}; "
             + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
+            *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
             f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
             f"domains     {', '.join(samples.domains)}",
             f"text        {', '.join(sorted(opened.texts)) or 'none'}",
@@ -152,17 +157,17 @@ def inspect(store: Where = None, json: o.Json = False) -> None:
     answer("inspect", json, call)
 
 
-def verify(store: Where = None, json: o.Json = False) -> None:
+def verify(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
     """Read every byte of a store and compare it with the manifest.
 
     Example: fedcache verify
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import need_store
+        from fedcache.api.stores import need_path
         from fedcache.store.check import verify as check
 
-        path = store if store is not None else need_store(o.home(), observer=story).path
+        path = need_path(o.home(), path=store, dataset=dataset, observer=story)
         report = check(path)
         data = report.to_dict()
         lines = report.lines()
@@ -171,18 +176,18 @@ def verify(store: Where = None, json: o.Json = False) -> None:
     answer("verify", json, call)
 
 
-def repair(store: Where = None, json: o.Json = False) -> None:
+def repair(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
     """Drop what is damaged and can be made again; the extract command then computes only that.
 
     Example: fedcache repair
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import need_store
+        from fedcache.api.stores import need_path
         from fedcache.store.check import repair as mend
         from fedcache.store.check import verify as check
 
-        path = store if store is not None else need_store(o.home(), observer=story).path
+        path = need_path(o.home(), path=store, dataset=dataset, observer=story)
         done = mend(path)
         report = check(path)
         lines = [*(done or ["Nothing was repaired."]), *report.lines()]
@@ -218,22 +223,36 @@ def export(
 
 def ingest(
     file: Annotated[Path, typer.Argument(help="npz, npy, h5, parquet or safetensors with features and labels.")],
-    name: Annotated[str, typer.Option("--name", help="Name of the dataset.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
     store: o.StoreDir = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Bring your own embeddings straight into a store.
 
-    Keys read: features/<backbone> (or features, embeddings, X), labels (or y), and domain, split, name, classes.
+    Keys read: features/<backbone> (or features, embeddings, X), labels (or y), and domain, split, name, classes,
+    text/<backbone>. Without split, of each class the fifth with the smallest uids becomes the test set.
 
     Example: fedcache ingest embeddings.npz --name mine
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import ingest_file
+        from fedcache.api.ingestion import described, ingest_file
 
-        made = ingest_file(o.home(), file, name, store)
-        data = {"path": str(made.path), "images": made.rows, "ok": made.rows_ok, "arrays": sorted(made.arrays)}
-        return Answer(data, [f"{made.rows:,} rows, {', '.join(sorted(made.arrays))}", str(made.path)])
+        home = o.home()
+        made = ingest_file(home, file, name, store, replace=replace, observer=story)
+        lines, following = described(made, home, name)
+        data = {
+            "path": str(made.path),
+            "dataset": made.dataset,
+            "images": made.rows,
+            "ok": made.rows_ok,
+            "arrays": sorted(made.arrays),
+            "notes": lines,
+            "next": following,
+        }
+        return Answer(data, [*lines, str(made.path), following])
 
     answer("ingest", json, call)

@@ -1,12 +1,14 @@
 """Features in and out: npz, npy, h5, parquet and safetensors, never a pickle.
 
 One layout for all: ``features/<name>`` [N, D] (or [N, V, D]) per backbone, ``labels``, ``domain``, ``split`` [N], and
-``name`` where the format has strings, with the class and domain names. What ``export`` writes, ``ingest`` reads.
+``name`` where the format has strings, with the class and domain names. What ``export`` writes, ``ingest`` reads; it
+also takes class text features, ``text/<name>`` [C, D], where the format has arrays of another length.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,38 +20,36 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.chunks import stored
 from fedcache.store.disk import writing
-from fedcache.store.files import digest_of
-from fedcache.store.formats import READERS, WRITERS
+from fedcache.store.embeddings import Embeddings
+from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.formats import WRITERS
 from fedcache.store.manifest import SAFE
+from fedcache.store.samples import HELD_OUT, INGESTED, held_out
 from fedcache.store.store import Samples, Store, slug_of
 
-FEATURES = ("features", "embeddings", "X", "x")
-LABELS = ("labels", "label", "y")
-SPLITS = ("train", "test", "validation")
 CHUNK_ROWS = 512
 
 
 @dataclass
-class Embeddings:
-    """What a file holds.
+class Content:
+    """Embeddings in the order and the types of a store, not yet on disk.
 
     Attributes:
-        features: [N, V, D] per backbone name.
-        labels: int [N], -1 unknown.
-        domains: int [N].
-        splits: int [N], 0 train, 1 test, 2 validation.
-        names: N names.
-        classes: class names.
-        domain_names: domain names.
+        samples: the rows, sorted by name.
+        arrays: per key of the store the values [N, V, D] and their recipe.
+        texts: [C, D] per backbone name, unit rows.
+        dataset: what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split.
     """
 
-    features: dict[str, NDArray[Any]]
-    labels: NDArray[np.int32]
-    domains: NDArray[np.int16]
-    splits: NDArray[np.uint8]
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-    domain_names: tuple[str, ...]
+    samples: Samples
+    arrays: dict[str, tuple[NDArray[Any], dict[str, Any]]]
+    texts: dict[str, NDArray[np.float32]]
+    dataset: dict[str, Any]
+
+    @property
+    def values(self) -> set[tuple[str, int]]:
+        """(digest of the values, views) of every array, whatever it is called."""
+        return {_values_of(recipe) for _, recipe in self.arrays.values()}
 
 
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:
@@ -81,123 +81,22 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     return len(good)
 
 
-def read_embeddings(path: Path) -> Embeddings:
-    """Read a file of embeddings.
+def arrange(embeddings: Embeddings, name: str) -> Content:
+    """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
 
-    Keys: ``features/<name>``, or one of features, embeddings, X; labels, label or y; and domain, split, name, classes,
-    domains where given. Without labels every row is -1; without splits every row is train.
-
-    Raises:
-        FedcacheError: USAGE, for a missing file, an unknown ending, a pickle, or columns that do not fit.
-    """
-    if not path.is_file():
-        raise FedcacheError(Exit.USAGE, f"{path} is not a file.", f"Give one of {', '.join(READERS)}")
-    if path.suffix not in READERS:
-        raise unknown("file ending", path.suffix, READERS)
-    try:
-        raw = READERS[path.suffix](path)
-    except FedcacheError:
-        raise
-    except Exception as error:  # the formats' libraries raise their own kinds for damaged files
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path} could not be read as {path.suffix}: {type(error).__name__}: {str(error)[:160]}",
-            "Object arrays and pickles are never read; write plain numbers.",
-        ) from error
-    return _assemble(path, raw)
-
-
-def _assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
-    features: dict[str, NDArray[Any]] = {}
-    for key, values in raw.items():
-        name = key.removeprefix("features/") if key.startswith("features/") else path.stem if key in FEATURES else None
-        if name is None:
-            continue
-        if values.dtype.kind != "f" or values.ndim not in (2, 3):
-            raise FedcacheError(
-                Exit.USAGE,
-                f"{path}: {key} is {values.dtype} with shape {values.shape}.",
-                "Features are floats [N, D] or [N, V, D].",
-            )
-        features[name] = values[:, None] if values.ndim == 2 else values
-    if not features:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",
-            "Name them features/<backbone>, or features, embeddings or X.",
-        )
-    rows = {len(v) for v in features.values()}
-    (count,) = rows if len(rows) == 1 else (0,)
-    if not count:
-        raise FedcacheError(
-            Exit.USAGE, f"{path} has features of {sorted(rows)} rows.", "All need the same, at least 1."
-        )
-    labels, classes = _codes(path, raw, LABELS, "classes", count, unknown_code=-1)
-    domains, domain_names = _codes(path, raw, ("domain",), "domains", count, unknown_code=0)
-    splits = _splits(path, raw, count)
-    names = raw.get("name")
-    if names is not None and len(names) != count:
-        raise FedcacheError(Exit.USAGE, f"{path}: {len(names)} names for {count} rows.", "Give one name per row.")
-    width = len(str(count - 1))
-    words = tuple(map(str, names)) if names is not None else tuple(f"{i:0{width}d}" for i in range(count))
-    return Embeddings(features, labels, domains, splits, words, classes, domain_names or ("all",))
-
-
-def _codes(
-    path: Path, raw: dict[str, Any], keys: Sequence[str], names_key: str, count: int, *, unknown_code: int
-) -> tuple[Any, tuple[str, ...]]:
-    """A column of integers or words as codes, and the names of the codes."""
-    key = next((k for k in keys if k in raw), None)
-    named = tuple(map(str, raw[names_key])) if names_key in raw else ()
-    if key is None:
-        return np.full(count, unknown_code, np.int32), named
-    values = raw[key]
-    if values.shape != (count,) or values.dtype.kind not in "iuUS":
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path}: {key} is {values.dtype} with shape {values.shape}, expected {count} integers or words.",
-            "Give one per row.",
-        )
-    if values.dtype.kind in "US":
-        found = sorted({str(v) for v in values})
-        order = {name: i for i, name in enumerate(named or found)}
-        missing = [n for n in found if n not in order]
-        if missing:
-            raise FedcacheError(Exit.USAGE, f"{path}: {key} {missing[0]!r} is not in {names_key}.", "Add its name.")
-        return np.array([order[str(v)] for v in values], np.int32), tuple(order)
-    codes = values.astype(np.int64)
-    top = int(codes.max())
-    if int(codes.min()) < min(0, unknown_code) or (named and top >= len(named)) or top > 10**6:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path}: {key} runs from {codes.min()} to {top}" + (f" with {len(named)} {names_key}." if named else "."),
-            f"Codes run from {unknown_code} upwards, one name each.",
-        )
-    return codes.astype(np.int32), named or tuple(str(i) for i in range(top + 1))
-
-
-def _splits(path: Path, raw: dict[str, Any], count: int) -> Any:
-    if "split" not in raw:
-        return np.zeros(count, np.uint8)
-    values = raw["split"]
-    if values.shape == (count,) and values.dtype.kind in "US" and {str(v) for v in values} <= {*SPLITS, "val"}:
-        return np.array([{"train": 0, "test": 1}.get(str(v), 2) for v in values], np.uint8)
-    if values.shape == (count,) and values.dtype.kind in "iu" and values.min() >= 0 and values.max() <= 2:
-        return values.astype(np.uint8)
-    raise FedcacheError(
-        Exit.USAGE, f"{path}: split is {values.dtype} {values.shape}.", "0 train, 1 test, 2 validation, or those words."
-    )
-
-
-def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
-    """Embeddings as a store. Rows are sorted by name; the values are the recipe.
+    Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
 
     Raises:
         FedcacheError: USAGE for names that repeat; CORRUPT for non-finite features, with row numbers.
     """
     count = len(embeddings.names)
-    if len(set(embeddings.names)) < count:
-        raise FedcacheError(Exit.USAGE, f"{count - len(set(embeddings.names))} names repeat.", "Names must be unique.")
+    repeated = [name for name, times in Counter(embeddings.names).items() if times > 1]
+    if repeated:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{len(repeated)} of {count} names repeat, the first {repeated[0]!r}.",
+            "Names must be unique; leave name out to number the rows.",
+        )
     order = np.array(sorted(range(count), key=lambda i: embeddings.names[i]))
     # Checked before anything is on disk, and before the rows are sorted: the numbers are those of the file.
     arrays = {key: _storable(key, values)[order] for key, values in embeddings.features.items()}
@@ -207,12 +106,17 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
         for key in sorted(arrays):
             digest.update(np.ascontiguousarray(arrays[key][row]).tobytes())
         uid[row] = np.frombuffer(digest.digest()[:16], np.uint8)
+    label, domain = embeddings.labels[order], embeddings.domains[order]
+    if embeddings.splits is None:
+        split = held_out(label, domain, uid, np.ones(count, bool)).astype(np.uint8)
+    else:
+        split = embeddings.splits[order]
     samples = Samples(
         uid=uid,
         name=tuple(embeddings.names[i] for i in order),
-        label=embeddings.labels[order],
-        domain=embeddings.domains[order],
-        split=embeddings.splits[order],
+        label=label,
+        domain=domain,
+        split=split,
         ok=np.ones(count, np.uint8),
         classes=embeddings.classes,
         domains=embeddings.domain_names,
@@ -221,26 +125,77 @@ def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
         hashlib.sha256(np.ascontiguousarray(getattr(samples, c)).tobytes()).hexdigest()
         for c in ("uid", "label", "domain", "split")
     ]
-    whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains)])
+    texts = [sha256_hex(embeddings.texts[key].tobytes()) for key in sorted(embeddings.texts)]
+    whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains), *texts])
+    dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
+    if embeddings.splits is None:
+        dataset["held_out"] = HELD_OUT
+    return Content(samples, dict(_with_recipe(*item) for item in arrays.items()), embeddings.texts, dataset)
+
+
+def _with_recipe(key: str, values: NDArray[Any]) -> tuple[str, tuple[NDArray[Any], dict[str, Any]]]:
+    recipe = {
+        "backbone": key,
+        "weights": sha256_hex(np.ascontiguousarray(values).tobytes()),
+        "source": INGESTED,
+        "dtype": values.dtype.name,
+        "views": values.shape[1],
+    }
+    return f"{slug_of(key)}-{digest_of(recipe)[:8]}", (values, recipe)
+
+
+def _values_of(recipe: dict[str, Any]) -> tuple[str, int]:
+    return str(recipe["weights"]), int(recipe["views"])
+
+
+def is_ingested(store: Store) -> bool:
+    """Whether a store was made from a file of embeddings: no image is known of it."""
+    return store.dataset.get("source") == INGESTED
+
+
+def already_there(store: Store, content: Content) -> bool:
+    """Whether a store holds all of some content, under whatever name its file was."""
+    same = bool(store.dataset["digest"] == content.dataset["digest"])
+    return same and content.values <= _held(store) and all(store.has_text(name) for name in content.texts)
+
+
+def begun(store: Store, content: Content) -> bool:
+    """Whether a store holds nothing but some content, of which an interrupted ingest left out a part."""
+    return bool(store.dataset["digest"] == content.dataset["digest"]) and _held(store) <= content.values
+
+
+def _held(store: Store) -> set[tuple[str, int]]:
+    return {_values_of(info.recipe) for info in store.arrays.values()}
+
+
+def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
+    """Embeddings as a store at ``path``; what an interrupted ingest left there is completed.
+
+    Raises:
+        FedcacheError: as ``arrange`` and ``Store.create``.
+    """
+    return write(arrange(embeddings, name), path)
+
+
+def write(content: Content, path: Path) -> Store:
+    """Arranged embeddings as a store at ``path``; what an interrupted ingest left there is completed.
+
+    Raises:
+        FedcacheError: STORE, when another dataset lies at ``path``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(path, samples, dataset={"slug": slug_of(name), "digest": whole, "template": None})
-    for key, values in arrays.items():
-        dtype = values.dtype.name
-        values_digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
-        recipe = {
-            "backbone": key,
-            "weights": values_digest,
-            "source": "ingested",
-            "dtype": dtype,
-            "views": values.shape[1],
-        }
+    store = Store.create(path, content.samples, dataset=content.dataset)
+    for name, matrix in content.texts.items():
+        if not store.has_text(name):
+            store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
+    for key, (values, recipe) in content.arrays.items():
         with store.writer(
-            f"{slug_of(key)}-{digest_of(recipe)[:8]}",
+            key,
             shape=values.shape,
-            dtype=dtype,
+            dtype=values.dtype.name,
             chunk_rows=CHUNK_ROWS,
             recipe=recipe,
-            how={"source": "ingested"},
+            how={"source": INGESTED},
         ) as writer:
             for chunk in writer.missing():
                 writer.write(chunk, values[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS])

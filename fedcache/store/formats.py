@@ -99,8 +99,8 @@ def _read_h5(path: Path) -> dict[str, Any]:
                     Exit.USAGE, f"{path}: {prefix}{name} is stored in another file.", "Copy the data into the file."
                 )
             else:
-                text = h5py.check_string_dtype(item.dtype) is not None
-                found[f"{prefix}{name}"] = np.array(item.asstr()[:], np.str_) if text else item[:]
+                text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
+                found[f"{prefix}{name}"] = np.array(item.asstr()[()], np.str_) if text else np.asarray(item[()])
 
     with h5py.File(path, "r") as file:
         walk(file, "")
@@ -131,10 +131,14 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         column = table.column(name).combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
         kind = column.type
         if column.null_count:
             raise FedcacheError(
-                Exit.USAGE, f"{path}: {column.null_count} rows of {name} are empty.", "Give every row a value."
+                Exit.USAGE,
+                f"{path}: {column.null_count} rows of {name} are empty.",
+                "Give every row a value; the label -1 means none.",
             )
         if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
             lengths = column.value_lengths().unique().to_pylist()
@@ -146,9 +150,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
                     f"{flat.null_count} empty values.",
                     "Every row needs the same number of values.",
                 )
-            found[name] = flat.to_numpy(zero_copy_only=False).reshape(
-                len(column), *meta.get("shapes", {}).get(name, [-1])
-            )
+            shape = meta.get("shapes", {}).get(name, lengths or [0])
+            found[name] = flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
             found[name] = np.array(column.to_pylist(), np.str_)
         else:

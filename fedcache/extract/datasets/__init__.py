@@ -18,6 +18,7 @@ from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progres
 from fedcache.extract.datasets.joined import join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
+from fedcache.store.samples import HELD_OUT, INGESTED
 
 __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dataset", "peek", "pull"]
 
@@ -175,8 +176,7 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
         return {
             **entries["folder:PATH"],
             "note": "levels named train, test, val, valid or validation are the split, the last level is the class, "
-            "what remains is the domain; without a split, of each class the fifth with the smallest uids is the "
-            "test set; --layout domain/class overrides",
+            f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
         }
     torchvision.entry_of(rest)
     root = torchvision.root_of(rest, context)
@@ -227,6 +227,13 @@ def _kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if kind in _KINDS and (rest or kind == "digits"):
         return kind, rest
+    if kind == INGESTED:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{spec!r} are embeddings: there are no images to read.",
+            f"fedcache train --dataset {spec} --method fedavg   trains on them; "
+            "--dataset digits or folder:PATH brings images.",
+        )
     if spec and spec not in _KINDS and Path(spec).expanduser().exists():
         raise FedcacheError(
             Exit.USAGE,
