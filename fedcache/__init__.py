@@ -42,7 +42,6 @@ _PLACES = {
     "Recipe": "fedcache.extract.recipe",
     "Run": "fedcache.api.training",
     "Store": "fedcache.store.store",
-    "extract": "fedcache.api.functions",
     "grid": "fedcache.api.functions",
     "ingest": "fedcache.api.functions",
     "partition": "fedcache.api.functions",
@@ -50,7 +49,7 @@ _PLACES = {
     "train": "fedcache.api.functions",
 }
 
-__all__ = [*_PLACES, "__version__"]
+__all__ = [*_PLACES, "__version__", "extract"]
 
 
 def __getattr__(name: str) -> Any:
