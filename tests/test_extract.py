@@ -227,6 +227,37 @@ def test_limit_takes_rows_evenly_and_is_another_dataset(images: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--max-bad", "many"), "1%"),
+        (("--text", "a photo"), "{}"),
+        (("--dtype", "flot16"), "float16"),
+        (("--device", "gpu"), "cuda"),
+    ],
+)
+def test_wrong_values_are_refused_although_there_is_nothing_to_do(
+    images: Path, words: tuple[str, str], expected: str
+) -> None:
+    assert extract(images).code == 0
+    done = extract(images, *words)
+    assert done.code == 2, done.err
+    error = done.envelope["error"]
+    assert expected in error["message"] + error["hint"]
+
+
+def test_a_finished_extraction_needs_no_gpu_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert extract(images, "--device", "cuda").code == 6
+    assert extract(images).code == 0
+    again = extract(images, "--device", "cuda")
+    assert again.code == 0
+    assert "--device cuda was not needed" in again.err
+    assert "not needed" not in extract(images).err
+
+
+@pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
         (("--backbones", "clip-rn5O"), 2, "clip-rn50"),

@@ -15,6 +15,7 @@ from fedcache.api.planning import (
     array_bytes,
     memory_of,
     missing_text,
+    parse_max_bad,
     plan,
     recipe_of,
     roots_of,
@@ -123,6 +124,8 @@ def extract(
         done = finished(path, known[1], planned, config)
         if done is not None:
             done.skipped = skipped
+            if config.device != "auto":
+                observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
     data = open_limited(spec, config.limit, **where)
@@ -224,7 +227,7 @@ def compute(
     """Create or open the store and compute what it lacks."""
     from fedcache.extract import device as where
     from fedcache.extract.batches import How, Job
-    from fedcache.extract.run import extract_arrays, parse_max_bad
+    from fedcache.extract.run import extract_arrays
     from fedcache.extract.stop import Stop
 
     device = where.resolve_device(config.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
+from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import Recipe
+from fedcache.extract.text import prompts
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 
@@ -58,7 +61,8 @@ def plan(
         the arrays (state ``new``), and the names skipped.
 
     Raises:
-        FedcacheError: USAGE for an unknown backbone or recipe; ENVIRONMENT for missing weights.
+        FedcacheError: USAGE for an unknown backbone or recipe, or a value of ``check_values``; ENVIRONMENT for missing
+            weights.
     """
     if not config.backbones:
         raise FedcacheError(
@@ -66,6 +70,7 @@ def plan(
             "No backbone was named.",
             "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
         )
+    check_values(config)
     memory = memory_of(home, rehash=rehash)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
@@ -103,6 +108,39 @@ def plan(
             "See `fedcache backbones list` for what is ready.",
         )
     return planned, skipped
+
+
+def parse_max_bad(text: str, rows: int) -> int:
+    """``1%`` of the rows (at least 1 image) or a number of images.
+
+    Raises:
+        FedcacheError: USAGE, when it is neither.
+    """
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1])
+            if 0 <= share <= 100:
+                return max(1, math.floor(rows * share / 100)) if share else 0
+        elif int(text) >= 0:
+            return int(text)
+    except ValueError:
+        pass
+    raise FedcacheError(
+        Exit.USAGE, f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10"
+    )
+
+
+def check_values(config: ExtractConfig) -> None:
+    """Refuse wrong values that nothing would read when there is nothing to compute.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    parse_max_bad(config.max_bad, 1)
+    known_device(config.device)
+    known_dtype(config.dtype)
+    for template in config.text:
+        prompts((), template)
 
 
 def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedcache.errors import Exit, FedcacheError, unknown
 
+DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -32,15 +33,35 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def known_device(requested: str) -> str:
+    """``requested``, when it is a word for a device; whether that device is there is not looked at.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if requested not in DEVICES:
+        raise unknown("device", requested, DEVICES)
+    return requested
+
+
+def known_dtype(requested: str) -> str:
+    """``requested``, when it is a compute dtype.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if requested not in ("auto", *DTYPES):
+        raise unknown("dtype", requested, ("auto", *DTYPES))
+    return requested
+
+
 def resolve_device(requested: str) -> Device:
     """``auto`` takes a GPU when torch can use one and says why not otherwise; ``cuda`` never falls back.
 
     Raises:
         FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
     """
-    if requested not in ("auto", "cpu", "cuda"):
-        raise unknown("device", requested, ("auto", "cpu", "cuda"))
-    if requested == "cpu":
+    if known_device(requested) == "cpu":
         return Device("cpu", f"{cores()} cores", "asked for")
     import torch
 
@@ -62,14 +83,12 @@ def resolve_device(requested: str) -> Device:
 
 def resolve_dtype(requested: str, device: str) -> str:
     """Compute dtype: ``auto`` is float32 on a CPU and bfloat16 (float16 on older GPUs) on CUDA."""
-    if requested == "auto":
+    if known_dtype(requested) == "auto":
         if device == "cpu":
             return "float32"
         import torch
 
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-    if requested not in DTYPES:
-        raise unknown("dtype", requested, ("auto", *DTYPES))
     return requested
 
 

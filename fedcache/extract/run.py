@@ -1,4 +1,4 @@
-"""Extraction: dispatch absolute batches, collect chunks, let the store journal them.
+"""Extraction: dispatch absolute batches, let them be collected into chunks and journalled by the store.
 
 At most one chunk's worth of batches per backbone is ever computed but not yet journalled, so a kill loses at most
 that much.
@@ -9,38 +9,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.arrangements import Compute, open_compute, worker_died
-from fedcache.extract.batches import Computed, How, Job
+from fedcache.extract.batches import How, Job
+from fedcache.extract.collector import Collector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store
-
-MAX_CHUNK_BYTES = 8 << 20
-MAX_CHUNK_ROWS = 512
-
-
-def chunk_rows_for(batch: int, row_bytes: int) -> int:
-    """Rows of a chunk: the largest batch * 2^j with at most 512 rows and 8 MiB, at least one batch.
-
-    Powers of two so that the chunks of all backbones of a run nest and each image is decoded once.
-    """
-    rows = batch
-    while rows * 2 <= MAX_CHUNK_ROWS and rows * 2 * row_bytes <= MAX_CHUNK_BYTES:
-        rows *= 2
-    return rows
 
 
 @dataclass
@@ -75,88 +61,6 @@ class Tally:
     def busy(self, cores: int) -> float:
         """Share of the cores' time that went into decoding and the models."""
         return (self.decode_seconds + self.forward_seconds) / (self.seconds * cores) if self.seconds else 0.0
-
-
-def parse_max_bad(text: str, rows: int) -> int:
-    """``1%`` of the rows (at least 1 image) or a number of images.
-
-    Raises:
-        FedcacheError: USAGE, when it is neither.
-    """
-    try:
-        if text.endswith("%"):
-            share = float(text[:-1])
-            if 0 <= share <= 100:
-                return max(1, math.floor(rows * share / 100)) if share else 0
-        elif int(text) >= 0:
-            return int(text)
-    except ValueError:
-        pass
-    raise FedcacheError(
-        Exit.USAGE, f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10"
-    )
-
-
-@dataclass
-class Pending:
-    """A chunk being filled."""
-
-    rows: NDArray[Any]
-    left: int
-    bad: dict[int, str] = field(default_factory=dict)
-
-
-class Collector:
-    """Places computed batches into chunks and hands full ones to a writing thread, in order."""
-
-    def __init__(self, writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> None:
-        self.writers, self.rows, self.batch = writers, rows, batch
-        self.pending: dict[tuple[str, int], Pending] = {}
-        self.unsaved = dict.fromkeys(writers, 0)
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
-        self.saving: dict[Future[None], tuple[str, int]] = {}
-
-    def chunk_of(self, key: str, batch: int) -> int:
-        """The chunk of ``key`` that holds absolute batch ``batch``."""
-        return batch * self.batch // self.writers[key].chunk_rows
-
-    def batches_in(self, key: str, chunk: int) -> int:
-        """Batches of a chunk; the last one may be short."""
-        size = self.writers[key].chunk_rows
-        return math.ceil((min((chunk + 1) * size, self.rows) - chunk * size) / self.batch)
-
-    def limit(self, key: str) -> int:
-        """Batches of ``key`` that may be computed and not yet journalled: one chunk."""
-        return math.ceil(self.writers[key].chunk_rows / self.batch)
-
-    def add(self, batch: int, computed: Computed) -> None:
-        """Place a batch; start the write of every chunk it completes."""
-        first = batch * self.batch
-        for key, values in computed.features.items():
-            chunk = self.chunk_of(key, batch)
-            size = self.writers[key].chunk_rows
-            part = self.pending.get((key, chunk))
-            if part is None:
-                length = min((chunk + 1) * size, self.rows) - chunk * size
-                part = Pending(np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk))
-                self.pending[key, chunk] = part
-            offset = first - chunk * size
-            part.rows[offset : offset + len(values)] = values
-            part.bad.update(computed.bad)
-            part.left -= 1
-            if part.left == 0:
-                del self.pending[key, chunk]
-                future = self.thread.submit(self.writers[key].write, chunk, part.rows, part.bad)
-                self.saving[future] = (key, self.batches_in(key, chunk))
-
-    def settle(self, *, block: bool = False) -> None:
-        """Take note of finished writes; ``block`` waits for all. A failed write raises here."""
-        if block and self.saving:
-            wait(self.saving)
-        for future in [f for f in self.saving if f.done()]:
-            key, count = self.saving.pop(future)
-            future.result()
-            self.unsaved[key] -= count
 
 
 def run_batches(
