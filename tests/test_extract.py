@@ -257,6 +257,20 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images: Path, monkeypatc
     assert "not needed" not in extract(images).err
 
 
+def test_only_the_command_line_changes_how_its_process_keeps_memory(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedcache as fc
+    from fedcache.extract import memory
+
+    calls: list[None] = []
+    monkeypatch.setattr(memory, "keep_memory", lambda: calls.append(None))
+    fc.extract(f"folder:{images}", backbones=["random-projection"], workers=0)
+    assert not calls
+    assert extract(images).code == 0
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
