@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
     missing = fedcache("train", "--method", "fed3r", "--clients-from", tmp_path / "sites", "--json")
     assert missing.code == 4
     assert "lacks client 1" in missing.envelope["error"]["message"]
+
+
+def test_two_stores_of_one_client_are_named(store: Path, tmp_path: Path) -> None:
+    saved = ok("partition", *IID).data["name"]
+    sites = tmp_path / "sites"
+    ok("shard", "--partition", saved, "--out", sites)
+    one = next(sites.glob("1-*.zarr"))
+    shutil.copytree(one, sites / "9-copy.zarr")
+    done = fedcache("train", "--method", "fed3r", "--clients-from", sites, "--json")
+    assert done.code == 4
+    message = done.envelope["error"]["message"]
+    assert str(one) in message
+    assert str(sites / "9-copy.zarr") in message
 
 
 def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:

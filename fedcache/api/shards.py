@@ -38,12 +38,21 @@ def open_clients(folder: Path) -> list[Store]:
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
     numbers = [int(s.dataset["shard"]["number"]) for s in stores]
+    names = [str(s.dataset["shard"]["client"]) for s in stores]
+    for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
+            raise FedcacheError(
+                Exit.STORE,
+                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
+                "Remove or move away all but one of them.",
+            )
     gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
-    if gone or len(set(numbers)) < len(numbers):
-        what = f"lacks client {gone[0]}" if gone else "holds a client twice"
+    if gone:
         raise FedcacheError(
             Exit.STORE,
-            f"{folder} {what}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
             "fedcache shard --partition NAME --out DIR writes what is missing.",
         )
     for store in stores[1:]:
