@@ -117,17 +117,26 @@ def grid(
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    fresh: bool = False,
     options: Mapping[str, Any] | None = None,
     **sweeps: Sequence[Any],
 ) -> grids.Grid:
-    """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``."""
+    """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
+
+    Raises:
+        FedcacheError: CORRUPT, once all other points are trained and kept, when a stored point is damaged.
+    """
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     config = _config(None, store, parts, seeds, settings, options or {})
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
         for key, values in sweeps.items()
     }
-    return grids.grid(names, words, config, Home.from_environment(), partition=PartitionConfig(), observer=observer)
+    home = Home.from_environment()
+    done = grids.grid(names, words, config, home, partition=PartitionConfig(), fresh=fresh, observer=observer)
+    if done.damaged:
+        raise FedcacheError(Exit.CORRUPT, "\n".join(d.message for d in done.damaged), done.damaged[0].hint)
+    return done
 
 
 def _opened(store: AnyStore | None) -> Store:

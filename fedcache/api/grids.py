@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import find_method
 from fedcache.api.training import Run, train
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -33,10 +34,21 @@ class Point:
 
 
 @dataclass
+class Damaged:
+    """A point whose stored run is damaged, with what was found and what to do."""
+
+    method: str
+    sweep: dict[str, str]
+    message: str
+    hint: str
+
+
+@dataclass
 class Grid:
-    """All points of a grid, in the order of the product."""
+    """All points of a grid, in the order of the product; those whose stored run is damaged are apart."""
 
     points: list[Point]
+    damaged: list[Damaged] = field(default_factory=list)
 
     @property
     def reused(self) -> int:
@@ -52,6 +64,7 @@ class Grid:
         best = self.best()
         return {
             "points": [{"method": p.method, "sweep": p.sweep, **p.run.to_dict()} for p in self.points],
+            "damaged": [asdict(d) for d in self.damaged],
             "reused": self.reused,
             "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
         }
@@ -68,6 +81,12 @@ def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         FedcacheError: USAGE.
     """
     for key, values in sweeps.items():
+        if key in ("seed", "seeds"):
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--sweep {key}: seeds are not swept, every point runs all of them.",
+                f"--seeds {','.join(values) or '0,1,2'} (with --repartition each of them draws its own partition)",
+            )
         if not values:
             raise FedcacheError(Exit.USAGE, f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
         if len(set(values)) < len(values):
@@ -96,18 +115,23 @@ def grid(
     runs: Path | None = None,
     repartition: bool = False,
     extract: bool = True,
+    fresh: bool = False,
     observer: Observer | None = None,
     stop: Stop | None = None,
 ) -> Grid:
     """Train every point; see ``train`` for the arguments.
 
+    A point whose stored run is damaged does not stop the others; it is in ``Grid.damaged``.
+
     Raises:
-        FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept.
+        FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept. CORRUPT, when
+            every point is damaged.
     """
     observer, stop = observer or Silent(), stop or Stop()
     base = partition or PartitionConfig()
     todo = combinations(methods, sweeps)
-    points = []
+    points: list[Point] = []
+    damaged: list[Damaged] = []
     for number, (name, sweep) in enumerate(todo, 1):
         observer.note(
             f"Point {number} of {len(todo)}: {name} {' '.join(f'{k}={v}' for k, v in sweep.items())}".rstrip()
@@ -120,23 +144,26 @@ def grid(
             if key in values:
                 values[key] = tuple(values[key].split("+"))
         point = replace(config, method=name, set={**config.set, **settings}, **values)
-        points.append(
-            Point(
-                name,
-                sweep,
-                train(
-                    point,
-                    home,
-                    partition=_dealt(base, sweep),
-                    runs=runs,
-                    repartition=repartition,
-                    extract=extract,
-                    observer=observer,
-                    stop=stop,
-                ),
+        try:
+            run = train(
+                point,
+                home,
+                partition=_dealt(base, sweep),
+                runs=runs,
+                repartition=repartition,
+                extract=extract,
+                fresh=fresh,
+                observer=observer,
+                stop=stop,
             )
-        )
-    return Grid(points)
+        except DamagedRunError as error:
+            observer.warn(error.message)
+            damaged.append(Damaged(name, sweep, error.message, error.hint))
+            continue
+        points.append(Point(name, sweep, run))
+    if damaged and not points:
+        raise FedcacheError(Exit.CORRUPT, "\n".join(d.message for d in damaged), damaged[0].hint)
+    return Grid(points, damaged)
 
 
 def _dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:

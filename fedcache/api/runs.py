@@ -2,6 +2,8 @@
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
 measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
+
+``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +22,28 @@ from typing import Any
 import tomli_w
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, write_atomic
+from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 
 FORMAT = 1
+PLACES = ("dataset", "store", "partition", "clients_from")
+"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
+result by its own digest."""
+
+
+class DamagedRunError(FedcacheError):
+    """A stored result that is not what was written, or whose promised files are not.
+
+    Args:
+        path: the damaged file.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, path: Path, why: str = "is not what was written") -> None:
+        super().__init__(
+            Exit.CORRUPT,
+            f"{path} {why}.",
+            f"The same command with --fresh runs it again; or remove {path.parent}.",
+        )
 
 
 @cache
@@ -105,33 +127,49 @@ class RunDirectory:
     def __init__(self, root: Path, identity: Identity) -> None:
         self.identity = identity
         self.path = root / identity.digest[:16]
+        self._files: dict[str, str] = {}
 
     def stored(self) -> dict[str, Any] | None:
         """The finished result, or None.
 
         Raises:
-            FedcacheError: CORRUPT, when the file is not what was written.
+            DamagedRunError: when it, its config, its rounds or its partitions are not what was written.
         """
         path = self.path / "result.json"
         if not path.exists():
             return None
-        return read_result(path)
+        result = read_result(path)
+        for name, digest in result.get("files", {}).items():
+            try:
+                whole = file_digest(name, (self.path / name).read_bytes()) == digest
+            except OSError:
+                raise DamagedRunError(self.path / name, "is missing or unreadable") from None
+            if not whole:
+                raise DamagedRunError(self.path / name)
+        return result
 
-    def measured(self) -> dict[str, Any]:
-        """What was measured when the run was made; {} when that file is missing or damaged."""
+    def measured(self) -> dict[str, Any] | None:
+        """What was measured when the run was made; None when that file, which is no promise, is missing or damaged."""
         try:
             found = json.loads((self.path / "measured.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) and isinstance(found.get("seconds"), dict) else None
 
     def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]]) -> None:
         """Make the directory, the config that re-runs it, and the partitions made for it."""
         make_private(self.path.parent)
         make_private(self.path)
-        write_atomic(self.path / "config.toml", tomli_w.dumps({"train": dict(config)}).encode())
-        for name, payload in partitions.items():
-            write_atomic(self.path / f"{name}.json", canonical_json(payload))
+        files = {"config.toml": tomli_w.dumps({"train": dict(config)}).encode()}
+        files |= {f"{name}.json": canonical_json(payload) for name, payload in partitions.items()}
+        for name, raw in files.items():
+            write_atomic(self.path / name, raw)
+        self._files = {name: file_digest(name, raw) for name, raw in files.items()}
+
+    def restart(self) -> None:
+        """Forget checkpoints and finished seeds, so that every seed begins again."""
+        for left in (*self.path.glob("seed-*.json"), *self.path.glob("checkpoint-*.safetensors")):
+            left.unlink(missing_ok=True)
 
     def checkpoint(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Tensors and meta of a seed's last checkpoint, or None; a damaged one is dropped, the seed begins again."""
@@ -172,23 +210,41 @@ class RunDirectory:
 
     def finish(
         self, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
-    ) -> None:
-        """Write rounds, measurements and last of all the result; then drop what only a resume needs."""
-        write_atomic(self.path / "rounds.jsonl", b"".join(canonical_json(r) + b"\n" for r in rounds))
+    ) -> dict[str, Any]:
+        """Write rounds, measurements and last of all the result; then drop what only a resume needs.
+
+        Returns:
+            the result with ``files``: the digest of every other promise, of ``begin`` and of this call.
+        """
+        lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
+        write_atomic(self.path / "rounds.jsonl", lines)
         write_atomic(self.path / "measured.json", json.dumps(measured, indent=1).encode())
-        write_result(self.path / "result.json", result)
-        for left in [
-            *self.path.glob("seed-*.json"),
-            *self.path.glob("checkpoint-*.safetensors"),
-            *self.path.glob(".*.partial"),
-        ]:
+        whole = {**result, "files": {**self._files, "rounds.jsonl": file_digest("rounds.jsonl", lines)}}
+        write_result(self.path / "result.json", whole)
+        self.restart()
+        for left in self.path.glob(".*.partial"):
             left.unlink(missing_ok=True)
+        return whole
 
     def _checkpoint(self, seed: int) -> Path:
         return self.path / f"checkpoint-{seed}.safetensors"
 
     def _seed(self, seed: int) -> Path:
         return self.path / f"seed-{seed}.json"
+
+
+def file_digest(name: str, raw: bytes) -> str:
+    """sha256 of a promised file's bytes; of ``config.toml`` that of what it says, without ``PLACES``.
+
+    So one result has the same bits wherever its store lies. What is no config has the digest of its bytes.
+    """
+    if name != "config.toml":
+        return sha256_hex(raw)
+    try:
+        table = tomllib.loads(raw.decode())["train"]
+        return digest_of({key: value for key, value in table.items() if key not in PLACES})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return sha256_hex(raw)
 
 
 def _tensors_digest(tensors: Mapping[str, Any]) -> str:
@@ -215,7 +271,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """The inverse of ``write_result``.
 
     Raises:
-        FedcacheError: CORRUPT, when the content does not have the digest it claims.
+        DamagedRunError: when the content does not have the digest it claims.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -223,9 +279,7 @@ def read_result(path: Path) -> dict[str, Any]:
         if digest_of(found) != claimed:
             raise ValueError("digest")
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise FedcacheError(
-            Exit.CORRUPT, f"{path} is not what was written.", f"Remove {path.parent} and run the same command again."
-        ) from error
+        raise DamagedRunError(path) from error
     result: dict[str, Any] = found
     return result
 

@@ -13,10 +13,11 @@ from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.device import resolve_device
+from fedcache.extract.device import known_device, resolve_device
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
 
+DTYPES = ("float32", "float64")
 CHECKPOINT_EVERY = 2.0
 """Seconds between checkpoints: what a kill may cost."""
 
@@ -100,6 +101,7 @@ def train(
     """
     observer = observer or Silent()
     refuse_contradictions(config, partition or PartitionConfig())
+    check_values(config)
     if config.clients_from is not None:
         from fedcache.api.shards import prepare_from_shards
 
@@ -169,6 +171,21 @@ def refuse_contradictions(config: TrainConfig, dealt: PartitionConfig) -> None:
             raise FedcacheError(Exit.USAGE, f"{names} are both given. {why}", "Leave one of them out.")
 
 
+def check_values(config: TrainConfig) -> None:
+    """Refuse wrong values before minutes of extraction, not after.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    from fedcache.federate.lifts import LIFTS
+
+    for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *LIFTS))):
+        if value not in legal:
+            raise unknown(what, value, legal)
+    known_device(config.device)
+    parse_participation(config.participation)
+
+
 def training_device(requested: str, observer: Observer) -> str:
     """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
 
@@ -208,9 +225,6 @@ def train_setting(
     import torch
 
     resolved = resolved_config(setting, config)
-    dtypes = {"float32": torch.float32, "float64": torch.float64}
-    if config.dtype not in dtypes:
-        raise unknown("dtype", config.dtype, dtypes)
     seeds = parse_seeds(config.seeds)
     clients = len(next(iter(setting.partitions.values())).clients)
     asked = parse_participation(config.participation)
@@ -240,7 +254,13 @@ def train_setting(
     stored = None if fresh else directory.stored()
     if stored is not None:
         observer.note(f"The same run is there already ({directory.path.name}); --fresh runs it again.")
-        return Run(directory.path, stored, directory.measured(), reused=True)
+        known = directory.measured()
+        if known is None:
+            observer.warn(
+                f"{directory.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "
+                "(--fresh measures again)."
+            )
+        return Run(directory.path, stored, known or {}, reused=True)
     own = {f"partition-{s}": setting.partitions[s].to_payload() for s in seeds} if setting.named is None else {}
     table = to_table(
         replace(config, rounds=resolved["rounds"], participation=resolved["participation"], set=resolved["set"])
@@ -253,19 +273,17 @@ def train_setting(
         table["partition"] = str(directory.path.resolve() / f"partition-{seeds[0]}.json")
     directory.begin(table, own)
     if fresh:
-        for seed in seeds:
-            directory._checkpoint(seed).unlink(missing_ok=True)
-            directory._seed(seed).unlink(missing_ok=True)
+        directory.restart()
     done: list[Seeded] = []
     observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
     try:
         for seed in seeds:
-            known = directory.seed_result(seed)
-            if known is not None:
+            finished = directory.seed_result(seed)
+            if finished is not None:
                 observer.advance(int(resolved["rounds"]))
-                done.append(Seeded.from_dict(known))
+                done.append(Seeded.from_dict(finished))
                 continue
-            made = _one_seed(setting, resolved, seed, directory, observer, stop, dtypes[config.dtype])
+            made = _one_seed(setting, resolved, seed, directory, observer, stop, getattr(torch, config.dtype))
             directory.save_seed(seed, made.to_dict())
             done.append(made)
     finally:
@@ -279,7 +297,7 @@ def train_setting(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    directory.finish(result, [r for d in done for r in d.rounds], measured)
+    result = directory.finish(result, [r for d in done for r in d.rounds], measured)
     for warning in dict.fromkeys(w for d in done for w in d.warnings):
         observer.warn(warning)
     return Run(directory.path, result, measured)

@@ -144,6 +144,10 @@ def percent(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f}"
 
 
+TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
+"""Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
+
+
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
@@ -169,16 +173,17 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         lines.append(
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
         )
-    if fair.get("worst10") is not None or fair.get("std_pp") is not None:
-        lines.append(
-            f"  over clients mean {percent(fair['mean'])}, std {fair['std_pp']:.2f} points, "
-            f"worst 10 % {percent(fair['worst10'])}, worst 40 % {percent(fair['worst40'])}, "
-            f"best 10 % {percent(fair['best10'])}"
-        )
+    if fair.get("std_pp") is not None:
+        known = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
+        known += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
+        few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
+        lines.append(f"  over clients {', '.join(known)}")
+        if few:
+            lines.append(f"  left out for want of scored clients: {', '.join(few)}")
     lines += [
         f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
         f"receives {exact['down']:,.0f}",
-        f"  {timing}",
+        *([f"  {timing}"] if timing else []),
         f"  {path}",
     ]
     return lines
@@ -215,6 +220,7 @@ def grid(
     dtype: Dtype = None,
     runs: Runs = None,
     no_extract: NoExtract = False,
+    fresh: Fresh = False,
     config: o.ConfigFile = None,
     json: o.Json = False,
 ) -> None:
@@ -262,29 +268,36 @@ def grid(
                 runs=runs,
                 repartition=repartition,
                 extract=not no_extract,
+                fresh=fresh,
                 observer=story,
                 stop=stop,
             )
         data = done.to_dict()
         best = done.best()
-        columns = ("method", *sweeps, "accuracy %", "std", "worst 10 %", "sends per round", "seconds")
+        tails = [p.run.fairness.get("worst10") is not None for p in done.points]
+        worst = ("worst 10 %",) if any(tails) else ()
+        columns = ("method", *sweeps, "accuracy %", "std", *worst, "sends per round", "seconds")
         rows = [
             (
                 p.method,
                 *(p.sweep[k] for k in sweeps),
                 percent(p.run.accuracy["mean"]),
                 percent(p.run.accuracy["std"]),
-                percent(p.run.fairness.get("worst10")),
+                *(percent(p.run.fairness.get("worst10")) for _ in worst),
                 f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
-                f"{p.run.measured.get('seconds', {}).get('train', 0):.2f}",
+                f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
             )
             for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
         ]
         shown = table("", columns, rows, right=columns[1:])
         values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
         last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
-        return Answer(
-            data, [f"{len(done.points)} points, {done.reused} of them were there already.", last], Exit.OK, [shown]
-        )
+        lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
+        if not all(tails):
+            lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
+        for d in done.damaged:
+            point = " ".join([d.method, *(f"{k}={v}" for k, v in d.sweep.items())])
+            lines += [f"Damaged, left out: {point}. {d.message}", f"  {d.hint}"]
+        return Answer(data, lines, Exit.CORRUPT if done.damaged else Exit.OK, [shown])
 
     answer("grid", json, call)

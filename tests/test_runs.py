@@ -1,0 +1,159 @@
+"""Stored results: every promise is verified before it is returned, and a damaged one says what to do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+
+FILES = ("config.toml", "rounds.jsonl", "partition-0.json", "partition-1.json")
+IID = ("--scheme", "iid", "--clients", 3)
+FED3R = ("train", "--method", "fed3r", *IID)
+GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    images = folder(tmp_path / "shapes", train=12, test=4)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(done.data["path"])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        *itertools.product(FILES, ("emptied", "gone", "other")),
+        ("result.json", "emptied"),
+        ("result.json", "other"),
+    ],
+)
+def test_a_result_with_a_damaged_promise_is_not_returned(store: Path, name: str, harm: str) -> None:
+    words = (*FED3R, "--seeds", "0,1", "--repartition")
+    first = ok(*words).data
+    path = Path(first["path"]) / name
+    before = path.read_bytes()
+    if harm == "emptied":
+        path.write_bytes(b"")
+    elif harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(before.replace(b"fed3r", b"fed3q").replace(b"0", b"7", 1))
+    found = fedcache(*words, "--json")
+    assert found.code == 5, found.err
+    error = found.envelope["error"]
+    assert str(path) in error["message"]
+    assert "--fresh" in error["hint"]
+    again = ok(*words, "--fresh").data
+    assert again["accuracy"] == first["accuracy"]
+    assert path.read_bytes() == before
+    assert ok(*words).data["reused"]
+
+
+def test_damaged_measurements_are_a_warning_and_no_error(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"]) / "measured.json"
+    for content in (b"", b"[]", b'{"seconds": 1}'):
+        path.write_bytes(content)
+        again = ok(*FED3R)
+        assert again.data["reused"]
+        assert again.data["seconds"] == {}
+        assert any("measured.json" in w for w in again.envelope["warnings"])
+    shown = fedcache(*FED3R)
+    assert shown.code == 0, shown.err
+    ok(*FED3R, "--fresh")
+    assert ok(*FED3R).envelope["warnings"] == []
+
+
+def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(store: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "other.zarr"
+    shutil.copytree(store, moved)
+    bits = []
+    for number, place in enumerate((store, moved)):
+        run = ok(*FED3R, "--store", place, "--runs", tmp_path / f"runs{number}").data
+        assert str(place) in (Path(run["path"]) / "config.toml").read_text()
+        bits.append((Path(run["path"]) / "result.json").read_bytes())
+    assert bits[0] == bits[1]
+
+
+def test_a_fresh_run_begins_again_although_a_finished_seed_was_damaged(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    (path / "result.json").unlink()
+    (path / "seed-0.json").write_text("{}")
+    assert fedcache(*FED3R, "--json").code == 5
+    assert not ok(*FED3R, "--fresh").data["reused"]
+    assert not (path / "seed-0.json").exists()
+
+
+def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:
+    points = ok(*GRID).data["points"]
+    path = Path(points[0]["path"]) / "result.json"
+    path.write_text("{}")
+    done = fedcache(*GRID, "--json")
+    assert done.code == 5
+    assert done.envelope["status"] == "problem"
+    assert [p["sweep"] for p in done.data["points"]] == [points[1]["sweep"]]
+    (damaged,) = done.data["damaged"]
+    assert damaged["sweep"] == points[0]["sweep"]
+    assert str(path) in damaged["message"]
+    assert "--fresh" in damaged["hint"]
+    shown = fedcache(*GRID)
+    assert shown.code == 5
+    assert "lr=0.1" in shown.out
+    with pytest.raises(fc.FedcacheError, match=r"result\.json"):
+        fc.grid("fedavg", store, None, lr=[0.1, 0.01], options={"rounds": 1, "partition": _partition(points[0])})
+    (Path(points[1]["path"]) / "rounds.jsonl").write_text("")
+    every = fedcache(*GRID, "--json")
+    assert every.code == 5
+    assert every.envelope["error"]["message"].count("is not what was written") == 2
+    fresh = ok(*GRID, "--fresh").data
+    assert fresh["reused"] == 0
+    assert fresh["damaged"] == []
+    assert [p["accuracy"] for p in fresh["points"]] == [p["accuracy"] for p in points]
+    assert ok(*GRID).data["reused"] == 2
+
+
+def _partition(point: dict[str, str]) -> str:
+    return str(Path(point["path"]) / "partition-0.json")
+
+
+def test_tails_of_few_clients_are_explained_and_null_in_json(store: Path) -> None:
+    done = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    assert done.data["fairness"]["worst10"] is None
+    shown = fedcache("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    assert "worst 10 % at least 10, worst 40 % at least 3, best 10 % at least 10" in shown.out
+    assert "%" in shown.out
+    assert " -," not in shown.out
+    table = fedcache(*GRID)
+    assert "worst 10 % needs at least 10 scored clients." in table.out
+    many = fedcache("train", "--method", "fed3r", "--scheme", "iid", "--clients", 12)
+    assert "left out" not in many.out.partition("accuracy")[2]
+    assert "worst 10 %" in many.out
+
+
+def test_seeds_are_not_swept(store: Path) -> None:
+    for key in ("seed", "seeds"):
+        done = fedcache("grid", "--method", "fedavg", "--sweep", f"{key}=0,1", *IID, "--json")
+        assert done.code == 2
+        assert "--seeds 0,1" in done.envelope["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"), [("--dtype", "float16", "float64"), ("--lift", "staak", "stack")]
+)
+def test_a_wrong_value_is_refused_before_minutes_of_extraction(flag: str, value: str, expected: str) -> None:
+    done = fedcache("train", "--method", "fed3r", flag, value, "--json")
+    assert done.code == 2
+    assert f"Did you mean '{expected}'" in done.envelope["error"]["message"]
+    assert "extracting" not in done.err
+
+
+def test_result_lists_the_digests_of_its_files(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    result = json.loads((path / "result.json").read_text())
+    assert set(result["files"]) == {"config.toml", "rounds.jsonl", "partition-0.json"}
