@@ -201,7 +201,7 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
     assert partition.args["ratio"] == 11
     assert partition.notes == (
         "10 of 10 classes have fewer than the 550 rows asked for (least 250): "
-        f"{mean:.1f} training rows a client instead of 100",
+        f"{mean:.1f} training rows a client instead of 100; --shots 4 deals what it asks for",
     )
 
 

@@ -140,6 +140,16 @@ def test_a_grid_is_the_product_and_equals_single_runs(store: Path) -> None:
     assert again["reused"] == 4
 
 
+def test_too_few_rows_for_label_shift_come_with_what_works(store: Path) -> None:
+    words = ("partition", "--scheme", "label-shift", "--clients", 2, "--option", "ratio=2", "--domain", "ink")
+    (note,) = ok(*words, "--shots", 10).data["notes"]
+    assert note.endswith("--shots 3 deals what it asks for")
+    assert ok(*words, "--shots", 3).data["notes"] == []
+    words = ("partition", "--scheme", "label-shift", "--clients", 2, "--option", "ratio=7", "--domain", "ink")
+    (hopeless,) = ok(*words, "--shots", 1, "--alpha", 100).data["notes"]
+    assert "extract more images" in hopeless
+
+
 def test_defaults_are_said_aloud(store: Path) -> None:
     done = fedcache("train", "--method", "fst-cbdg")
     assert done.code == 0, done.err

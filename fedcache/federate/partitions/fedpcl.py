@@ -123,9 +123,19 @@ def _label_shift_notes(pool: Pool, args: Values, quota: np.ndarray, train: Seque
         mean = float(np.mean([len(rows) for rows in train]))
         notes.append(
             f"{int((quota < asked).sum())} of {len(quota)} classes have fewer than the {asked} rows asked for (least "
-            f"{int(quota.min())}): {mean:.1f} training rows a client instead of {count_of(args, 'shots') * len(quota)}"
+            f"{int(quota.min())}): {mean:.1f} training rows a client instead of "
+            f"{count_of(args, 'shots') * len(quota)}; {_label_shift_remedy(args, int(quota.min()))}"
         )
     return notes
+
+
+def _label_shift_remedy(args: Values, least: int) -> str:
+    """What gives every client the rows it was asked to have: fewer shots, or more data or fewer clients."""
+    rows_per_shot = number_of(args, "ratio") * count_of(args, "clients")
+    shots = count_of(args, "shots") - 1
+    while shots and round(shots * rows_per_shot) > least:
+        shots -= 1
+    return f"--shots {shots} deals what it asks for" if shots else "extract more images, or deal to fewer --clients"
 
 
 def _domains(scheme: Scheme, pool: Pool) -> tuple[int, ...]:
