@@ -207,3 +207,32 @@ def to_table(config: Any) -> dict[str, Any]:
             list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
         )
     return table
+
+
+def to_toml(section: str, config: Any, meanings: Mapping[str, str]) -> list[str]:
+    """A configuration as lines of TOML: what has no value is commented out, with its meaning.
+
+    Args:
+        section: its table.
+        config: of that section.
+        meanings: per long option of the command line.
+    """
+    import tomli_w
+
+    values = to_table(config)
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
+    tables: list[str] = []
+    hints = typing.get_type_hints(type(config))
+    for item in fields(config):
+        if item.name in values:
+            if item.name not in plain:
+                tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
+            continue
+        option = "--option" if item.name == "options" else f"--{item.name.replace('_', '-')}"
+        if typing.get_origin(hints[item.name]) is Mapping:
+            tables += ["", f"# [{section}.{item.name}]  # {meanings[option]}"]
+        else:
+            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
+            lines.append(f"# {item.name} = {shape}  # {meanings[option]}")
+    return [*lines, *tables]

@@ -95,6 +95,27 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     assert fedcache("config", "--config", path, "--json").code == 2
 
 
+def test_config_shows_every_key_with_its_meaning_and_can_be_read_again(tmp_path: Path) -> None:
+    from dataclasses import fields
+
+    from fedcache.config import SECTIONS
+
+    path = tmp_path / "fedcache.toml"
+    path.write_text('[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n')
+    found = ok("config", "--config", path).data
+    shown = fedcache("config", "--config", path).out
+    for section, kind in SECTIONS.items():
+        assert list(found[section]) == [f.name for f in fields(kind)]
+        for name, value in found[section].items():
+            place = f"[{section}.{name}]" if name in ("recipe", "weights", "data", "options", "set") else f"{name} = "
+            (line,) = [line for line in shown.partition(f"[{section}]")[2].splitlines() if place in line][:1]
+            assert line.startswith("# ") == (value is None), line
+            assert value is not None or len(line.partition("  # ")[2]) > 10, line
+    assert found["train"]["rounds"] is None
+    path.write_text(shown)
+    assert ok("config", "--config", path).data == found
+
+
 def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
     images = folder(tmp_path / "shapes", train=4, test=2)
     store = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0).data[

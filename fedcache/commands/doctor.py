@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
+
+import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
-from fedcache.config import SECTIONS, read_file, resolve, to_table
+from fedcache.config import SECTIONS, read_file, resolve, to_table, to_toml
 from fedcache.errors import Exit
 
 
@@ -30,22 +33,27 @@ def doctor(json: o.Json = False) -> None:
     answer("doctor", json, call)
 
 
-def config(config: o.ConfigFile = None, json: o.Json = False) -> None:
+def config(context: typer.Context, config: o.ConfigFile = None, json: o.Json = False) -> None:
     """Print every setting as fedcache.toml would hold it, merged with the file that is in force.
+
+    What has no value yet is commented out, with its meaning; with --json it is null.
 
     Example: fedcache config > fedcache.toml
     """
 
     def call(story: Story) -> Answer:
-        import tomli_w
-
         sections = read_file(config)
-        shown: dict[str, Any] = {
-            name: to_table(resolve(kind, sections.get(name, {}), {})) for name, kind in SECTIONS.items()
-        }
+        merged: dict[str, Any] = {name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()}
         home = o.home()
-        data = {"home": str(home.root), "offline": home.offline, **shown}
+        shown = {
+            name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)} for name, made in merged.items()
+        }
+        commands = context.find_root().command.commands  # type: ignore[attr-defined]  # of the program, by name
+        lines: list[str] = []
+        for name, made in merged.items():  # every section is a command, every key its long option
+            meanings = {word: getattr(p, "help", "") for p in commands[name].params for word in p.opts}
+            lines += [*to_toml(name, made, meanings), ""]
         story.note(f"FEDCACHE_HOME is {home.root}.")
-        return Answer(data, tomli_w.dumps(shown).rstrip().splitlines())
+        return Answer({"home": str(home.root), "offline": home.offline, **shown}, lines[:-1])
 
     answer("config", json, call)
