@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from fedcache.api.planning import (
     store_path,
 )
 from fedcache.api.stores import ingested_path, named_path
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets.limited import open_limited, peek_limited
@@ -167,6 +167,25 @@ def remember_last(home: Home, path: Path, spec: str) -> None:
     write_atomic(home.last, json.dumps({"store": str(path.resolve()), "spec": spec}).encode())
 
 
+def remember_orders(home: Home, data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> None:
+    """Note how each array was ordered, so that ``train`` can go on with an unfinished one.
+
+    In the home and not in the store, which says nothing of places.
+    """
+    memory = memory_of(home)
+    for item in planned:
+        name = item.backbone.name
+        order = replace(
+            config,
+            dataset=data.spec,
+            backbones=(name,),
+            recipe={k: v for k, v in config.recipe.items() if k.rpartition(":")[0] in ("", name)},
+            weights={k: v for k, v in config.weights.items() if k == name},
+            skip_missing=False,
+        )
+        memory.remember(["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)])
+
+
 def finished(path: Path, digest: str, planned: Sequence[Planned], config: ExtractConfig) -> Extraction | None:
     """The extraction that was asked for, when a store at ``path`` already holds all of it."""
     try:
@@ -233,12 +252,15 @@ def compute(
     device = where.resolve_device(config.device)
     dtype = where.resolve_dtype(config.dtype, device.kind)
     how = How(device.kind, dtype, config.batch or (256 if device.kind == "cuda" else 32), config.threads)
-    record = where.how_record(device, dtype, how.batch, how.threads, {p.backbone.provider for p in planned})
+    records = {
+        p.recipe.key: where.how_record(device, dtype, how.batch, how.threads, p.backbone.provider) for p in planned
+    }
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
     max_bad = parse_max_bad(config.max_bad, len(data.names))
     check_disk(path, data, planned)
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
     store = Store.create(path, samples_of(data), dataset=dataset_meta(data))
+    remember_orders(home, data, planned, config)
     states = {p.recipe.key: "complete" if p.recipe.key in store.arrays else "new" for p in planned}
     jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
     tally = extract_arrays(
@@ -246,7 +268,7 @@ def compute(
         data,
         jobs,
         how,
-        record,
+        records,
         workers=config.workers,
         chunk_rows=config.chunk_rows,
         max_bad=max_bad,

@@ -9,21 +9,21 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedcache.api.partitions import load_partition, make_partition, need_labels
-from fedcache.api.stores import find_store, more_features
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
+from fedcache.api.sources import store_for
+from fedcache.api.stores import more_features
+from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partition import InfeasibleError, Partition
 from fedcache.progress import Observer
-from fedcache.store.exchange import is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
+    from fedcache.extract.stop import Stop
     from fedcache.federate.clients import Data
     from fedcache.federate.method import Method, Value
 
@@ -320,7 +320,14 @@ def partitions_for(
 
 
 def prepare_run(
-    train: TrainConfig, partition: PartitionConfig, home: Home, *, repartition: bool, extract: bool, observer: Observer
+    train: TrainConfig,
+    partition: PartitionConfig,
+    home: Home,
+    *,
+    repartition: bool,
+    extract: bool,
+    observer: Observer,
+    stop: Stop,
 ) -> tuple[Setting, Store]:
     """Resolve method, store, features and partitions, and say each choice that was not the user's."""
     if train.method is None:
@@ -331,7 +338,7 @@ def prepare_run(
     hp = method.resolve(train.preset, train.set)
     seeds = parse_seeds(train.seeds)
     began = time.perf_counter()
-    store, extracted = store_for(method, train, home, extract=extract, observer=observer)
+    store, extracted = store_for(method, train, home, extract=extract, observer=observer, stop=stop)
     seconds = {"extract": extracted}
     keys = arrays_for(method, store, train.backbones, observer)
     need_labels(method, store, None)
@@ -358,40 +365,3 @@ def prepare_run(
     return Setting(
         method, hp, feat_post, data, keys, backbones, digests, dataset, store.samples.domains, made, named, seconds
     ), store
-
-
-def store_for(
-    method: Method, train: TrainConfig, home: Home, *, extract: bool, observer: Observer
-) -> tuple[Store, float]:
-    """The store to train on; with nothing extracted yet, the extraction the method needs is run first."""
-    path = Path(train.store) if train.store else None
-    store = find_store(home, path=path, dataset=train.dataset, observer=observer)
-    needs_text = "text" in method.needs
-    if store is not None and store.arrays and (train.dataset is None or _has(store, train.backbones)):
-        return store, 0.0
-    if store is not None and is_ingested(store):
-        return store, 0.0  # embeddings: there are no images to extract more from
-    backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
-    dataset = train.dataset or "digits"
-    if not extract or path is not None:
-        raise FedcacheError(
-            Exit.STORE,
-            f"There are no features of {dataset} to train on yet.",
-            f"fedcache extract --dataset {dataset} --backbones {','.join(backbones)}",
-        )
-    from fedcache.api.extraction import extract as run_extract
-
-    why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
-    observer.note(
-        f"Nothing extracted yet: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
-    )
-    began = time.perf_counter()
-    names = tuple(b.partition("@")[0] for b in backbones)
-    done = run_extract(ExtractConfig(dataset=dataset, backbones=names), home, observer=observer)
-    return done.store, time.perf_counter() - began
-
-
-def _has(store: Store, names: Sequence[str]) -> bool:
-    """Whether a store has an array of every name."""
-    have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-    return all(name.partition("@")[0] in have for name in names)

@@ -99,7 +99,7 @@ def train(
     Raises:
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
     """
-    observer = observer or Silent()
+    observer, stop = observer or Silent(), stop or Stop()
     refuse_contradictions(config, partition or PartitionConfig())
     check_values(config)
     if config.clients_from is not None:
@@ -108,9 +108,15 @@ def train(
         setting = prepare_from_shards(config, observer)
     else:
         setting, _ = prepare_run(
-            config, partition or PartitionConfig(), home, repartition=repartition, extract=extract, observer=observer
+            config,
+            partition or PartitionConfig(),
+            home,
+            repartition=repartition,
+            extract=extract,
+            observer=observer,
+            stop=stop,
         )
-    return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop or Stop())
+    return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
 
 
 def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:

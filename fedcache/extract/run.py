@@ -136,7 +136,7 @@ def open_writers(
     jobs: Sequence[Job],
     shapes: Mapping[str, tuple[int, ...]],
     chunk_rows: Mapping[str, int],
-    how: Mapping[str, Any],
+    records: Mapping[str, Mapping[str, Any]],
     *,
     wait_for: bool,
     fresh: bool,
@@ -151,7 +151,7 @@ def open_writers(
                 dtype=job.recipe.dtype,
                 chunk_rows=chunk_rows[job.key],
                 recipe=job.recipe.to_dict(),
-                how=dict(how),
+                how=dict(records[job.key]),
                 wait=wait_for,
                 fresh=fresh,
             )
@@ -175,7 +175,7 @@ def extract_arrays(
     data: Dataset,
     jobs: Sequence[Job],
     how: How,
-    record: Mapping[str, Any],
+    records: Mapping[str, Mapping[str, Any]],
     *,
     workers: int | None,
     chunk_rows: int | None,
@@ -192,7 +192,7 @@ def extract_arrays(
         store: of ``data``.
         jobs: the backbones to run.
         how: device, dtype, batch, threads.
-        record: ``how`` with library versions, as the store keeps it.
+        records: per key ``how`` with library versions, as the store keeps it.
         workers: processes; None chooses, 0 means this process.
         chunk_rows: rows per chunk for every array; None chooses per backbone.
         max_bad: images that may be bad.
@@ -222,7 +222,7 @@ def extract_arrays(
                 f"For example --chunk-rows {max(1, size // how.batch) * how.batch}",
             )
     with ExitStack() as stack:
-        writers = open_writers(stack, store, jobs, shapes, sizes, record, wait_for=wait_for, fresh=fresh)
+        writers = open_writers(stack, store, jobs, shapes, sizes, records, wait_for=wait_for, fresh=fresh)
         tasks = plan_tasks(writers, rows, how.batch)
         tally.kept_chunks = {key: len(writer.kept) for key, writer in writers.items()}
         tally.bad = {row: reason for writer in writers.values() for row, reason in writer.bad.items()}

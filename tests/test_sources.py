@@ -1,0 +1,131 @@
+"""Which store a run trains on, when the one that is meant is unfinished, only a part, or elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Done, fedcache, ok
+from pictures import folder
+
+from fedcache.store.store import Store
+
+SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+IID = ("--scheme", "iid", "--clients", 3)
+FED3R = ("train", "--method", "fed3r", *IID)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes with a space", train=12, test=4)
+
+
+def extract(images: Path, *words: object) -> Path:
+    return Path(ok("extract", "--dataset", f"folder:{images}", *SMALL, *words).data["path"])
+
+
+def reopened(path: Path, prefix: str) -> str:
+    """Damage one chunk of an array and repair the store: the array is unfinished again."""
+    key = next(k for k in Store.open(path).arrays if k.startswith(prefix))
+    chunk = next(f for f in sorted((path / "features" / key).rglob("*")) if f.is_file() and "c" in f.parts)
+    chunk.write_bytes(b"damaged")
+    fedcache("repair", path)
+    assert [u["name"] for u in Store.open(path).unfinished()] == [key]
+    return key
+
+
+def follow(done: Done) -> Done:
+    """Run the command that an error's hint or a warning gives."""
+    text = done.envelope["error"]["hint"] if "error" in done.envelope else done.envelope["warnings"][0]
+    return fedcache(*shlex.split(text[text.index("fedcache extract") :])[1:], "--json")
+
+
+def test_training_completes_the_array_that_repair_opened_again(images: Path) -> None:
+    path = extract(images, "--backbones", "random-projection", "--recipe", "random-projection:size=16", "--views", 2)
+    first = ok(*FED3R).data
+    before = Store.open(path)
+    key = reopened(path, "random")
+    done = fedcache(*FED3R, "--json")
+    assert done.code == 0, done.err
+    assert f"{key} in {path} is unfinished: 1 of 6 chunks are missing" in done.err
+    assert done.data["accuracy"] == first["accuracy"]
+    assert done.data["reused"]
+    after = Store.open(path)
+    assert after.arrays[key] == before.arrays[key]
+    assert np.array_equal(after.reader(key).all(), before.reader(key).all(), equal_nan=True)
+    assert list((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")) == [path]
+
+
+def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
+    path = extract(images, "--backbones", "random-projection,glyph-clip", "--recipe", "random-projection:size=16",
+                   "--recipe", "norm=half", "--max-bad", "3", "--text", "a {}.", "--text", "the {}.")  # fmt: skip
+    for prefix, name in (("random", "random-projection@16"), ("glyph", "glyph-clip")):
+        key = reopened(path, prefix)
+        done = fedcache(*FED3R, "--backbones", name, "--no-extract", "--json")
+        assert done.code == 4, done.err
+        assert key in done.envelope["error"]["message"]
+        assert "1 of 6" in done.envelope["error"]["message"]
+        resumed = follow(done)
+        assert resumed.code == 0, resumed.err
+        (array,) = resumed.data["arrays"]
+        assert array["key"] == key
+        assert array["forward_batches"] == 2
+        assert not Store.open(path).unfinished()
+
+
+def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) -> None:
+    path = extract(images, "--backbones", "random-projection,glyph-clip")
+    key = reopened(path, "glyph")
+    named = ok(*FED3R, "--backbones", "random-projection")
+    assert key in named.envelope["warnings"][0]
+    done = ok(*FED3R)
+    assert len(done.data["arrays"]) == 1
+    (warning,) = done.envelope["warnings"]
+    assert f"{key} in {path} is unfinished: 1 of 6 chunks are missing" in warning
+    assert follow(done).code == 0
+    assert len(ok(*FED3R).data["arrays"]) == 2
+
+
+def test_a_text_method_completes_the_array_with_text(images: Path) -> None:
+    path = extract(images, "--backbones", "random-projection,glyph-clip")
+    key = reopened(path, "glyph")
+    done = ok("train", "--method", "clip-zs", *IID)
+    assert done.data["arrays"] == [key]
+    assert done.envelope["warnings"] == []
+
+
+def test_a_store_elsewhere_is_completed_in_place(images: Path, tmp_path: Path) -> None:
+    path = extract(images, "--backbones", "random-projection", "--store", tmp_path / "mine.zarr")
+    reopened(path, "random")
+    done = fedcache(*FED3R, "--store", path, "--no-extract", "--json")
+    assert f"--store {path}" in done.envelope["error"]["hint"]
+    assert ok(*FED3R, "--store", path).data["rounds"] == 1
+    assert not (Path(os.environ["FEDCACHE_HOME"]) / "stores").exists()
+
+
+def test_an_array_that_this_home_did_not_order_is_named(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = extract(images, "--backbones", "random-projection", "--store", tmp_path / "mine.zarr")
+    key = reopened(path, "random")
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "another"))
+    done = fedcache(*FED3R, "--store", path, "--json")
+    assert done.code == 4
+    assert f"{key} in {path} is unfinished: 1 of 6 chunks are missing" in done.envelope["error"]["message"]
+    assert f"fedcache extract --store {path} --backbones random-projection" in done.envelope["error"]["hint"]
+
+
+def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Path) -> None:
+    spec = f"folder:{images}"
+    path = extract(images, "--backbones", "random-projection", "--limit", 24)
+    done = fedcache(*FED3R, "--dataset", spec, "--json")
+    assert done.code == 4, done.err
+    error = done.envelope["error"]
+    assert "24 images" in error["message"]
+    assert f"--store {path}" in error["hint"]
+    assert ok(*FED3R, "--store", path).data["dataset"]["rows"] == 24
+    assert follow(done).code == 0
+    assert ok(*FED3R, "--dataset", spec).data["dataset"]["rows"] == 48
