@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedcache"
 AUDITED = PACKAGE / "extract" / "backbones" / "checkpoints.py"
+PLAIN = PACKAGE / "extract" / "datasets" / "plain_pickle.py"
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 
@@ -78,11 +79,11 @@ def test_the_gate_lets_plain_reading_through() -> None:
     assert not faults("np.load('x', allow_pickle=False)\nsubprocess.run(['ls'])\nre.compile('x')\nmodel.eval()")
 
 
-def test_only_the_audited_module_may_open_what_can_run_code() -> None:
+def test_only_the_audited_modules_may_open_what_can_run_code() -> None:
     found = {
         str(path.relative_to(PACKAGE)): faults(path.read_text())
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path != AUDITED
+        if path not in (AUDITED, PLAIN)
     }
     assert {name: lines for name, lines in found.items() if lines} == {}
 
@@ -94,6 +95,23 @@ def test_the_audited_module_has_one_torch_load_and_it_reads_tensors_only() -> No
     assert ast.unparse(next(k.value for k in loads[0].keywords if k.arg == "weights_only")) == "True"
     arrays = [c for c in calls if dotted(c.func) == "np.load"]
     assert [ast.unparse(k.value) for c in arrays for k in c.keywords if k.arg == "allow_pickle"] == ["False"]
+
+
+def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up() -> None:
+    tree = ast.parse(PLAIN.read_text())
+    assert faults(PLAIN.read_text()) == [f"{line}: imports pickle" for line in _lines_of(tree, "pickle")]
+    used = {dotted(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and dotted(n).startswith("pickle.")}
+    assert used == {"pickle.Unpickler", "pickle.UnpicklingError"}
+    (only,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(dotted, n.bases))
+    assert [n.name for n in only.body if isinstance(n, ast.FunctionDef)] == ["find_class"]
+    assert "super()" not in ast.unparse(only)
+    calls = [dotted(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    assert "pickle.Unpickler" not in calls
+    assert not {"getattr", "globals", "vars"} & set(calls)
+
+
+def _lines_of(tree: ast.Module, module: str) -> list[int]:
+    return [n.lineno for n in tree.body if isinstance(n, ast.Import) and n.names[0].name == module]
 
 
 def test_no_module_is_named_for_nothing() -> None:
