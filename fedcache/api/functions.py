@@ -29,7 +29,8 @@ def extract(
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, or ``a=SPEC,b=SPEC``; None is the last one.
+        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``;
+            None is the last one.
         backbones: names.
         store: directory, instead of the one under FEDCACHE_HOME.
         observer: told the story; silent by default.

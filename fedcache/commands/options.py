@@ -18,7 +18,7 @@ Dataset = Annotated[
     typer.Option(
         "--dataset",
         "-d",
-        help="digits, folder:PATH, torchvision:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest.",
+        help="digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest.",
         show_default=False,
     ),
 ]

@@ -1,7 +1,7 @@
 """Datasets: where images, labels, domains and splits come from.
 
-A spec is ``digits``, ``folder:PATH``, ``torchvision:NAME``, or several of them named as domains of one dataset:
-``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch nor torchvision.
+A spec is ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or several of them named as domains of one
+dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. Importing this module imports neither torch nor torchvision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.datasets import digits, folder, torchvision
+from fedcache.extract.datasets import digits, folder, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source
 from fedcache.extract.datasets.joined import join
 from fedcache.extract.digests import DigestMemory
@@ -33,6 +33,7 @@ _KINDS = {
     "digits": _Kind(digits.key, digits.load),
     "folder": _Kind(folder.key, folder.load),
     "torchvision": _Kind(torchvision.key, torchvision.load),
+    "paper": _Kind(papers.key, papers.load),
 }
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
@@ -51,7 +52,7 @@ def open_dataset(
     The first time, every byte is read for the uids; they are remembered until a file changes.
 
     Args:
-        spec: ``digits[:synth=N]``, ``folder:PATH``, ``torchvision:NAME``, or ``NAME=SPEC,NAME=SPEC``.
+        spec: ``digits[:synth=N]``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``NAME=SPEC,NAME=SPEC``.
         memory: remembered digests.
         roots: ``--data NAME=PATH``.
         layout: ``--layout`` of folders, for example ``domain/class``.
@@ -105,20 +106,48 @@ def peek(
     return _recall(memory, _joint_key(found))
 
 
-def pull(spec: str, *, data: Path, roots: Mapping[str, Path] | None = None) -> Path:
+def pull(
+    spec: str,
+    *,
+    data: Path,
+    roots: Mapping[str, Path] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    mirror: str | None = None,
+) -> Path:
     """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
+
+    Args:
+        spec: ``torchvision:NAME`` or ``paper:NAME``.
+        data: ``$FEDCACHE_HOME/data``.
+        roots: ``--data NAME=PATH``.
+        say: told the size and source of what is fetched (``paper:NAME``; torchvision says nothing of it).
+        mirror: address below which files of the same names lie (``paper:NAME``).
 
     Raises:
         FedcacheError: USAGE for a spec that has no download, ENVIRONMENT when it cannot be downloaded.
     """
     kind, _, name = spec.partition(":")
-    if kind != "torchvision":
+    context = Context(DigestMemory(data), roots or {}, data)
+    if kind == "paper":
+        held = paper.read(name)
+        root = papers.root_of(name, context) or data / name
+        if not held.pulls:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
+                "\n".join(papers.steps(held)),
+            )
+        from fedcache.extract.datasets import download  # and with it urllib, which nothing else here needs
+
+        download.pull(held, root, say=say, mirror=mirror)
+        return root
+    if kind != "torchvision" or mirror is not None:
         raise FedcacheError(
             Exit.USAGE,
-            f"{spec!r} has no download; expected torchvision:NAME.",
+            f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
+            f"{'' if mirror else 'torchvision:NAME or '}paper:NAME.",
             "fedcache datasets list   shows what each dataset needs",
         )
-    context = Context(DigestMemory(data), roots or {}, data)
     torchvision.entry_of(name)
     root = torchvision.root_of(name, context) or data / name
     torchvision.pull(name, root)
@@ -146,6 +175,10 @@ def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) 
             "ready": True,
         },
     ]
+    for name in paper.NAMES:
+        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
+        ready = papers.ready(name, context)
+        listed.append({"name": f"paper:{name}", "about": paper.read(name).about, "needs": get, "ready": ready})
     for name, entry in torchvision.TABLE.items():
         get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
         is_ready = torchvision.ready(name, context)
@@ -178,6 +211,9 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
             "note": "levels named train, test, val, valid or validation are the split, the last level is the class, "
             f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
         }
+    if kind == "paper":
+        found = papers.info(rest, context)
+        return {**entries[name], **found}
     torchvision.entry_of(rest)
     root = torchvision.root_of(rest, context)
     entry = torchvision.TABLE[rest]
@@ -248,7 +284,8 @@ def _kind_of(spec: str) -> tuple[str, str]:
         )  # fmt: skip
     bare = {name.partition(":")[2]: name for name in names if ":" in name and name != "folder:PATH"}
     if spec.lower() in {name.lower() for name in bare}:
-        full = next(full for name, full in bare.items() if name.lower() == spec.lower())
+        near = [full for name, full in bare.items() if name.lower() == spec.lower()]
+        full = bare.get(spec, near[0])
         raise FedcacheError(Exit.USAGE, f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
 

@@ -1,0 +1,196 @@
+"""Downloads of dataset files: said aloud first, resumed where they stopped, checked, and moved into place when whole.
+
+Everything is prepared in ``.partial`` inside the dataset's folder; what lies in the folder itself is complete.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets.archives import FREE_BYTES, MAX_EXPANSION
+from fedcache.extract.datasets.paper import File, Paper
+
+_BLOCK = 1 << 20
+_TIMEOUT = 60.0
+
+
+def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> list[str]:
+    """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
+
+    Args:
+        paper: the dataset.
+        root: its folder.
+        say: told the size and source of each file before it is fetched.
+        mirror: an address below which files of the same names lie, used instead of the published ones.
+
+    Returns:
+        the files that were fetched.
+
+    Raises:
+        FedcacheError: ENVIRONMENT for a download that fails or whose md5 differs, CORRUPT for an archive that does not
+            unpack to what it should.
+    """
+    fetched = []
+    for file in paper.files:
+        target = root / (file.gives or file.name)
+        if not file.direct or target.exists():
+            continue
+        partial = root / ".partial"
+        partial.mkdir(parents=True, exist_ok=True)
+        url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+        archive = fetch(url, partial / file.name, md5=file.md5, megabytes=file.megabytes, say=say)
+        if file.gives:
+            say(f"Unpacking {file.name}")
+            _install(archive, file, root)
+        else:
+            archive.replace(target)
+        fetched.append(file.name)
+    shutil.rmtree(root / ".partial", ignore_errors=True)
+    return fetched
+
+
+def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable[[str], None]) -> Path:
+    """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when the address does not answer, stops early, gives a web page, or another file.
+    """
+    if target.exists():
+        return target
+    part = target.with_name(f"{target.name}.part")
+    start = part.stat().st_size if part.exists() else 0
+    if not url.startswith(("http://", "https://")):
+        raise FedcacheError(Exit.USAGE, f"{url!r} is not an http address.", "Give an address that starts with https://")
+    request = urllib.request.Request(url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"})
+    try:
+        with closing(_open(request)) as answer:
+            start = start if answer.status == 206 else 0
+            length = answer.headers.get("Content-Length")
+            left = int(length) if length and length.isdigit() else None
+            known = left + start if left is not None else megabytes * 1_000_000
+            size = f"{known / 1e6:,.1f} MB" if known else "size unknown"
+            say(f"{target.name} ({size}) from {url}" + (f", going on at {start / 1e6:,.1f} MB" if start else ""))
+            if answer.headers.get("Content-Type", "").startswith("text/html"):
+                raise _failed(url, "it answers with a web page, not a file")
+            with part.open("ab" if start else "wb") as out:
+                got = 0
+                while block := answer.read(_BLOCK):
+                    out.write(block)
+                    got += len(block)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+        raise _failed(url, str(getattr(error, "reason", error))) from None
+    if left is not None and got < left:
+        raise _failed(url, f"it stopped after {got:,} of {left:,} bytes")
+    if md5 and (found := md5_of(part)) != md5:
+        part.unlink()
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{url} has the md5 {found}; the published one is {md5}. The download was removed.",
+            "Try again later, or get the file elsewhere and check it: fedcache datasets check NAME PATH",
+        )
+    return part.replace(target)
+
+
+def _open(request: urllib.request.Request) -> Any:
+    try:
+        return urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        # Nothing is left to send: the part is whole already, or it is of another file. Begin again.
+        whole = urllib.request.Request(request.full_url, headers={"User-Agent": "fedcache"})
+        return urllib.request.urlopen(whole, timeout=_TIMEOUT)
+
+
+def _failed(url: str, why: str) -> FedcacheError:
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"{url} cannot be downloaded: {why}.",
+        "Run the same command again: it goes on where it stopped. Or fetch the file yourself and use --data NAME=DIR",
+    )
+
+
+def md5_of(path: Path) -> str:
+    """md5 of a file, as its owners publish it; not a protection against anybody."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _install(archive: Path, file: File, root: Path) -> None:
+    place = archive.with_name("unpacked")
+    shutil.rmtree(place, ignore_errors=True)
+    unpack(archive, place)
+    for inner in file.inner:
+        if not (place / inner).is_file():
+            raise _odd(archive, f"it holds no {inner}")
+        unpack(place / inner, place)
+        shutil.rmtree(place / inner.split("/")[0])
+    if not (place / file.gives).exists():
+        raise _odd(archive, f"it holds no {file.gives}")
+    # The entry by which the dataset is recognised comes last, so a stop in between leaves nothing half there.
+    for entry in sorted(place.iterdir(), key=lambda e: (e.name == file.gives, e.name)):
+        if not (root / entry.name).exists():
+            entry.rename(root / entry.name)
+
+
+def unpack(archive: Path, place: Path) -> None:
+    """The regular files of a zip or tar, below ``place``.
+
+    Raises:
+        FedcacheError: CORRUPT, for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
+    """
+    limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
+    entries = _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)
+    try:
+        with closing(entries):
+            for name, size, stream in entries:
+                limit -= size
+                path = PurePosixPath(name)
+                with stream:
+                    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or limit < 0:
+                        raise _odd(archive, f"its entry {name[:80]!r} leaves its folder or is too large")
+                    target = place / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as out:
+                        shutil.copyfileobj(stream, out, _BLOCK)
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise _odd(archive, str(error)) from None
+
+
+def _zip_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, None]:
+    with zipfile.ZipFile(archive) as whole:
+        for entry in whole.infolist():
+            if not entry.is_dir():
+                yield entry.filename, entry.file_size, whole.open(entry)
+
+
+def _tar_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, None]:
+    with tarfile.open(archive) as whole:
+        for entry in whole:
+            if entry.isdir():
+                continue
+            stream = whole.extractfile(entry) if entry.isfile() else None
+            if stream is None:
+                raise _odd(archive, f"its entry {entry.name[:80]!r} is a link or a device")
+            yield entry.name, entry.size, stream
+
+
+def _odd(archive: Path, what: str) -> FedcacheError:
+    return FedcacheError(
+        Exit.CORRUPT,
+        f"{archive} does not unpack to the dataset: {what}. Nothing of it was put in place.",
+        f"Remove {archive} and run the same command again, or unpack it yourself and use --data NAME=DIR",
+    )

@@ -1,0 +1,207 @@
+"""What the data file of a paper's dataset says (``papers/NAME.toml``), and where on the disk its layout is found.
+
+A dataset may lie there in several layouts: as the papers' authors released it, or as its owners publish it. Each layout
+names the files by which it is recognised; the first one found is read.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import unknown
+from fedcache.extract.datasets.dataset import ONE_DOMAIN
+from fedcache.store.files import digest_of
+
+NAMES = (
+    "digit5",
+    "office10",
+    "domainnet10",
+    "cifar10",
+    "cifar100",
+    "cinic10",
+    "tiny-imagenet",
+    "imagenet100",
+    "caltech101",
+    "flowers102",
+    "pets",
+    "dtd",
+    "eurosat",
+    "cars",
+    "ucf101",
+)
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to get.
+
+    Attributes:
+        name: file name.
+        url: where it is; a page for people unless ``direct``.
+        md5: of the file, where its owners or torchvision publish it.
+        megabytes: about how large it is; 0 unknown.
+        gives: what unpacking it leaves at the top; empty for a file that is used as it is.
+        inner: archives inside the archive, unpacked in its place.
+        direct: the address is the file and can be expected to last.
+    """
+
+    name: str
+    url: str
+    md5: str = ""
+    megabytes: int = 0
+    gives: str = ""
+    inner: tuple[str, ...] = ()
+    direct: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which the dataset may lie on the disk.
+
+    Attributes:
+        name: for people; says so when the split is not the paper's.
+        format: which reader of ``paper_formats``.
+        at: folders below the given path to look in, in this order.
+        needs: paths that must be there for the layout to be recognised.
+        counts: rows expected for ``train``, ``amazon`` or ``mnist/train``.
+        lines: lines expected in files of lists.
+        md5: published md5 of files of the layout.
+        options: what the reader needs besides.
+    """
+
+    name: str
+    format: str
+    at: tuple[str, ...]
+    needs: tuple[str, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    md5: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A dataset of the papers.
+
+    Attributes:
+        name: as in ``paper:NAME``.
+        classes: class names; their order is that of the labels.
+        folders: the classes as the disk spells them, in the same order.
+        domains: domain names, in the papers' order.
+        template: CoOp's prompt, or None.
+        recipe: the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own.
+        protocol: which partitions of which papers use it.
+        steps: how to get it.
+        files: what has to be got.
+        layouts: ways it may lie on the disk, the papers' own first.
+        digest: sha256 of the data file's content.
+    """
+
+    name: str
+    title: str
+    about: str
+    paper: str
+    licence: str
+    protocol: str
+    classes: tuple[str, ...]
+    steps: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    folders: tuple[str, ...]
+    domains: tuple[str, ...]
+    files: tuple[File, ...]
+    digest: str
+    template: str | None = None
+    recipe: str = ""
+    mirror: bool = True
+
+    @property
+    def pulls(self) -> bool:
+        """Whether something of it can be downloaded."""
+        return any(file.direct for file in self.files)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layout that was found.
+
+    Attributes:
+        paper: the dataset.
+        layout: which of its layouts.
+        root: the path that was given.
+        base: ``root`` or one of the layout's folders below it.
+    """
+
+    paper: Paper
+    layout: Layout
+    root: Path
+    base: Path
+
+    def path(self, name: str) -> Path:
+        """``name`` below ``base``; a file put beside the unpacked folder instead of into it is found too."""
+        return _below(self.base, self.root, name)
+
+
+@cache
+def read(name: str) -> Paper:
+    """The dataset of a name.
+
+    Raises:
+        FedcacheError: USAGE, with the nearest name.
+    """
+    if name not in NAMES:
+        raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
+    file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
+    given = tomllib.loads(file.read_text(encoding="utf-8"))
+    digest = digest_of(given)
+    return Paper(
+        name=name,
+        classes=tuple(given["classes"]),
+        folders=tuple(given.pop("folders", given["classes"])),
+        domains=tuple(given.pop("domains", (ONE_DOMAIN,))),
+        steps=tuple(given.pop("steps")),
+        layouts=tuple(_layout(one) for one in given.pop("layouts")),
+        files=tuple(File(**{**one, "inner": tuple(one.get("inner", ()))}) for one in given.pop("files", ())),
+        digest=digest,
+        **{key: value for key, value in given.items() if key != "classes"},
+    )
+
+
+def _layout(given: dict[str, Any]) -> Layout:
+    fields = {k: given.pop(k) for k in ("name", "format", "counts", "lines", "md5") if k in given}
+    return Layout(at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields)
+
+
+def find(paper: Paper, root: Path) -> Place | None:
+    """The first of the dataset's layouts that is recognised at ``root``."""
+    for layout in paper.layouts:
+        for at in layout.at:
+            base = root / at
+            if base.is_dir() and all(_below(base, root, need).exists() for need in layout.needs):
+                return Place(paper, layout, root, base)
+    return None
+
+
+def nearest(paper: Paper, root: Path) -> tuple[Layout, list[str], list[str]]:
+    """Of the layouts that were not recognised, the one most of whose files are there.
+
+    Returns:
+        the layout, what of it is there, and what is missing.
+    """
+    best: tuple[Layout, list[str], list[str]] = (paper.layouts[0], [], list(paper.layouts[0].needs))
+    for layout in paper.layouts:
+        for at in layout.at:
+            there = [need for need in layout.needs if _below(root / at, root, need).exists()]
+            if len(there) > len(best[1]):
+                best = (layout, there, [need for need in layout.needs if need not in there])
+    return best
+
+
+def _below(base: Path, root: Path, name: str) -> Path:
+    path = base / name
+    return path if path.exists() or not name.endswith(".json") else root / name

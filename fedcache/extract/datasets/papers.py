@@ -1,0 +1,156 @@
+"""``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
+
+``papers/NAME.toml`` says what there is to know of each; ``paper_formats`` reads it; nothing is downloaded except by
+``pull``. Rows keep the order the protocols mean by "the first n": that of the published lists and files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import dataset, paper, tree
+from fedcache.extract.datasets.dataset import TEST, Context, Dataset
+from fedcache.extract.datasets.layout import SPLITS
+from fedcache.extract.datasets.paper import Paper, Place
+from fedcache.extract.datasets.paper_formats import FORMATS
+from fedcache.extract.datasets.paper_rows import Rows
+from fedcache.store.files import digest_of
+
+WORDS = {0: "train", 1: "test", 2: "validation"}
+"""Names of the split codes."""
+
+
+def full(name: str) -> str:
+    """``paper:NAME`` for the bare NAME of a dataset of the papers; any other text as it is."""
+    return f"paper:{name}" if name in paper.NAMES else name
+
+
+def root_of(name: str, context: Context) -> Path | None:
+    """Where a dataset is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+    for given in (name, f"paper:{name}"):
+        if given in context.roots:
+            return context.roots[given].expanduser()
+    return None if context.data is None else context.data / name
+
+
+def ready(name: str, context: Context) -> bool:
+    """Whether one of its layouts is recognised where it would be."""
+    root = root_of(name, context)
+    return root is not None and paper.find(paper.read(name), root) is not None
+
+
+def key(rest: str, context: Context) -> list[Any]:
+    """The data file, and the stat of every file the rows come from; no image is read."""
+    place = _require(rest, context)
+    stats = [
+        [str(path), tree.listing_digest(path) if path.is_dir() else tree.stat_numbers(path)]
+        for path in FORMATS[place.layout.format].parts(place)
+    ]
+    return ["paper", rest, place.paper.digest, place.layout.name, str(place.base.resolve()), digest_of(stats)]
+
+
+def load(rest: str, context: Context) -> Dataset:
+    """The dataset ``paper:NAME``.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name, ENVIRONMENT when it is not there or not whole, CORRUPT when its files
+            do not hold what they should.
+    """
+    place = _require(rest, context)
+    facts = key(rest, context)  # before anything is read: a change in between must not go unnoticed
+    rows = FORMATS[place.layout.format].rows(place)
+    uid, unreadable = dataset.read_uids(rows.source, rows.names, facts, context)
+    label = np.array(rows.label, dtype=np.int32)
+    domain = np.array(rows.domain, dtype=np.int16)
+    split = np.array(rows.split, dtype=np.uint8)
+    held = place.paper
+    differs = [*rows.notes]
+    differs += [f"{what} {found:,}, published {expected:,}" for what, expected, found in miscounted(place, rows)]
+    notes = differs[:3]
+    if len(differs) > 3:
+        notes.append(f"{len(differs) - 3} more such differences: fedcache datasets check {rest} {place.root}")
+    if not np.any(split == TEST):
+        split[dataset.held_out(label, domain, uid, split != TEST)] = TEST
+        notes.append("no split given: of each class the fifth with the smallest uids is the test set")
+    if unreadable:
+        notes.append(f"{unreadable:,} cannot be read and will be quarantined")
+    counts = dataset.counts(split, held.classes, held.domains)
+    return Dataset(
+        spec=f"paper:{rest}",
+        slug=rest,
+        classes=held.classes,
+        domains=held.domains,
+        names=tuple(rows.names),
+        label=label,
+        domain=domain,
+        split=split,
+        uid=uid,
+        template=held.template,
+        reading="; ".join([place.layout.name, counts, *notes]),
+        source=rows.source,
+        mirror=held.mirror,
+    )
+
+
+def miscounted(place: Place, rows: Rows) -> list[tuple[str, int, int]]:
+    """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
+    found: Counter[str] = Counter()
+    for domain, split in zip(rows.domain, rows.split, strict=True):
+        place_of, word = place.paper.domains[domain], WORDS[split]
+        found.update((word, place_of, f"{place_of}/{word}"))
+    return [(what, n, found[what]) for what, n in place.layout.counts.items() if found[what] != n]
+
+
+def info(name: str, context: Context) -> dict[str, Any]:
+    """What the data file says, and whether the dataset is there."""
+    held = paper.read(name)
+    root = root_of(name, context)
+    place = paper.find(held, root) if root is not None else None
+    return {
+        "title": held.title,
+        "paper": held.paper,
+        "licence": held.licence,
+        "protocol": held.protocol,
+        "classes": list(held.classes),
+        "domains": list(held.domains),
+        "splits": [word for word in SPLITS if any(_says(layout.counts, word) for layout in held.layouts)],
+        "template": held.template or "the backbone's own",
+        "recipe": f"--recipe {held.recipe}" if held.recipe else "the backbone's own",
+        "layouts": [{"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts],
+        "files": [{"name": f.name, "url": f.url, "md5": f.md5, "megabytes": f.megabytes} for f in held.files],
+        "steps": steps(held),
+        "looked_in": str(root) if root is not None else "",
+        "found": place.layout.name if place is not None else "",
+    }
+
+
+def _says(counts: Mapping[str, int], word: str) -> bool:
+    return any(what.split("/")[-1] == word for what in counts)
+
+
+def steps(held: Paper) -> list[str]:
+    """How to get a dataset, line by line."""
+    addresses = [f"{file.name}: {file.url}" for file in held.files if not file.direct]
+    return [*held.steps, *addresses, f"Then --data {held.name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}."]
+
+
+def _require(name: str, context: Context) -> Place:
+    held = paper.read(name)
+    root = root_of(name, context)
+    place = paper.find(held, root) if root is not None else None
+    if place is not None:
+        return place
+    looked = "nowhere: no --data was given" if root is None else str(root)
+    layout, there, missing = paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
+    found = f"; {', '.join(there)} is there, {', '.join(missing)} is not" if there else ""
+    raise FedcacheError(
+        Exit.ENVIRONMENT,
+        f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
+        "\n".join(steps(held)),
+    )

@@ -1,0 +1,343 @@
+"""The datasets of the papers, tiny, in the true layouts and file formats of their authors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from make_images import encoded, pixels, write_directory
+
+from fedcache.extract.datasets import paper
+
+SPLITS = {"train": 0, "test": 1, "val": 2}
+
+
+class Row(NamedTuple):
+    """One row as the reader should give it; ``image`` is the file's bytes or the pixels."""
+
+    name: str
+    label: int
+    domain: str
+    split: int
+    image: bytes | np.ndarray
+
+
+class Tree:
+    """Writes images below a folder and remembers the rows they should become."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.rows: list[Row] = []
+        self._seed = 0
+
+    def image(self, path: str, kind: str = "JPEG") -> bytes:
+        self._seed += 1
+        raw = encoded(pixels(self._seed, 8, 8), kind)
+        write_directory(self.root, {path: raw})
+        return raw
+
+    def row(self, name: str, label: int, split: str, image: bytes | np.ndarray, domain: str = "all") -> None:
+        self.rows.append(Row(name, label, domain, SPLITS[split], image))
+
+
+def python2(value: object) -> bytes:
+    """A pickle as Python 2 wrote CIFAR's batches: byte strings for texts, and for the bytes of an array."""
+
+    def text(raw: bytes) -> bytes:
+        return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
+
+    def put(held: object) -> bytes:
+        match held:
+            case str():
+                return text(held.encode())
+            case int():
+                return b"J" + struct.pack("<i", held)
+            case list():
+                return b"](" + b"".join(map(put, held)) + b"e"
+            case dict():
+                return b"}(" + b"".join(put(k) + put(v) for k, v in held.items()) + b"u"
+            case np.ndarray():
+                made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+                kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+                shape = b"(" + b"".join(map(put, held.shape)) + b"t"
+                return made + b"(K\x01" + shape + kind + b"\x89" + text(held.tobytes()) + b"tb"
+        raise TypeError(held)
+
+    return b"\x80\x02" + put(value) + b"."
+
+
+def _cifar(tree: Tree, folder: str, files: dict[str, list[str]], key: str, classes: int) -> None:
+    for split, names in files.items():
+        place = 0
+        for name in names:
+            images = np.stack([pixels(tree._seed + i, 32, 32) for i in range(4)])
+            tree._seed += 4
+            labels = [(place + i) % classes for i in range(4)]
+            flat = images.transpose(0, 3, 1, 2).reshape(4, -1)
+            write_directory(tree.root / folder, {name: python2({"batch_label": name, key: labels, "data": flat})})
+            for image, label in zip(images, labels, strict=True):
+                tree.row(f"{split}/{place:05d}", label, split, image)
+                place += 1
+
+
+def cifar10(tree: Tree) -> None:
+    files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    _cifar(tree, "cifar-10-batches-py", files, "labels", 10)
+
+
+def cifar100(tree: Tree) -> None:
+    _cifar(tree, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", 100)
+
+
+DIGITS = {"mnist": "MNIST", "svhn": "SVHN", "usps": "USPS", "synth": "SynthDigits", "mnistm": "MNIST_M"}
+
+
+def _digits(tree: Tree, parts: bool, train: int = 40, test: int = 30) -> None:
+    for d, (domain, folder) in enumerate(DIGITS.items()):
+        side = 16 if domain == "usps" else 28
+        for split, count in (("train", train), ("test", test)):
+            rng = np.random.default_rng([d, count])
+            shape = (count, side, side) if domain in ("mnist", "usps") else (count, side, side, 3)
+            images = rng.integers(0, 256, shape, dtype=np.uint8)
+            labels = rng.permutation(np.arange(count) % 10).astype(np.int64)  # no order by class, as in the release
+            files = {f"{split}.pkl": slice(None)}
+            if parts and split == "train":
+                files = {
+                    f"partitions/train_part{i}.pkl": slice(i * count // 10, (i + 1) * count // 10) for i in range(10)
+                }
+            held = {name: pickle.dumps((images[cut], labels[cut]), 4) for name, cut in files.items()}
+            write_directory(tree.root / folder, held)
+            for i in range(count):
+                tree.row(f"{domain}/{split}/{i:05d}", int(labels[i]), split, images[i], domain)
+
+
+def digit5(tree: Tree) -> None:
+    _digits(tree, parts=True)
+
+
+def digit5_whole(tree: Tree) -> None:
+    _digits(tree, parts=False)
+
+
+def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> None:
+    held = paper.read(name)
+    for domain in held.domains:
+        for split in ("train", "test"):
+            paths, words = [], []
+            for i in reversed(range(per_class)):  # against the alphabet: the order of the list counts
+                for label, folder in enumerate(held.folders):
+                    path = f"{domain}/{folder}/{split}_{i:04d}.jpg"
+                    raw = tree.image(path)
+                    tree.row(f"{domain}/{split}/{len(paths):05d}/{path}", label, split, raw, domain)
+                    paths.append(f"{top}/{path}")
+                    words.append(folder)
+            lists = (np.array(paths), np.array(words, dtype=object)) if arrays else (paths, words)
+            write_directory(tree.root, {f"{domain}_{split}.pkl": pickle.dumps(lists, pickle.HIGHEST_PROTOCOL)})
+
+
+def office10(tree: Tree) -> None:
+    _pairs(tree, "office10", "office_caltech_10", 3, arrays=False)
+
+
+def office10_tree(tree: Tree) -> None:
+    held = paper.read("office10")
+    for domain in held.domains:
+        for label, folder in enumerate(held.folders):
+            for i in range(2):
+                path = f"{domain}/{folder}/frame_{i:04d}.jpg"
+                tree.row(path, label, "train", tree.image(path), domain)
+
+
+def domainnet10(tree: Tree) -> None:
+    _pairs(tree, "domainnet10", "DomainNet", 2, arrays=True)
+
+
+def domainnet10_lists(tree: Tree) -> None:
+    held = paper.read("domainnet10")
+    for d, domain in enumerate(held.domains):
+        for split in ("train", "test"):
+            lines = [f"{domain}/aircraft_carrier/{domain}_001_000018.jpg 0"]
+            for label, folder in enumerate(held.folders):
+                path = f"{domain}/{folder}/{domain}_{9 - label:03d}_{split}.jpg"
+                tree.row(f"{domain}/{split}/{label:05d}/{path}", label, split, tree.image(path), domain)
+                lines.append(f"{path} {31 + label + d}")
+            write_directory(tree.root, {f"{domain}_{split}.txt": ("\n".join(lines) + "\n").encode()})
+
+
+def _folders(tree: Tree, name: str, tops: dict[str, str], file: str) -> None:
+    for top, split in tops.items():
+        for label, folder in enumerate(paper.read(name).folders):
+            path = f"{top}/{folder}/{file.format(folder)}"
+            tree.row(path, label, split, tree.image(path))
+
+
+def cinic10(tree: Tree) -> None:
+    tops = {"train": "train", "valid": "val", "test": "test"}
+    for split, code in tops.items():
+        for label, folder in enumerate(paper.read("cinic10").folders):
+            path = f"{split}/{folder}/cifar10-{split}-{label}.png"
+            tree.row(path, label, code, tree.image(path, "PNG"))
+
+
+def tiny_imagenet(tree: Tree) -> None:
+    held = paper.read("tiny-imagenet")
+    _folders(tree, "tiny-imagenet", {"train": "train"}, "images/{}_0.JPEG")
+    lines = []
+    for label in range(0, 200, 3):
+        path = f"val/images/val_{label}.JPEG"
+        tree.row(path, label, "test", tree.image(path))
+        lines.append(f"val_{label}.JPEG\t{held.folders[label]}\t0\t32\t44\t62\n")
+    boxes = {f"train/{held.folders[0]}/{held.folders[0]}_boxes.txt": b"n01443537_0.JPEG\t0\t10\t63\t58\n"}
+    write_directory(tree.root, {"val/val_annotations.txt": "".join(lines).encode(), "wnids.txt": b"", **boxes})
+    tree.image("test/images/test_0.JPEG")  # has no label
+
+
+def tiny_imagenet_sorted(tree: Tree) -> None:
+    _folders(tree, "tiny-imagenet", {"train": "train", "val": "test"}, "images/{}_0.JPEG")
+
+
+def imagenet100(tree: Tree) -> None:
+    _folders(tree, "imagenet100", {"train": "train", "val": "test"}, "{}_10026.JPEG")
+    tree.image("train/n01440764/n01440764_18.JPEG")  # tench: in ImageNet, not among the hundred
+
+
+def _coop(name: str, file: str, images: str, path: Callable[[str, str, int], str]) -> Callable[[Tree], None]:
+    def write(tree: Tree) -> None:
+        held = paper.read(name)
+        lists: dict[str, list[list[object]]] = {"train": [], "val": [], "test": []}
+        for split, entries in lists.items():
+            for label in reversed(range(len(held.classes))):
+                image = path(held.folders[label], split, label)
+                tree.row(image, label, split, tree.image(f"{images}/{image}" if images else image))
+                entries.append([image, label, held.classes[label]])
+        write_directory(tree.root, {file: json.dumps(lists).encode()})
+
+    return write
+
+
+def _in_folder(folder: str, split: str, label: int) -> str:
+    return f"{folder}/image_{split}_{label:04d}.jpg"
+
+
+caltech101 = _coop("caltech101", "split_zhou_Caltech101.json", "101_ObjectCategories", _in_folder)
+flowers102 = _coop("flowers102", "split_zhou_OxfordFlowers.json", "jpg", lambda f, s, n: f"image_{s}_{n:05d}.jpg")
+pets = _coop("pets", "split_zhou_OxfordPets.json", "images", lambda f, s, n: f"{f}_{s}_{n}.jpg")
+dtd = _coop("dtd", "split_zhou_DescribableTextures.json", "images", _in_folder)
+eurosat = _coop("eurosat", "split_zhou_EuroSAT.json", "2750", _in_folder)
+cars = _coop(
+    "cars",
+    "split_zhou_StanfordCars.json",
+    "",
+    lambda f, s, n: f"cars_{'test' if s == 'test' else 'train'}/{s}{n:05d}.jpg",
+)
+ucf101 = _coop(
+    "ucf101",
+    "split_zhou_UCF101.json",
+    "UCF-101-midframes",
+    lambda f, s, n: f"{paper.read('ucf101').classes[n]}/v_{f}_{s}.jpg",
+)
+
+
+def flowers102_official(tree: Tree) -> None:
+    import scipy.io
+
+    ids: dict[str, list[int]] = {"trnid": [], "valid": [], "tstid": []}
+    labels = []
+    for number in range(1, 3 * 102 + 1):
+        key, split = (("trnid", "train"), ("valid", "val"), ("tstid", "test"))[number % 3]
+        label = (7 * number) % 102
+        labels.append(label + 1)
+        ids[key].append(number)
+        name = f"image_{number:05d}.jpg"
+        tree.row(name, label, split, tree.image(f"jpg/{name}"))
+    scipy.io.savemat(tree.root / "imagelabels.mat", {"labels": np.array([labels], np.uint8)})
+    scipy.io.savemat(tree.root / "setid.mat", {k: np.array([v], np.uint16) for k, v in ids.items()})
+
+
+def pets_official(tree: Tree) -> None:
+    held = paper.read("pets")
+    for file, split in (("trainval", "train"), ("test", "test")):
+        lines = ["#Image CLASS-ID SPECIES BREED ID"] if split == "train" else []
+        for label in range(37):
+            name = f"{held.classes[label].title()}_{100 + label}_{split}"
+            tree.row(f"{name}.jpg", label, split, tree.image(f"images/{name}.jpg"))
+            lines.append(f"{name} {label + 1} 1 1")
+        write_directory(tree.root, {f"annotations/{file}.txt": ("\n".join(lines) + "\n").encode()})
+
+
+def dtd_official(tree: Tree) -> None:
+    for split in SPLITS:
+        names = []
+        for label, folder in enumerate(paper.read("dtd").classes):
+            names.append(f"{folder}/{folder}_{split}.jpg")
+            tree.row(names[-1], label, split, tree.image(f"images/{names[-1]}"))
+        write_directory(tree.root, {f"labels/{split}1.txt": ("\n".join(names) + "\n").encode()})
+
+
+def cars_official(tree: Tree) -> None:
+    import scipy.io
+
+    kinds = [(k, object) for k in ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")]
+    (tree.root / "devkit").mkdir(parents=True)
+    for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        table = np.zeros((1, 196), dtype=kinds)
+        for i in range(196):
+            label = (5 * i) % 196
+            table[0, i] = (1, 2, 3, 4, label + 1, f"{i + 1:05d}.jpg")
+            path = f"cars_{split}/{i + 1:05d}.jpg"
+            tree.row(path, label, split, tree.image(path))
+        scipy.io.savemat(tree.root / file, {"annotations": table})
+
+
+def ucf101_official(tree: Tree) -> None:
+    held = paper.read("ucf101")
+    for file, split in (("trainlist01", "train"), ("testlist01", "test")):
+        lines = []
+        for label, folder in enumerate(held.folders):
+            video = f"v_{folder}_g{8 if split == 'train' else 1:02d}_c01"
+            path = f"{held.classes[label]}/{video}.jpg"
+            tree.row(path, label, split, tree.image(f"UCF-101-midframes/{path}"))
+            lines.append(f"{folder}/{video}.avi" + (f" {label + 1}" if split == "train" else ""))
+        write_directory(tree.root, {f"ucfTrainTestlist/{file}.txt": ("\r\n".join(lines) + "\r\n").encode()})
+
+
+TREES: dict[tuple[str, int], Callable[[Tree], None]] = {
+    ("digit5", 0): digit5,
+    ("digit5", 1): digit5_whole,
+    ("office10", 0): office10,
+    ("office10", 1): office10_tree,
+    ("domainnet10", 0): domainnet10,
+    ("domainnet10", 1): domainnet10_lists,
+    ("cifar10", 0): cifar10,
+    ("cifar100", 0): cifar100,
+    ("cinic10", 0): cinic10,
+    ("tiny-imagenet", 0): tiny_imagenet,
+    ("tiny-imagenet", 1): tiny_imagenet_sorted,
+    ("imagenet100", 0): imagenet100,
+    ("caltech101", 0): caltech101,
+    ("flowers102", 0): flowers102,
+    ("flowers102", 1): flowers102_official,
+    ("pets", 0): pets,
+    ("pets", 1): pets_official,
+    ("dtd", 0): dtd,
+    ("dtd", 1): dtd_official,
+    ("eurosat", 0): eurosat,
+    ("cars", 0): cars,
+    ("cars", 1): cars_official,
+    ("ucf101", 0): ucf101,
+    ("ucf101", 1): ucf101_official,
+}
+"""How to write (dataset, number of its layout)."""
+
+
+def write(name: str, layout: int, root: Path) -> list[Row]:
+    """Write a dataset below ``root``; the rows it should give, sorted by name."""
+    root.mkdir(parents=True, exist_ok=True)
+    made = Tree(root)
+    TREES[name, layout](made)
+    return sorted(made.rows, key=lambda row: row.name)

@@ -1,0 +1,263 @@
+"""Downloads of the papers' datasets, from a server on this machine: resumed, checked, unpacked, or refused."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import tarfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from make_images import write_tar, write_zip
+from paper_trees import write
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import download, open_dataset, paper
+from fedcache.extract.datasets import pull as pull_spec
+from fedcache.extract.digests import DigestMemory
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; understands ranges when told to, and can hang up early."""
+
+    ranges = True
+    stop_after: int | None = None
+    asked: list[tuple[str, str | None]]
+
+    def do_GET(self):
+        wanted = self.headers.get("Range")
+        self.asked.append((self.path, wanted))
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        raw = path.read_bytes()
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        if start and start >= len(raw):
+            return self.send_error(416)
+        self.send_response(206 if wanted and self.ranges else 200)
+        self.send_header("Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream")
+        self.send_header("Content-Length", str(len(raw) - start))
+        self.end_headers()
+        self.wfile.write(raw[start : None if self.stop_after is None else start + self.stop_after])
+        return None
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """(address, folder, handler) of a server of its own."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = type("Handler", (Server,), {"asked": []})
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_port}", folder, handler
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def archived(folder, name, path):
+    """A tiny dataset in its true layout, packed as its owners pack it."""
+    write(name, 0, folder)
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return write_zip(path, files) if path.suffix == ".zip" else write_tar(path, files, "w:gz")
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Let the data file of a dataset say the md5 of what the test serves."""
+
+    def say(name, **digests):
+        held = paper.read(name)
+        files = tuple(replace(f, md5=digests[f.name]) if f.name in digests else f for f in held.files)
+        changed = replace(held, files=files)
+        read = paper.read
+        monkeypatch.setattr(paper, "read", lambda asked: changed if asked == name else read(asked))
+        return changed
+
+    return say
+
+
+def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home):
+    address, folder, handler = server
+    archive = archived(tmp_path / "made", "cifar10", folder / "cifar-10-python.tar.gz")
+    published("cifar10", **{archive.name: md5(archive)})
+    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    assert done.code == 0, done.err
+    place = own_home / "data" / "cifar10"
+    assert str(place) in done.out
+    assert "fedcache extract --dataset paper:cifar10" in done.out
+    size = f"{archive.stat().st_size / 1e6:,.1f} MB"
+    assert f"cifar-10-python.tar.gz ({size}) from {address}/cifar-10-python.tar.gz" in done.err  # said before it is got
+    assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
+    here = open_dataset("paper:cifar10", memory=DigestMemory(tmp_path / "m"), data=own_home / "data")
+    there = open_dataset("paper:cifar10", memory=DigestMemory(tmp_path / "m"), roots={"cifar10": tmp_path / "made"})
+    assert here.digest == there.digest
+    before = len(handler.asked)
+    assert ok("datasets", "pull", "paper:cifar10", "--from", address).data["missing"] == []
+    assert len(handler.asked) == before  # nothing is fetched twice
+
+
+def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_path, own_home):
+    address, folder, _ = server
+    write("eurosat", 0, tmp_path / "made")
+    (tmp_path / "made" / "split_zhou_EuroSAT.json").unlink()
+    files = {str(p.relative_to(tmp_path / "made")): p.read_bytes() for p in (tmp_path / "made").rglob("*.jpg")}
+    archive = write_zip(folder / "EuroSAT.zip", files)
+    published("eurosat", **{"EuroSAT.zip": md5(archive)})
+    done = ok("datasets", "pull", "eurosat", "--from", address)
+    assert ["split_zhou_EuroSAT.json" in text for text in done.data["missing"]] == [True]
+    assert (own_home / "data/eurosat/2750/River").is_dir()
+
+
+def test_an_archive_inside_the_archive_is_unpacked_too(server, published, tmp_path, own_home):
+    address, folder, _ = server
+    inner = write_tar(tmp_path / "inner.tar.gz", {"101_ObjectCategories/ant/image_0001.jpg": b"x"}, "w:gz")
+    held = {"caltech-101/101_ObjectCategories.tar.gz": inner.read_bytes(), "caltech-101/Annotations.tar": b"y"}
+    archive = write_zip(folder / "caltech-101.zip", held)
+    published("caltech101", **{"caltech-101.zip": md5(archive)})
+    ok("datasets", "pull", "caltech101", "--from", address)
+    place = own_home / "data" / "caltech101"
+    assert [str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()] == [
+        "101_ObjectCategories/ant/image_0001.jpg"
+    ]
+
+
+def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatch):
+    address, _, handler = server
+    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
+    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    assert (done.code, handler.asked) == (6, [])
+    monkeypatch.delenv("FEDCACHE_OFFLINE")
+    for name in (n for n in paper.NAMES if not paper.read(n).pulls):
+        by_hand = fedcache("datasets", "pull", name)
+        assert by_hand.code == 6
+        assert paper.read(name).steps[0] in by_hand.err
+    assert fedcache("datasets", "pull", "torchvision:MNIST", "--from", address).code == 2
+
+
+def test_another_file_than_the_published_one_is_removed(server, own_home):
+    address, folder, _ = server
+    (folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
+    done = fedcache("datasets", "pull", "cifar10", "--from", address)
+    assert done.code == 6
+    assert "the published one is c58f30108f718f92721af3b95e74349a" in done.err
+    assert [p for p in (own_home / "data" / "cifar10").rglob("*") if p.is_file()] == []
+
+
+def fetched(server, name, target, **options):
+    said = []
+    digest = hashlib.md5((server[1] / name).read_bytes()).hexdigest()
+    download.fetch(f"{server[0]}/{name}", target, **{"md5": digest, "say": said.append, **options})
+    return said
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
+    _, folder, handler = server
+    raw = os.urandom(3 << 20)
+    (folder / "a.bin").write_bytes(raw)
+    handler.ranges, handler.stop_after = ranges, 1 << 20
+    with pytest.raises(FedcacheError, match=r"cannot be downloaded.*(stopped after|more expected)") as caught:
+        fetched(server, "a.bin", tmp_path / "a.bin")
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert "goes on where it stopped" in caught.value.hint
+    assert (tmp_path / "a.bin.part").stat().st_size == 1 << 20
+    assert not (tmp_path / "a.bin").exists()
+    handler.stop_after = None
+    (said,) = fetched(server, "a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == raw
+    assert handler.asked[-1] == ("/a.bin", f"bytes={1 << 20}-")
+    assert ("going on at 1.0 MB" in said) == ranges
+    assert "3.1 MB" in said
+
+
+def test_a_whole_part_of_another_file_is_fetched_again(server, tmp_path):
+    (server[1] / "a.bin").write_bytes(b"the file")
+    (tmp_path / "a.bin.part").write_bytes(b"longer than the file")
+    fetched(server, "a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == b"the file"
+
+
+def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
+    (server[1] / "a.html").write_bytes(b"<html>sign in</html>")
+    with pytest.raises(FedcacheError, match="answers with a web page"):
+        fetched(server, "a.html", tmp_path / "a.html")
+    with pytest.raises(FedcacheError, match="cannot be downloaded: Not Found"):
+        download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print)
+    with pytest.raises(FedcacheError, match="not an http address"):
+        download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print)
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_without_a_network_a_pull_ends_in_exit_6(no_network, own_home):
+    with pytest.raises(FedcacheError) as caught:
+        pull_spec("paper:cifar10", data=own_home / "data")
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert no_network  # it did try, once asked
+    no_network.clear()
+
+
+def tar_with(path, change):
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo("data/a.txt")
+        member.size = 1
+        change(member)
+        archive.addfile(member, io.BytesIO(b"x"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: write_zip(p, {"../out.txt": b"x"}),
+        lambda p: write_zip(p, {"/out.txt": b"x"}),
+        lambda p: write_tar(p, {"data/../../out.txt": b"x"}),
+        lambda p: tar_with(p, lambda m: (setattr(m, "type", tarfile.SYMTYPE), setattr(m, "linkname", "/etc"))),
+        lambda p: tar_with(p, lambda m: setattr(m, "type", tarfile.FIFOTYPE)),
+        lambda p: p.write_bytes(b"neither zip nor tar"),
+        lambda p: p.write_bytes(write_tar(p, {"a": os.urandom(5000)}, "w:gz").read_bytes()[:-900]),
+        lambda p: write_zip(p, {"bomb": bytes(1 << 20)}),
+    ],
+    ids=["parent", "absolute", "tar-parent", "link", "pipe", "no-archive", "cut", "bomb"],
+)
+def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "FREE_BYTES", 100_000)  # of the 256 MB that may always be unpacked
+    path = tmp_path / "archive"
+    make(path)
+    with pytest.raises(FedcacheError) as caught:
+        download.unpack(path, tmp_path / "inside" / "place")
+    assert caught.value.code == Exit.CORRUPT
+    assert not list(tmp_path.rglob("out.txt"))
+    assert not (tmp_path / "etc").exists()
+
+
+def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, published, own_home):
+    address, folder, _ = server
+    archive = write_tar(folder / "cifar-100-python.tar.gz", {"other/readme": b"x"}, "w:gz")
+    published("cifar100", **{archive.name: md5(archive)})
+    done = fedcache("datasets", "pull", "cifar100", "--from", address)
+    assert done.code == 5
+    assert "holds no cifar-100-python" in done.err
+    assert [p.name for p in (own_home / "data" / "cifar100").iterdir()] == [".partial"]
+
+
+def test_unpacking_keeps_the_files(tmp_path):
+    files = {"./a/b.txt": b"1", "c.txt": b"2"}
+    for mode in ("w", "w:gz"):
+        download.unpack(write_tar(tmp_path / "x.tar", files, mode), tmp_path / mode.replace(":", ""))
+        assert (tmp_path / mode.replace(":", "") / "a/b.txt").read_bytes() == b"1"
