@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.live import Towers
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 
@@ -42,6 +43,9 @@ class Data:
         text: [C, D] unit class text features, or None.
         widths: features of each backbone, in the order they were concatenated.
         domain: int64 [N] domain of each row, or None.
+        names: C class names, for methods with a text tower.
+        image: (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3].
+        towers: live frozen encoders, or None.
     """
 
     x: Tensor
@@ -50,9 +54,14 @@ class Data:
     text: Tensor | None = None
     widths: tuple[int, ...] = ()
     domain: Tensor | None = None
+    names: tuple[str, ...] = ()
+    image: tuple[int, int] | None = None
+    towers: Towers | None = None
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape
+        if self.text is not None and self.image is not None:
+            D = self.text.shape[-1]  # the towers' width, not that of an image
         wrong = [
             f"{name} has shape {tuple(t.shape)}, expected {want}"
             for name, t, want in (
@@ -103,10 +112,10 @@ class LaneData:
         return self.y[self.rows.gather(-1, i)]
 
     def mask(self) -> Tensor:
-        """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features."""
+        """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
         position = torch.arange(self.rows.shape[-1], device=self.rows.device)
         n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
-        return (position < n.unsqueeze(-1)).to(self.x.dtype)
+        return (position < n.unsqueeze(-1)).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
 
     def positions(self) -> Tensor:
         """[*lead, R] every position of each lane; those past a lane's rows point at its first row."""

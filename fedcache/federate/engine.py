@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import ClientRows, Data
+from fedcache.federate.clients import ClientRows, Data, lane_data
 from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.lifts import Lift, choose
-from fedcache.federate.method import Method, Value
+from fedcache.federate.method import Method, Value, keep_down
+from fedcache.federate.mixed import Own
 from fedcache.federate.outcome import STATE_VERSION, Evaluation, Outcome, RoundRecord, Snapshot, pack, unpack
 from fedcache.federate.rounds import Rounds
 from fedcache.federate.traffic import Traffic
@@ -40,6 +41,7 @@ def run(
     eval_every: int = 0,
     state: Snapshot | None = None,
     on_round: OnRound | None = None,
+    own: Mapping[int, Own] | None = None,
 ) -> Outcome:
     """Train ``method`` on ``clients`` and score what it deploys.
 
@@ -57,6 +59,7 @@ def run(
         eval_every: also score after every k-th round; 0 for the last only.
         state: a snapshot to go on from.
         on_round: called after every round; its snapshot costs nothing unless called.
+        own: in what some clients differ, by client number; the run is then computed client by client.
 
     Returns:
         Models, accuracy, records and traffic.
@@ -66,14 +69,14 @@ def run(
     """
     _check(method, hp, clients, rounds)
     rounds = 1 if method.one_shot else rounds
-    job = Rounds(method, hp, data, clients, seed, dtype)
+    job = Rounds(method, hp, data, clients, seed, dtype, own)
     records: list[RoundRecord] = []
     if state is None:
         job.start()
     else:
         records = _resume(job, state)
     per_round = len(job.sample(participation))
-    chosen = choose(method, hp, _head_bytes(job), per_round, lift, chunk)
+    chosen = choose(method, hp, _head_bytes(job), per_round, lift, chunk, mixed=bool(own))
     evaluation: Evaluation | None = None
     while job.round < rounds:
         begun = time.perf_counter()
@@ -127,24 +130,38 @@ def _head_bytes(job: Rounds) -> int:
 
 
 def _evaluate(job: Rounds) -> Evaluation:
-    down = job.down()
-    if job.method.protocol(job.hp) == "global":
+    down, protocol = job.down(), job.method.protocol(job.hp)
+    if protocol == "global":
         return evaluate_global(_global_scores(job, down), job.data, job.clients)
 
     def model(client: int) -> Scores | None:
-        if not len(job.lanes[client].train):
+        if not len(job.lanes[client].train) or client < job.public:
             return None  # it never had anything to deploy
         data, ctx = job.rows([client], 0), job.ctx([client], 0)
         with torch.no_grad():
             known = job.states.get(client) or job.method.enter(down, data, ctx)
-        return lambda x: job.method.predict(down, known, data, x, ctx)
+        deployed = _deploy(job, down, known, client)
+        return lambda x: job.method.predict(deployed, known, data, x, ctx)
 
-    return evaluate_personal(model, job.data, job.clients)
+    return evaluate_personal(
+        model, job.data, job.clients, job.features,
+        everywhere=protocol == "everywhere", headline=job.method.headline,
+    )  # fmt: skip
 
 
 def _global_scores(job: Rounds, down: Tree) -> Scores:
-    ctx, data = job.server_ctx(), job.rows([job.eligible[0]], 0)
-    return lambda x: job.method.predict(down, {}, data, x, ctx)
+    first = job.eligible[0]
+    ctx, data = job.server_ctx(), lane_data(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0)
+    deployed = _deploy(job, down, {}, None)
+    return lambda x: job.method.predict(deployed, {}, data, x, ctx)
+
+
+def _deploy(job: Rounds, down: Tree, state: Tree, client: int | None) -> Tree:
+    """What is scored: the broadcast, or what evaluation trains on it (a probe on all labelled rows)."""
+    if job.method.deploy is keep_down:
+        return down
+    ctx = job.server_ctx() if client is None else job.ctx([client], 0)
+    return job.method.deploy(down, state, job.labelled(client), ctx)
 
 
 def _snapshot(job: Rounds, records: list[RoundRecord]) -> Snapshot:
@@ -186,7 +203,6 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
 
 def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
     protocol = job.method.protocol(job.hp)
-    scores = _global_scores(job, job.down())
 
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
@@ -196,8 +212,9 @@ def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Ev
                 "Read evaluation.predictions, which are those of each client's model on its own test rows.",
             )
         rows = x[:, 0] if x.dim() == 3 else x
+        scores = _global_scores(job, job.down())
         with torch.no_grad():
-            return scores(rows.to(job.env.device, job.env.dtype)).argmax(-1)
+            return scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
     return Outcome(
         method=job.method.name,

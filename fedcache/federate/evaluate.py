@@ -42,22 +42,40 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     return Evaluation(accuracy, _mean(right), _by_domain(data, rows, right), rows, predictions)
 
 
-def evaluate_personal(model: Callable[[int], Scores | None], data: Data, clients: Sequence[ClientRows]) -> Evaluation:
-    """Client i's model on client i's test rows; ``model(i)`` is None where there is none to deploy."""
+def evaluate_personal(
+    model: Callable[[int], Scores | None],
+    data: Data,
+    clients: Sequence[ClientRows],
+    features: Callable[[int], Tensor],
+    *,
+    everywhere: bool = False,
+    headline: str = "mean",
+) -> Evaluation:
+    """Client i's model on client i's test rows, or on all clients'.
+
+    Args:
+        model: None for a client that has nothing to deploy.
+        data: labels and domains.
+        clients: their test rows.
+        features: [N, V, D] as a client has them.
+        everywhere: score every model on the union of all test rows.
+        headline: mean | min over clients.
+    """
+    union = np.unique(np.concatenate([np.asarray(c.test, np.int64) for c in clients]))
     y = data.y.cpu().numpy()
     accuracy = np.full(len(clients), np.nan)
     rows, predictions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for i, client in enumerate(clients):
-        test = np.asarray(client.test, np.int64)
+        test = union if everywhere else np.asarray(client.test, np.int64)
         scores = model(i) if len(test) else None
         if scores is None:
             continue
-        predicted = predict_rows(scores, data.x, test)
+        predicted = predict_rows(scores, features(i), test)
         accuracy[i] = _mean(_right(predicted, y[test]))
         rows.append(test)
         predictions.append(predicted)
     flat, guess = np.concatenate(rows), np.concatenate(predictions)
-    return Evaluation(accuracy, None, _by_domain(data, flat, _right(guess, y[flat])), flat, guess)
+    return Evaluation(accuracy, None, _by_domain(data, flat, _right(guess, y[flat])), flat, guess, headline)
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcache.federate.live import Towers
 from fedcache.federate.method import Hp, Value
 from fedcache.heads.linear import Tree
 
@@ -148,6 +149,10 @@ class Env:
         text: [C, D] class text features, or None.
         dtype: of every computation.
         device: of every tensor.
+        names: C class names.
+        public: [Np, V, D] rows of the public set, for methods that have one.
+        image: (H, W) when the rows are images, uint8 [H * W * 3] each.
+        towers: live frozen encoders, for methods that need them.
     """
 
     classes: int
@@ -157,6 +162,10 @@ class Env:
     text: Tensor | None
     dtype: torch.dtype
     device: torch.device
+    names: tuple[str, ...] = ()
+    public: Tensor | None = None
+    image: tuple[int, int] | None = None
+    towers: Towers | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,16 @@ class Ctx:
     def text(self) -> Tensor:
         """The class text features [C, D] of a run that has been checked to have them."""
         return cast(Tensor, self.env.text)
+
+    @cached_property
+    def public(self) -> Tensor:
+        """The public rows [Np, V, D] of a run that has been checked to have them."""
+        return cast(Tensor, self.env.public)
+
+    @cached_property
+    def towers(self) -> Towers:
+        """The live encoders of a run that has been checked to have them."""
+        return cast(Towers, self.env.towers)
 
     def number(self, name: str) -> float | Tensor:
         """A float hyperparameter, perhaps swept."""

@@ -35,7 +35,16 @@ class Lift:
     chunk: int
 
 
-def choose(method: Method, hp: Hp, head_bytes: int, clients: int, lift: str = "auto", chunk: int | None = None) -> Lift:
+def choose(
+    method: Method,
+    hp: Hp,
+    head_bytes: int,
+    clients: int,
+    lift: str = "auto",
+    chunk: int | None = None,
+    *,
+    mixed: bool = False,
+) -> Lift:
     """The lift of a run.
 
     Args:
@@ -45,15 +54,20 @@ def choose(method: Method, hp: Hp, head_bytes: int, clients: int, lift: str = "a
         clients: sampled per round.
         lift: ``auto``, or the one to force.
         chunk: clients at once under ``stack``; None for the size the cache suggests.
+        mixed: whether clients differ in more than their rows; they are then computed one at a time.
 
     Raises:
         FedcacheError: exit 2 for an unknown lift, one that cannot serve the method, or a chunk below 1.
     """
     if lift != "auto" and lift not in LIFTS:
         raise unknown("lift", lift, ("auto", *LIFTS))
-    if lift == "dual":
+    can = ("loop",) if mixed else tuple(x for x in SERVED if x in method.lifts)
+    if lift != "auto" and lift not in can:
+        why = " when its clients differ" if mixed else ""
         raise FedcacheError(
-            Exit.USAGE, f"The lift 'dual' cannot serve {method.name}.", f"Use one that can: --lift {' | '.join(SERVED)}"
+            Exit.USAGE,
+            f"The lift {lift!r} cannot serve {method.name}{why}.",
+            f"Use one that can: --lift {' | '.join(can)}",
         )
     if chunk is not None and chunk < 1:
         raise FedcacheError(
@@ -62,7 +76,7 @@ def choose(method: Method, hp: Hp, head_bytes: int, clients: int, lift: str = "a
     fits = max(1, WORKING_SET // max(1, 4 * head_bytes))
     if lift == "auto":
         small = head_bytes <= SMALL_HEAD
-        stackable = method.gradient and not method.central and clients > 1
+        stackable = "stack" in can and method.gradient and not method.central and clients > 1
         lift = "stack" if stackable and (small or (hp.get("opt") == "sgd" and fits > 1)) else "loop"
     if lift == "loop":
         return Lift("loop", 1)

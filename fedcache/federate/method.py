@@ -25,7 +25,7 @@ Hp = Mapping[str, Value | Tensor]
 """Resolved hyperparameters; a float swept over a grid is a tensor of shape [G, 1]."""
 
 Pooling = Literal["mean", "uniform", "sum", "stack"]
-Protocol = Literal["global", "personalised"]
+Protocol = Literal["global", "personalised", "everywhere"]
 Kind = Literal["float", "int", "bool", "choice"]
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -144,6 +144,7 @@ Enter = Callable[[Tree, "LaneData", "Ctx"], Tree]
 Fit = Callable[[Tree, Tree, "LaneData", "Ctx"], tuple[Tree, Tree]]
 Predict = Callable[[Tree, Tree, "LaneData", Tensor, "Ctx"], Tensor]
 Server = Callable[[Tree, "Ctx"], Tree]
+Deploy = Callable[[Tree, Tree, "LaneData", "Ctx"], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], "Ctx"], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
 
@@ -156,6 +157,11 @@ def no_state(_down: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
 def send_all(server: Tree, _ctx: Ctx) -> Tree:
     """Broadcast everything the server holds."""
     return server
+
+
+def keep_down(down: Tree, _state: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+    """What is trained is what is scored."""
+    return down
 
 
 def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
@@ -176,6 +182,11 @@ def average(hp: Hp) -> Mapping[str, Pooling]:
 def global_model(_hp: Hp) -> Protocol:
     """One model, scored on every client's test rows."""
     return "global"
+
+
+def everywhere(_hp: Hp) -> Protocol:
+    """Client i's deployed model, scored on all clients' test rows."""
+    return "everywhere"
 
 
 def personal_model(_hp: Hp) -> Protocol:
@@ -205,7 +216,15 @@ class Method:
         pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
         aggregate: (server, pooled up, ctx) -> server.
         protocol: (hp) -> how it is evaluated.
-        needs: what clients read: ``labels``, ``text``. Without ``labels`` the engine hands over data that has none.
+        deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
+            probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
+        headline: the accuracy of personal models is the mean over clients, or their minimum.
+        lifts: how lanes may be computed; whatever reads nothing but features must allow ``stack``.
+        mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
+        needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
+            ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
+            ``public`` (client 0 is the public set, whose rows everybody reads and which does not train). Without
+            ``labels`` the engine hands over data that has none.
         gradient: False for closed forms, which take no step.
         one_shot: True when one round is the method.
         central: True when all clients' rows are one training set (no traffic).
@@ -227,11 +246,15 @@ class Method:
     predict: Predict
     paper_count: Callable[[int, int, int, Hp], tuple[int, int]]
     enter: Enter = no_state
+    deploy: Deploy = keep_down
     broadcast: Server = send_all
     pool: Callable[[Hp], Mapping[str, Pooling]] = average
     aggregate: Aggregate = replace_names
     protocol: Callable[[Hp], Protocol] = global_model
     needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
+    headline: Literal["mean", "min"] = "mean"
+    lifts: tuple[str, ...] = ("loop", "stack")
+    mixed: frozenset[str] = frozenset()
     gradient: bool = True
     one_shot: bool = False
     central: bool = False

@@ -59,6 +59,7 @@ class Evaluation:
         by_domain: domain number -> accuracy over its test rows, if domains are known.
         rows: int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another.
         predictions: int64 predicted classes of ``rows``.
+        headline: whether the accuracy of personal models is their mean or their minimum.
     """
 
     client_accuracy: np.ndarray
@@ -66,6 +67,7 @@ class Evaluation:
     by_domain: dict[int, float]
     rows: np.ndarray
     predictions: np.ndarray
+    headline: str = "mean"
 
     @property
     def mean_accuracy(self) -> float:
@@ -75,8 +77,11 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The headline: ``global_accuracy`` of a global model, ``mean_accuracy`` of personal ones."""
-        return self.mean_accuracy if self.global_accuracy is None else self.global_accuracy
+        """The headline: ``global_accuracy`` of a global model, the mean or minimum over clients of personal ones."""
+        if self.global_accuracy is not None:
+            return self.global_accuracy
+        known = self.client_accuracy[~np.isnan(self.client_accuracy)]
+        return float(known.min()) if self.headline == "min" and len(known) else self.mean_accuracy
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Outcome:
         method: its name.
         hp: resolved hyperparameters.
         seed: of every stream.
-        protocol: global | personalised.
+        protocol: global | personalised | everywhere.
         evaluation: at the last round.
         records: one per round.
         traffic: exact and paper counts.

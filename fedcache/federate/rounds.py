@@ -6,11 +6,12 @@ one format. ``fit`` never sees a test row, and a method that needs no labels is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.aggregate import Pool
@@ -18,6 +19,7 @@ from fedcache.federate.clients import ClientRows, Data, LaneData, lane_data
 from fedcache.federate.lanes import SERVER, Ctx, Draws, Env, generator, pad_stack, share, split
 from fedcache.federate.lifts import Lift
 from fedcache.federate.method import Hp, Method
+from fedcache.federate.mixed import Columns, Own, check_mixed
 from fedcache.federate.steps import batch_sizes
 from fedcache.federate.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.heads.linear import Tree
@@ -63,14 +65,28 @@ class Rounds:
     """The constants of a run and its state between rounds."""
 
     def __init__(
-        self, method: Method, hp: Hp, data: Data, clients: Sequence[ClientRows], seed: int, dtype: torch.dtype
+        self,
+        method: Method,
+        hp: Hp,
+        data: Data,
+        clients: Sequence[ClientRows],
+        seed: int,
+        dtype: torch.dtype,
+        own: Mapping[int, Own] | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
-        self.data = data if data.x.dtype == dtype else replace(data, x=data.x.to(dtype))
+        as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
+        self.data = data if as_is else replace(data, x=data.x.to(dtype))
+        self.own = own or {}
+        check_mixed(method, self.own, data.x.shape[2], len(clients))
+        self.columns = Columns(self.data.x)
         self.clients = clients
         self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
-        self.env = Env(data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device)
+        self.env = Env(
+            data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
+            names=data.names, image=data.image, towers=data.towers,
+        )  # fmt: skip
         self.labels = data.y.to(data.x.device) if "labels" in method.needs else None
         self.round = 0
         self.server: Tree = {}
@@ -78,12 +94,24 @@ class Rounds:
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
         self.warnings: list[str] = []
+        self.public = int("public" in method.needs)  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
+        if self.public:
+            public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
+            self.env = replace(self.env, public=self.data.x[public])
 
     def _eligible(self) -> list[int]:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
         kept, empty, short = [], [], []
+        if self.public and not len(self.lanes[0].train):
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"{self.method.name} reads client 0 as the public set, and it has no training rows.",
+                "Deal rows to it, for example --scheme flesd.",
+            )
         for i, c in enumerate(self.lanes):
+            if i < self.public:
+                continue
             n = len(c.train)
             if n == 0:
                 empty.append(c.name)
@@ -111,6 +139,17 @@ class Rounds:
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
+        for need, found in (
+            ("image tower", self.env.towers),
+            ("text tower", self.env.towers),
+            ("pixels", self.env.image),
+        ):
+            if need in self.method.needs and found is None:
+                raise FedcacheError(
+                    Exit.STORE,
+                    f"{self.method.name} needs {need}, and this run was given none.",
+                    "Train on a store with images: fedcache extract --backbones pixels",
+                )
         self.method.check(self.hp, self.server_ctx())
         self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
 
@@ -118,7 +157,15 @@ class Rounds:
         """The context of some clients, with a client axis or (one client) without."""
         names = tuple(self.lanes[i].name for i in ids)
         draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device)
-        return Ctx((len(ids),) if axes else (), self.hp, self.env, draws, tuple(ids), self.round)
+        hp, env = self.hp, self.env
+        if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
+            hp = {**hp, **own.hp}
+            env = replace(
+                env,
+                width=self.columns.cut(own.columns).shape[-1],
+                public=None if env.public is None else Columns(env.public).cut(own.columns),
+            )
+        return Ctx((len(ids),) if axes else (), hp, env, draws, tuple(ids), self.round)
 
     def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
         """The server's context; ``ids`` are the clients whose uploads it merges."""
@@ -127,7 +174,18 @@ class Rounds:
 
     def rows(self, ids: Sequence[int], axes: int) -> LaneData:
         """The training rows of some clients."""
-        return lane_data(self.data.x, self.labels, [np.asarray(self.lanes[i].train, np.int64) for i in ids], axes)
+        x = self.features(ids[0])
+        return lane_data(x, self.labels, [np.asarray(self.lanes[i].train, np.int64) for i in ids], axes)
+
+    def features(self, client: int | None) -> Tensor:
+        """[N, V, D] features as that client has them; all of them at the server (None)."""
+        own = None if client is None else self.own.get(client)
+        return self.data.x if own is None else self.columns.cut(own.columns)
+
+    def labelled(self, client: int | None) -> LaneData:
+        """All clients' training rows with labels, as evaluation may read them; features as that client has them."""
+        rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
+        return lane_data(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
 
     def down(self) -> Tree:
         """What the server sends now."""
@@ -222,21 +280,23 @@ class Rounds:
         if method.central:
             self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
             return self.traffic.rounds[-1]
-        paper_up, paper_down = method.paper_count(env.width, env.classes, env.clients, self.hp)
         received, size = method.received(down, self.server_ctx()), itemsize(down)
         once = env.text.numel() if env.text is not None and "text" in method.needs else 0
-        totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_down"), 0)
+        totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
         for c, (sent, width) in zip(ids, ups, strict=True):
             # Class text features reach a client once, with its first broadcast.
             text = once if not self.met[c] else 0
             self.met[c] = True
             self.traffic.up[c] += sent
             self.traffic.down[c] += received + text
+            known = self.ctx([c], 0)
+            paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
+            totals["paper_up"] += paper_up
             totals["up"] += sent
             totals["up_bytes"] += sent * width
             totals["down"] += received + text
             totals["down_bytes"] += received * size + text * (env.text.element_size() if env.text is not None else 0)
             totals["paper_down"] += paper_down + text
-        done = RoundTraffic(len(ids), paper_up=paper_up * len(ids), **totals)
+        done = RoundTraffic(len(ids), **totals)
         self.traffic.rounds.append(done)
         return done

@@ -194,6 +194,6 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
     init=init, broadcast=broadcast, enter=enter, fit=fit, pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate, predict=predict, protocol=personal_model,
+    aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),
     sent=owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
 )  # fmt: skip

@@ -147,6 +147,7 @@ METHOD = Method(
     aggregate=aggregate,
     predict=predict,
     protocol=personal_model,
+    mixed=frozenset({"backbones"}),
     sent=owned_rows,
     received=lambda down, _ctx: int(down["has"].sum()) * down["bar"].shape[-1],
     paper_count=paper_count,

@@ -54,6 +54,7 @@ METHOD = Method(
     fit=local(ce_loss, names, trained, send=lambda _hp: ()),
     predict=predict,
     protocol=personal_model,
+    mixed=frozenset({"backbones", "dim"}),
     check=check_model,
     paper_count=lambda *_: (0, 0),
 )
