@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from fedcache.federate.clients import Data
 from fedcache.federate.engine import run
 from fedcache.federate.methods import METHODS
 
-SIZES = (1, 64, 7, 33, 12, 50, 8, 21, 40)  # nine clients
+SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
 C, D = 6, 11
 PER_ROUND = 5
 ROUNDS = 3
@@ -50,16 +50,33 @@ def federation(seed=0, *, views=1, dtype=torch.float64, sizes=SIZES, classes=C, 
     return data, clients
 
 
+SMALL = {"batch": 16, "epochs": 2, "dim": 5, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 4,
+         "probe_epochs": 6, "probe_batch": 16}  # fmt: skip
+"""Sizes of the laws' models, for the methods that have such a switch."""
+
+
+def small(name):
+    """The settings under which the laws run a method."""
+    return {k: v for k, v in SMALL.items() if k in {h.name for h in METHODS[name].hparams}}
+
+
+def images_of(data):
+    """The same rows as images of 4 x 4: the features, repeated, as bytes."""
+    x = data.x[:, :1].double()
+    bytes_ = ((x - x.nan_to_num().min()) / 3.0 * 255.0).clamp(0, 255).nan_to_num().to(torch.uint8)
+    return replace(data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4))
+
+
 def cases():
     """Every method, with SGD-momentum and Adam where it takes steps, two epochs, batches of 16."""
     out = []
     for name, method in METHODS.items():
         declared = {h.name for h in method.hparams}
-        small = {k: v for k, v in {"batch": 16, "epochs": 2, "dim": 5}.items() if k in declared}
+        small_ = small(name)
         if "opt" in declared:
-            out += [(name, {**small, "opt": "sgd", "lr": 0.05}), (name, {**small, "opt": "adam", "lr": 0.01})]
+            out += [(name, {**small_, "opt": "sgd", "lr": 0.05}), (name, {**small_, "opt": "adam", "lr": 0.01})]
         else:
-            out.append((name, small))
+            out.append((name, small_))
     return out
 
 
@@ -90,6 +107,11 @@ VARIANTS = [
     ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
     ("central", {"probe": "lbfgs", "l2": 0.01}),
     ("central", {"init": "zero", "epochs": 2}),
+    ("fedprox-simclr", {"mu": 0.3, "prox_half": False, "simclr": "one_way", "hidden": 7, "proj": 4, "epochs": 1}),
+    ("flesd-head", {"send": "matrix", "sim_topk_percent": 40.0, "sim_at": "trunk", "zeta": 0.5, "exclude_self": True,
+                    "hidden": 7, "proj": 4, "epochs": 1, "esd_epochs": 2, "esd_batch": 4}),
+    ("flesd-head", {"anchors": "queue", "queue": 8, "esd_batch": 4, "queue_warm": False, "hidden": 7, "proj": 4,
+                    "epochs": 1, "esd_epochs": 2}),
 ]  # fmt: skip
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 
@@ -105,7 +127,9 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
     if data is None:
         data, clients = federation()
     method = METHODS[name]
-    hp = method.resolve("paper", settings or {})
+    hp = method.resolve("paper", {**small(name), **(settings or {})})
+    if "pixels" in method.reads(hp):
+        data = images_of(data)
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
     return run(method, hp, data, clients, **kwargs)
 

@@ -8,13 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import PER_ROUND, VARIANTS, C, cases, difference, federation, gap, go, ids
+from federation import PER_ROUND, VARIANTS, C, cases, difference, federation, gap, go, ids, images_of, small
 from safetensors.torch import load, save
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.outcome import Snapshot
+
+
+def need_stack(name):
+    """Live encoders and convolutions have no client axis; what reads features alone must have one (a law below)."""
+    if "stack" not in METHODS[name].lifts:
+        pytest.skip("has no client axis")
+
 
 EVERYTHING = pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
 CASES = pytest.mark.parametrize("case", cases(), ids=ids)
@@ -23,6 +30,7 @@ METHOD = pytest.mark.parametrize("name", METHODS)
 
 @EVERYTHING
 def test_loop_and_stack_agree(case):
+    need_stack(case[0])
     pair = federation(views=4)
     loop, stack = go(*case, *pair, lift="loop"), go(*case, *pair, lift="stack", chunk=PER_ROUND)
     assert difference(loop, stack) < 1e-10
@@ -31,6 +39,7 @@ def test_loop_and_stack_agree(case):
 
 @EVERYTHING
 def test_chunks_change_nothing(case):
+    need_stack(case[0])
     pair = federation(views=4)
     assert difference(*(go(*case, *pair, lift="stack", chunk=k) for k in (2, PER_ROUND))) < 1e-12
 
@@ -38,6 +47,8 @@ def test_chunks_change_nothing(case):
 @CASES
 @pytest.mark.parametrize("lift", ["loop", "stack"])
 def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
+    if lift == "stack":
+        need_stack(case[0])
     data, clients = federation(dtype=torch.float32)
     a, b = (go(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
     assert difference(a, b) == 0.0
@@ -47,6 +58,8 @@ def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
 @EVERYTHING
 @pytest.mark.parametrize("lift", ["loop", "stack"])
 def test_a_resumed_run_has_the_same_bits(case, lift):
+    if lift == "stack":
+        need_stack(case[0])
     saved: dict[int, Snapshot] = {}
     pair = federation(views=4)
     whole = go(*case, *pair, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
@@ -60,6 +73,7 @@ def test_a_resumed_run_has_the_same_bits(case, lift):
 
 @CASES
 def test_lifts_may_change_between_rounds(case):
+    need_stack(case[0])
     saved: list[Snapshot] = []
     go(*case, lift="loop", rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
     assert difference(go(*case, lift="stack", state=saved[0]), go(*case, lift="stack")) < 1e-10
@@ -68,13 +82,15 @@ def test_lifts_may_change_between_rounds(case):
 @CASES
 def test_the_order_of_clients_does_not_matter(case):
     data, clients = federation()
-    order = [4, 2, 8, 0, 6, 1, 7, 3, 5]
+    order = [0, 2, 8, 4, 6, 1, 7, 3, 5]  # the first client may be a public set
     a, b = go(*case, data, clients), go(*case, data, [clients[i] for i in order])
     assert np.array_equal(a.client_accuracy[order], b.client_accuracy, equal_nan=True)
+    # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
+    close = 1e-10 if "stack" in METHODS[case[0]].lifts else 1e-4
     if "sets" not in a.server:  # a server that keeps one row per client keeps it in their order
-        assert gap(a.server, b.server) < 1e-10
+        assert gap(a.server, b.server) < close
     for new, old in enumerate(order):
-        assert gap(a.states.get(old, {}), b.states.get(new, {})) < 1e-10
+        assert gap(a.states.get(old, {}), b.states.get(new, {})) < close
 
 
 @CASES
@@ -96,6 +112,8 @@ def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case):
 @CASES
 @pytest.mark.parametrize("lift", ["loop", "stack"])
 def test_no_method_trains_on_a_test_row(case, lift):
+    if lift == "stack":
+        need_stack(case[0])
     data, clients = federation()
     holed = data.x.clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
@@ -112,7 +130,7 @@ def test_methods_without_labels_never_read_one(name):
     data, clients = federation()
     g = torch.Generator().manual_seed(0)
     for y in (torch.full_like(data.y, -1), data.y[torch.randperm(len(data.y), generator=g)]):
-        for lift in ("loop", "stack"):
+        for lift in METHODS[name].lifts:
             a, b = (go(name, {}, replace(data, y=labels), clients, lift=lift) for labels in (data.y, y))
             assert gap(a.server, b.server) == 0.0
             assert gap(a.states, b.states) == 0.0
@@ -125,19 +143,24 @@ def test_a_missing_image_is_never_read(name):
     x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
     moved = [replace(c, train=c.train + 1, test=c.test + 1) for c in clients]
-    a, b = (go(name, {}, *pair, lift="stack") for pair in ((data, clients), (shifted, moved)))
+    lift = METHODS[name].lifts[-1]
+    a, b = (go(name, {}, *pair, lift=lift) for pair in ((data, clients), (shifted, moved)))
     assert difference(a, b) == 0.0
 
 
 @METHOD
-def test_every_method_stacks(name):
-    assert go(name, {}, lift="stack").lift == "stack"
+def test_every_method_that_reads_features_alone_stacks(name):
+    method = METHODS[name]
+    alone = not method.reads(method.resolve()) & {"pixels", "text tower", "image tower"}
+    assert ("stack" in method.lifts) is alone
+    if alone:
+        assert go(name, {}, lift="stack").lift == "stack"
 
 
 @METHOD
 def test_no_example_leaves_a_client(name):
-    # 97 rows: prime, and no other size here.
-    data, clients = federation(sizes=(97, 97))
+    # 97 rows: prime, and no other size here; client 0 may be a public set.
+    data, clients = federation(sizes=(5, 97, 97))
     method = METHODS[name]
     shapes: list[tuple[int, ...]] = []
 
@@ -146,7 +169,9 @@ def test_no_example_leaves_a_client(name):
         shapes.extend(tuple(t.shape) for t in up.values())
         return state, up
 
-    run(replace(method, fit=spy), method.resolve(), data, clients, rounds=1, lift="loop", dtype=torch.float64)
+    hp = method.resolve("paper", small(name))
+    data = images_of(data) if "pixels" in method.reads(hp) else data
+    run(replace(method, fit=spy), hp, data, clients, rounds=1, lift="loop", dtype=torch.float64)
     assert all(97 not in shape for shape in shapes)
 
 

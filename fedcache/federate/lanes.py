@@ -236,6 +236,15 @@ def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
     return product.flatten(len(ctx.lead)).sum(-1) if product.dim() > len(ctx.lead) else product
 
 
+def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor:
+    """|p - q|^2 over the named tensors, one value per lane."""
+    parts = [dot(p[n] - q[n], p[n] - q[n], ctx) for n in names]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
 def lane(t: Tensor, lanes: int, ctx: Ctx, start: int = 0) -> Tensor:
     """Lanes [start, start + lanes) of the client axis; shared tensors stay shared."""
     axis = len(ctx.lead) - 1

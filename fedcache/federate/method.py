@@ -225,10 +225,12 @@ class Method:
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
             ``public`` (client 0 is the public set, whose rows everybody reads and which does not train). Without
             ``labels`` the engine hands over data that has none.
+        needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
         gradient: False for closed forms, which take no step.
         one_shot: True when one round is the method.
         central: True when all clients' rows are one training set (no traffic).
-        paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them.
+        paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them; None
+            where the paper counts exactly what travels.
         sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
         received: (down, ctx) -> scalars that travel.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
@@ -244,7 +246,7 @@ class Method:
     init: Init
     fit: Fit
     predict: Predict
-    paper_count: Callable[[int, int, int, Hp], tuple[int, int]]
+    paper_count: Callable[[int, int, int, Hp], tuple[int, int]] | None
     enter: Enter = no_state
     deploy: Deploy = keep_down
     broadcast: Server = send_all
@@ -252,6 +254,7 @@ class Method:
     aggregate: Aggregate = replace_names
     protocol: Callable[[Hp], Protocol] = global_model
     needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
+    needs_for: Callable[[Hp], frozenset[str]] | None = None
     headline: Literal["mean", "min"] = "mean"
     lifts: tuple[str, ...] = ("loop", "stack")
     mixed: frozenset[str] = frozenset()
@@ -263,6 +266,10 @@ class Method:
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+
+    def reads(self, hp: Hp) -> frozenset[str]:
+        """What clients read under these switches."""
+        return self.needs if self.needs_for is None else self.needs_for(hp)
 
     def hparam(self, name: str) -> HParam:
         """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""

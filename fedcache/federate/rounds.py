@@ -87,14 +87,14 @@ class Rounds:
             data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
             names=data.names, image=data.image, towers=data.towers,
         )  # fmt: skip
-        self.labels = data.y.to(data.x.device) if "labels" in method.needs else None
+        self.labels = data.y.to(data.x.device) if "labels" in method.reads(hp) else None
         self.round = 0
         self.server: Tree = {}
         self.states: dict[int, Tree] = {}
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
         self.warnings: list[str] = []
-        self.public = int("public" in method.needs)  # that many first clients hold what everybody reads, and rest
+        self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
@@ -133,7 +133,7 @@ class Rounds:
 
     def start(self) -> None:
         """The server's first tensors, after the switches are found to fit the data."""
-        if "text" in self.method.needs and self.env.text is None:
+        if "text" in self.method.reads(self.hp) and self.env.text is None:
             raise FedcacheError(
                 Exit.STORE,
                 f"{self.method.name} needs class text features, but these features have none.",
@@ -144,7 +144,7 @@ class Rounds:
             ("text tower", self.env.towers),
             ("pixels", self.env.image),
         ):
-            if need in self.method.needs and found is None:
+            if need in self.method.reads(self.hp) and found is None:
                 raise FedcacheError(
                     Exit.STORE,
                     f"{self.method.name} needs {need}, and this run was given none.",
@@ -183,8 +183,9 @@ class Rounds:
         return self.data.x if own is None else self.columns.cut(own.columns)
 
     def labelled(self, client: int | None) -> LaneData:
-        """All clients' training rows with labels, as evaluation may read them; features as that client has them."""
+        """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
         rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
+        rows = rows[self.data.y.cpu().numpy()[rows] >= 0]
         return lane_data(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
 
     def down(self) -> Tree:
@@ -281,7 +282,7 @@ class Rounds:
             self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
             return self.traffic.rounds[-1]
         received, size = method.received(down, self.server_ctx()), itemsize(down)
-        once = env.text.numel() if env.text is not None and "text" in method.needs else 0
+        once = env.text.numel() if env.text is not None and "text" in method.reads(self.hp) else 0
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
         for c, (sent, width) in zip(ids, ups, strict=True):
             # Class text features reach a client once, with its first broadcast.
@@ -290,7 +291,9 @@ class Rounds:
             self.traffic.up[c] += sent
             self.traffic.down[c] += received + text
             known = self.ctx([c], 0)
-            paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
+            paper_up, paper_down = sent, received
+            if method.paper_count is not None:
+                paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
             totals["paper_up"] += paper_up
             totals["up"] += sent
             totals["up_bytes"] += sent * width

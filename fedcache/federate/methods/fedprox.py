@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.lanes import Ctx, dot, is_zero
+from fedcache.federate.lanes import Ctx, is_zero, squared_distance
 from fedcache.federate.method import HParam
 from fedcache.federate.methods import fedavg
 from fedcache.federate.models import ce_loss, names, trained
@@ -23,11 +23,7 @@ from fedcache.heads.linear import Tree
 
 def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
     """|w - w_g|^2 over the trained tensors, one value per lane."""
-    parts = [dot(p[n] - down[n], p[n] - down[n], ctx) for n in trained(ctx.hp)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return squared_distance(p, down, trained(ctx.hp), ctx)
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:

@@ -1,0 +1,43 @@
+"""FedAvg of SimCLR encoders, a baseline of FLESD (table 1): local contrast of views, then the average of the weights.
+
+Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), eq 3 for
+the local loss; the released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises training
+and inference differently (D-37; here once). Labels are read by the probe alone.
+"""
+
+from __future__ import annotations
+
+from fedcache.federate.contrastive import (
+    ENCODER,
+    PROBE,
+    SIMCLR,
+    check,
+    fidelity,
+    fit_with,
+    init,
+    loss,
+    needs,
+    parameters,
+    predict,
+    probe,
+)
+from fedcache.federate.method import Defaults, Method
+from fedcache.federate.models import AGG, declare
+
+METHOD = Method(
+    name="fedavg-simclr",
+    paper="baseline of FLESD (Shi et al., 2022)",
+    summary="Average SimCLR encoders; a linear probe scores the result.",
+    hparams=(ENCODER, *declare(SIMCLR, epochs=20), AGG, *PROBE),
+    defaults=Defaults(rounds=10, participation=None, clients=6, scheme="flesd"),
+    init=init,
+    fit=fit_with(loss, send=True),
+    predict=predict,
+    deploy=probe,
+    check=check,
+    needs=frozenset({"views"}),
+    needs_for=needs,
+    received=parameters,
+    fidelity=fidelity,
+    paper_count=None,
+)

@@ -1,0 +1,114 @@
+"""FLESD: clients' encoders meet in an ensembled similarity matrix, which the server distils into one student.
+
+Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD). Client 0
+holds the public rows, does not train, and everybody can read them. A round:
+    client k: g_k from the broadcast w by SimCLR on its own rows (eq 3); R_k = unit g_k(public view 0)
+    M_k = R_k R_k' (eq 4), M = mean_k exp(M_k / tau_T) (eqs 5, 6)
+    student from w: min mean_i KL(q_i || p_i), p_ij = softmax_j(z_i . k_j / tau_S), q_ij = M_ij / sum_j M_ij (eqs 7-9)
+    key encoder: th_k <- zeta th_k + (1 - zeta) th (eq 10); w <- student.
+What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values the paper's text has lost are the released
+README's. Released code: one-directional contrast (D-30), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d),
+a queue whose first batches of every epoch take no step (D-34: ``queue_warm``), own keys among the anchors (D-35).
+Up to 4,096 public rows ``anchors=auto`` takes them all instead of a queue: eqs 7 to 9 exactly.
+Clients of other backbones or trunks keep their own encoder, since only similarities meet.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedcache.federate import contrastive as ssl
+from fedcache.federate import distil
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.models import declare
+from fedcache.heads.contrast import Ensemble
+from fedcache.heads.linear import Tree
+
+
+def init(ctx: Ctx) -> Tree:
+    """The first student, and how far its similarities moved last."""
+    return {**ssl.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """Nothing; an encoder of its own for a client whose trunk does not fit the student's."""
+    if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
+        return {}
+    return ssl.init(ctx)
+
+
+def broadcast(server: Tree, ctx: Ctx) -> Tree:
+    """The student."""
+    return {n: server[n] for n in ssl.names(ctx.hp)}
+
+
+train = ssl.fit_with(ssl.loss, send=True)
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """SimCLR from w, then R_k of the public rows [.., Np, d], or M_k [.., Np, Np]."""
+    kept, encoder = train(down, state, data, ctx)
+    public = ctx.public[:, 0]
+    R = distil.unit(encoder, public.reshape((1,) * len(ctx.lead) + tuple(public.shape)), ctx)
+    return kept, {"R": R} if ctx.hp["send"] == "reps" else {"M": R @ R.mT}
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """Distil the ensemble; ``drift`` is the mean change of the student's own similarities of public rows."""
+    share = float(ctx.number("sim_topk_percent")) / 100.0
+    target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share)
+    w = broadcast(server, ctx)
+    student = distil.distil(w, target, ctx)
+    few = ctx.public[:1024, 0]
+    old, new = (distil.unit(p, few, ctx) for p in (w, student))
+    return {**student, "drift": (new @ new.mT - old @ old.mT).abs().mean()}
+
+
+def sent(up: Tree, ctx: Ctx) -> int:
+    """Np d numbers, or the upper triangle of M_k; of a sparse row each number and its place."""
+    if "R" in up:
+        return up["R"].numel()
+    rows, percent = up["M"].shape[-1], float(ctx.number("sim_topk_percent"))
+    if percent < 100.0:
+        return 2 * rows * max(1, round(rows * percent / 100.0))
+    return rows * (rows - 1) // 2
+
+
+def similarity_drift(server: Tree, _states: object, _labels: object, _ctx: Ctx) -> dict[str, float]:
+    """How far the student's similarities moved in the last distillation."""
+    return {"similarity_drift": float(server["drift"])}
+
+
+METHOD = Method(
+    name="flesd",
+    paper="Shi et al., FLESD, 2022",
+    summary="Distil the clients' ensembled similarities of public images into one encoder.",
+    hparams=(
+        HParam("encoder", "conv", "choice", "a ResNet-18 on images (--backbones pixels)", choices=("conv",)),
+        *declare(ssl.SIMCLR, epochs=100),
+        HParam(
+            "send", "reps", "choice", "representations of the public rows, or their similarities", ("reps", "matrix")
+        ),
+        *distil.DISTIL,
+        *ssl.PROBE,
+    ),
+    defaults=Defaults(rounds=2, participation=None, clients=6, scheme="flesd"),
+    init=init,
+    enter=enter,
+    broadcast=broadcast,
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=ssl.predict,
+    deploy=ssl.probe,
+    check=distil.check,
+    diagnose=similarity_drift,
+    needs=frozenset({"pixels", "public"}),
+    lifts=("loop",),
+    sent=sent,
+    received=ssl.parameters,
+    fidelity=ssl.fidelity,
+    paper_count=None,
+)

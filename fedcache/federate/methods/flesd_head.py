@@ -1,0 +1,28 @@
+"""``flesd`` with a trunk FC(D, 512) + ReLU and its projection on cached features instead of a convolutional encoder.
+
+Not the paper's experiment, hence a name of its own and fidelity ``cached_views``: each step draws two of the stored
+augmentations of a row (extract with --views 4 or more), or two dropout masks of its one view (``approx``). The
+equations of a round are those of ``flesd``; the probe reads the trunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedcache.federate import contrastive as ssl
+from fedcache.federate.method import HParam
+from fedcache.federate.methods.flesd import METHOD as FLESD
+
+METHOD = replace(
+    FLESD,
+    name="flesd-head",
+    summary="FLESD with a trunk on cached features: similarities of public rows travel.",
+    hparams=(
+        HParam("encoder", "mlp", "choice", "a trunk on cached features", choices=("mlp",)),
+        *(h for h in FLESD.hparams if h.name != "encoder"),
+    ),
+    needs=frozenset({"views", "public"}),
+    lifts=("loop", "stack"),
+    mixed=frozenset({"backbones", "hidden"}),
+    fidelity=ssl.fidelity,
+)

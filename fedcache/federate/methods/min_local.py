@@ -1,0 +1,39 @@
+"""Min-Local, FLESD's lower bound (table 1): every client trains its own SimCLR encoder and nothing travels.
+
+Each encoder is probed on all labelled rows and scored on all test rows; the number reported is the minimum over
+clients, which is our reading of the name (the paper calls it the local lower bound and says no more).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.contrastive import fit_with, init, loss
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, everywhere
+from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
+from fedcache.federate.models import declare
+from fedcache.heads.linear import Tree
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own encoder."""
+    return init(ctx)
+
+
+METHOD = replace(
+    FEDAVG_SIMCLR,
+    name="min-local",
+    summary="Every client trains its own SimCLR encoder; the worst one is reported.",
+    hparams=declare((h for h in FEDAVG_SIMCLR.hparams if h.name != "agg"), epochs=200),
+    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    init=lambda _ctx: {},
+    enter=enter,
+    fit=fit_with(loss, send=False),
+    protocol=everywhere,
+    headline="min",
+    mixed=frozenset({"backbones", "hidden", "proj"}),
+    received=lambda _down, _ctx: 0,
+    paper_count=lambda *_: (0, 0),
+)

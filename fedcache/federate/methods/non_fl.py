@@ -1,0 +1,20 @@
+"""Non-FL, FLESD's upper reference (table 1): one SimCLR encoder on the union of all clients' rows; nothing travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedcache.federate.method import Defaults
+from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
+from fedcache.federate.models import declare
+
+METHOD = replace(
+    FEDAVG_SIMCLR,
+    name="non-fl",
+    summary="One SimCLR encoder on all clients' rows; not federated.",
+    hparams=declare((h for h in FEDAVG_SIMCLR.hparams if h.name != "agg"), epochs=200),
+    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    one_shot=True,
+    central=True,
+    paper_count=lambda *_: (0, 0),
+)
