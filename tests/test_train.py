@@ -240,6 +240,22 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
     assert not list(parts.path.glob("checkpoint*"))
 
 
+def test_a_method_is_identified_by_the_files_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedcache as package
+    from fedcache.api.runs import code_digest
+
+    digest = code_digest.__wrapped__  # without its memory of files that never change
+    for part in ("heads", "federate"):
+        shutil.copytree(Path(package.__file__).parent / part, tmp_path / part)
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "__init__.py"))
+    before = {name: digest(name) for name in METHODS}
+    with (tmp_path / "federate" / "methods" / "fedavg.py").open("a") as file:
+        file.write("# changed\n")
+    changed = {name for name in METHODS if digest(name) != before[name]}
+    assert {"fedavg", "fedprox"} <= changed
+    assert not {"solo", "fed3r", "fedpcl"} & changed
+
+
 @pytest.mark.slow
 def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) -> None:
     home = os.environ["FEDCACHE_HOME"]

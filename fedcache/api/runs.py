@@ -78,7 +78,10 @@ def _with_imports(folder: Path, name: str) -> set[str]:
         if stem in seen or not path.exists():
             continue
         seen.add(stem)
-        todo += re.findall(r"^from fedcache\.federate\.methods\.(\w+) import", path.read_text(), re.MULTILINE)
+        source = path.read_text()
+        todo += re.findall(r"^from fedcache\.federate\.methods\.(\w+) import", source, re.MULTILINE)
+        for listed in re.findall(r"^from fedcache\.federate\.methods import (\([^)]*\)|.*)", source, re.MULTILINE):
+            todo += re.findall(r"\w+", listed)
     return seen
 
 
