@@ -13,6 +13,7 @@ denominator excludes the positive, so z must have unit length (D-02, D-03). Rele
 L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain
 means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
+A's table 5 compares local losses; ``supcon`` says where its rows come from and how to run them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.federate.clients import LaneData
+from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body, cached_views, embeddings, own_prototypes, view_batches
 from fedcache.federate.lanes import Ctx, lane, over
 from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
 from fedcache.federate.models import (
@@ -34,20 +36,14 @@ from fedcache.federate.models import (
     PROTO_INIT,
     TRAINING,
     declare,
-    head_of,
     owned_rows,
 )
 from fedcache.federate.noise import NOISE, draw, perturb
-from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.steps import Batch, keep_optimiser, train
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import set_contrast
-from fedcache.heads.projection import Head, embed
-from fedcache.heads.prototype import class_means, merge, scores
-
-
-def body(hp: Hp) -> Head:
-    """P alone: there is no classifier."""
-    return head_of(hp, "projection")
+from fedcache.heads.projection import embed
+from fedcache.heads.prototype import merge, scores
 
 
 def init(ctx: Ctx) -> Tree:
@@ -93,11 +89,7 @@ def candidates(down: Tree, hp: Hp) -> tuple[Tensor, Tensor, Tensor]:
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """L_g + L_p; rows of a class without a prototype are dropped, and the mean is over those that remain."""
-    head, w, y = body(ctx.hp), batch["w"], batch["y"]
-    z, updates = embed(head, p, batch["x"], w)
-    if "x2" in batch:
-        second, updates = embed(head, {**p, **updates}, batch["x2"], w)
-        z, y, w = torch.cat([z, second], -2), torch.cat([y, y], -1), torch.cat([w, w], -1)
+    z, y, w, updates = embeddings(p, batch, ctx.hp)
     sets, inside, weight = candidates(down, ctx.hp)
     # One product for all sets and classes: [.., B, P] x [.., P, S C].
     u = z @ sets.flatten(-3, -2).mT
@@ -113,9 +105,8 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     p = {k: t for k, t in state.items() if k in head.names() or k.startswith("opt/")}
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
         noise = draw(data.n, ctx.env.width, ctx, epoch) if ctx.hp["noise_on"] == "features" else None
-        for k, batch in minibatches(data, ctx, epoch, views=views):
+        for k, batch in view_batches(data, ctx, epoch):
             if noise is not None:  # one draw for both views; prototypes and tests stay clean (D-20)
                 e = lane(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
                 batch |= {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
@@ -123,13 +114,8 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
 
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
         p = train(p, head.trained(), ctx.count("epochs"), loss, down, data, ctx, batches=batches)
-    x, mask = data.full()
-    if ctx.hp["proto_drop_last"]:
-        size = ctx.count("batch")  # a random n - n mod batch rows count
-        mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))
-    proto, count = class_means(embed(head, p, x)[0], data.labels(data.positions()), mask, ctx.env.classes)
-    kept = {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
-    up = dict(kept)
+    kept = own_prototypes(p, data, ctx)
+    up, count = dict(kept), kept["count"]
     if ctx.hp["noise_on"] == "proto":
         e = draw([ctx.env.classes] * len(data.n), ctx.count("dim"), ctx)
         up["proto"] = perturb(kept["proto"], e, ctx) * (count > 0).unsqueeze(-1)
@@ -162,9 +148,7 @@ def received(down: Tree, _ctx: Ctx) -> int:
 
 def fidelity(hp: Hp, views: int) -> str:
     """Noise on features stands in for noise on images; two stored views stand in for live augmentation."""
-    if hp["noise_on"] == "features":
-        return "approx"
-    return "cached_views" if hp["views"] == "2" and views > 1 else "exact"
+    return "approx" if hp["noise_on"] == "features" else cached_views(hp, views)
 
 
 def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:
@@ -178,18 +162,15 @@ METHOD = Method(
     summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING),
-        HParam("tau", 0.07, "float", "temperature", low=1e-6),
+        TAU,
         HParam("objective", "paper", "choice", "the anchor (D-04)", ("paper", "proto_anchor"), official="proto_anchor"),
         HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
         HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),
         HParam("lp_reduce", "mean", "choice", "L_p over clients (D-05)", choices=("mean", "sum"), official="sum"),
         HParam("pad", True, "bool", "fill missing classes of a set with Cbar (eq 7)"),
-        HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
-        HParam("views", "1", "choice", "views of a row in a batch (D-08)", choices=("1", "2"), official="2"),
-        HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
+        *OWN_PROTOTYPES,
         HParam("warmup", "proto_only", "choice", "round 0 (D-10)", ("proto_only", "zero_loss"), official="zero_loss"),
         HParam("infer_proto", "local", "choice", "classify by (D-12, D-15)", ("local", "local_padded", "global")),
-        HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
         *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
