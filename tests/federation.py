@@ -112,6 +112,9 @@ VARIANTS = [
                     "hidden": 7, "proj": 4, "epochs": 1, "esd_epochs": 2, "esd_batch": 4}),
     ("flesd-head", {"anchors": "queue", "queue": 8, "esd_batch": 4, "queue_warm": False, "hidden": 7, "proj": 4,
                     "epochs": 1, "esd_epochs": 2}),
+    ("supcon", {"views": "2", "tau": 0.2, "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
+                "drop_last": True, "proto_drop_last": True, "proto_norm": True}),
+    ("supcon", {"bn": True, "infer_score": "cos", "reset_opt": False, "batch": 16, "dim": 5}),
 ]  # fmt: skip
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 

@@ -27,6 +27,7 @@ SWEPT = {
     "fedproto": {"lr": (0.1, 0.02), "wd": (1e-3, 1e-2), "lambda_proto": (0.5, 3.0)},
     "fedpcl": {"lr": (0.01, 0.002), "wd": (1e-3, 1e-2), "tau": (0.07, 0.5)},
     "fst-cbdg": {"lr": (0.1, 0.02), "beta": (0.9, 0.3), "gamma": (0.0, 0.6), "lambda": (1.0, 0.4), "sigma": (0.2, 0.5)},
+    "supcon": {"lr": (0.01, 0.002), "wd": (1e-3, 1e-2), "tau": (0.07, 0.5), "tau_base": (0.07, 0.1)},
 }
 
 
@@ -37,9 +38,8 @@ def test_a_lane_of_a_grid_is_the_point_alone(name, opt):
     method = METHODS[name]
     group = sorted(clients[1:4], key=lambda c: -len(c.train))  # M = 3, G = 2, C = 6, D = 11, P = 5
     who = [c.name for c in group]
-    settings = {"opt": opt, "batch": 16, "epochs": 2}
-    if "dim" in {h.name for h in method.hparams}:
-        settings["dim"] = 5
+    declared = {h.name for h in method.hparams}
+    settings = {k: v for k, v in {"opt": opt, "batch": 16, "epochs": 2, "dim": 5}.items() if k in declared}
     swept = {k: torch.tensor(v, dtype=torch.float64)[:, None] for k, v in SWEPT[name].items()}
     y = data.y if "labels" in method.needs else None
     trains = [c.train for c in group]

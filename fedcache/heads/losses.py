@@ -42,19 +42,20 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
     return value * (candidate.sum(-1) > 1).to(value.dtype)
 
 
-def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor) -> Tensor:
-    """Prototype-anchored contrast, the released ConLoss of FedPCL (D-04).
+def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False) -> Tensor:
+    """Contrast with one anchor per row, and the rows of its class as positives.
 
-    For every row a whose class prototype is the anchor, the rows j != a of the same class are the positives:
-    mean_a -1/|Pos(a)| sum_{j in Pos(a)} log( exp(s_aj) / sum_{l != a} exp(s_al) ).
+    mean_a -1/|Pos(a)| sum_{j in Pos(a)} log( exp(s_aj) / sum_{l != a} exp(s_al) ), Pos(a) = {j != a : y_j = y_a}.
+    Where the anchor is the prototype of row a's class, this is the released ConLoss of FedPCL (D-04).
 
     Args:
-        sim: [.., L, L] similarity of the prototype of row a's class to the embedding of row l, over tau.
+        sim: [.., L, L] similarity of row a's anchor to the embedding of row l, over tau.
         y: [.., L] class indices.
         real: [.., L] true for rows that count; padding and rows without a prototype do not.
+        skip: leave anchors without a positive out of the mean; else they add 0 to it.
 
     Returns:
-        [..]: the mean over real rows; anchors without a positive add 0.
+        [..]: the mean over real rows.
     """
     eye = torch.eye(y.shape[-1], dtype=torch.bool, device=y.device)
     pair = real.unsqueeze(-1) & real.unsqueeze(-2) & ~eye
@@ -62,8 +63,26 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor) -> Tensor:
     log_p = sim - torch.logsumexp(torch.where(pair, sim, sim.new_full((), MASKED)), -1, keepdim=True)
     hits = positive.sum(-1)
     value = -(positive * torch.where(pair, log_p, torch.zeros_like(sim))).sum(-1) / hits.clamp(min=1.0)
-    rows = real.to(sim.dtype)
+    rows = (real & (hits > 0) if skip else real).to(sim.dtype)
     return (value * rows).sum(-1) / rows.sum(-1).clamp(min=1.0)
+
+
+def supervised_contrast(z: Tensor, y: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
+    """SupCon: every embedding is an anchor, and the others of its class are its positives.
+
+    mean_i -1/|Pos(i)| sum_{p in Pos(i)} log( exp(z_i.z_p/tau) / sum_{a != i} exp(z_i.z_a/tau) ), over the rows i with
+    a positive; 0 when no row has one.
+
+    Args:
+        z: [.., L, P] embeddings, of one view or of several after one another.
+        y: [.., L] class indices.
+        w: [.., L] batch weights.
+        tau: temperature; a tensor has the axes of ``z``.
+
+    Returns:
+        [..].
+    """
+    return anchor_contrast(z @ z.mT / tau, y.expand(z.shape[:-1]), (w > 0).expand(z.shape[:-1]), skip=True)
 
 
 def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: bool, include: bool) -> Tensor:

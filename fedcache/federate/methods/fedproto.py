@@ -1,7 +1,7 @@
 """FedProto: clients share class prototypes instead of weights, and are pulled towards the global ones.
 
 Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022 (A table 5, "CE +
-ProtoDist"):  L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
+ProtoDist", prints this method's row of table 11, D-19):  L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
 After training, C_i^(j) is the mean of z over the client's rows of class j; the server merges them (D-06: weighted by
 n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class nobody sent this round keeps its
 prototype. Inference: argmin_j |z - Cbar^(j)|.

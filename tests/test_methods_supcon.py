@@ -1,0 +1,141 @@
+"""Facts of supcon: the loss against its formula, and a client's own prototypes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from federation import federation, gap, go
+from test_methods_grid import lanes
+from test_methods_weights import model_of
+
+from fedcache.federate.methods import supcon
+from fedcache.heads.losses import supervised_contrast
+from fedcache.heads.projection import Head, embed
+
+
+def units(n, width=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(n, width, generator=g, dtype=torch.float64), dim=-1)
+
+
+def even(n):
+    return torch.full((n,), 1 / n, dtype=torch.float64)
+
+
+def reference_supcon(z, y, tau):
+    """The formula with loops; anchors without a positive are skipped."""
+    s, terms = z.numpy() @ z.numpy().T / tau, []
+    for i in range(len(y)):
+        positives = [p for p in range(len(y)) if p != i and y[p] == y[i]]
+        below = math.log(sum(math.exp(s[i, a]) for a in range(len(y)) if a != i))
+        if positives:
+            terms.append(-sum(s[i, p] - below for p in positives) / len(positives))
+    return sum(terms) / max(len(terms), 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_supcon_is_its_formula_whatever_the_padding(seed):
+    y = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
+    z, expected = units(9, seed=seed), reference_supcon(units(9, seed=seed), y, 0.3)
+    assert float(supervised_contrast(z, y, even(9), 0.3)) == pytest.approx(expected)
+    padded = torch.cat([z, units(3, seed=99)]), torch.cat([y, y[:3]]), torch.cat([even(9), torch.zeros(3)])
+    assert float(supervised_contrast(*padded, 0.3)) == pytest.approx(expected)
+
+
+def test_equal_embeddings_count_the_others():  # T-U1: log(B - 1), with two views log(2B - 1)
+    y = torch.tensor([0, 0, 1, 1, 2])  # the last row has no positive, so four anchors remain
+    assert float(supervised_contrast(units(1).expand(5, 5), y, even(5), 0.07)) == pytest.approx(math.log(4))
+    twice = supervised_contrast(units(1).expand(10, 5), torch.cat([y, y]), even(10), 0.07)
+    assert float(twice) == pytest.approx(math.log(9))
+
+
+def test_the_order_of_a_batch_does_not_matter():  # T-U2
+    y, order = torch.tensor([0, 1, 0, 2, 1, 0]), [3, 5, 0, 1, 4, 2]
+    a, b = (supervised_contrast(units(6)[rows], y[rows], even(6), 0.07) for rows in (list(range(6)), order))
+    assert float(a) == pytest.approx(float(b), abs=1e-12)
+
+
+def test_unique_labels_and_two_views_are_nt_xent():  # T-U3
+    B, tau = 7, 0.2
+    z = torch.cat([units(B), units(B, seed=1)])
+    sim = (z @ z.T / tau).masked_fill(torch.eye(2 * B, dtype=torch.bool), -torch.inf)
+    nt_xent = torch.nn.functional.cross_entropy(sim, (torch.arange(2 * B) + B) % (2 * B))
+    labels = torch.arange(B).repeat(2)
+    assert float(supervised_contrast(z, labels, even(2 * B), tau)) == pytest.approx(float(nt_xent))
+
+
+def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
+    for n in (1, 4):
+        z = units(n).requires_grad_()
+        value = supervised_contrast(z, torch.arange(n), even(n), 0.07)
+        assert value.item() == 0.0
+        assert float(torch.autograd.grad(value, z)[0].abs().max()) == 0.0
+
+
+def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
+    g = torch.Generator().manual_seed(0)
+    p = {"P.W": torch.randn(5, 11, generator=g, dtype=torch.float64), "P.b": torch.zeros(5, dtype=torch.float64)}
+    batch = {"x": units(8, 11), "y": torch.arange(8) % 3, "w": even(8)}
+    z = torch.nn.functional.normalize(torch.relu(batch["x"] @ p["P.W"].T), dim=-1)
+    for settings, factor in (({}, 1.0), ({"tau": 0.35}, 5.0), ({"tau": 0.35, "tau_base": 0.35}, 1.0)):
+        tau = settings.get("tau", 0.07)
+        value = float(supcon.loss(p, batch, {}, lanes("supcon", {"dim": 5, **settings}))[0])
+        assert value == pytest.approx(factor * float(supervised_contrast(z, batch["y"], even(8), tau)))
+    second = {**batch, "x2": units(8, 11, seed=3)}
+    z2 = torch.nn.functional.normalize(torch.relu(second["x2"] @ p["P.W"].T), dim=-1)
+    both = float(supcon.loss(p, second, {}, lanes("supcon", {"dim": 5}))[0])
+    assert both == pytest.approx(reference_supcon(torch.cat([z, z2]), batch["y"].repeat(2), 0.07))
+
+
+def test_supcon_draws_the_rows_of_a_class_together():
+    data, clients = federation(sizes=(80,) * 4, per_client=4)
+    start, end = (
+        go("supcon", {"dim": 16, "lr": 0.01, "epochs": e}, data, clients, participation=None, rounds=10).states
+        for e in (0, 1)
+    )
+    for i, c in enumerate(clients):
+        z = [embed(Head("projection", dim=16), model_of(s[i]), data.x[c.train, 0])[0] for s in (start, end)]
+        before, after = (float(supervised_contrast(t, data.y[c.train], even(80), 0.07)) for t in z)
+        assert after < before - 0.3
+
+
+def test_supcon_deploys_its_own_prototypes():
+    data, clients = federation()
+    out = go("supcon", {"dim": 8, "lr": 0.01}, data, clients)
+    head = Head("projection", dim=8)
+    for i, c in enumerate(clients):
+        if i not in out.states:
+            continue
+        p = model_of(out.states[i])
+        z, y = embed(head, p, data.x[c.train, 0])[0], data.y[c.train]
+        owned = y.unique()
+        means = torch.stack([z[y == k].mean(0) for k in owned])
+        predicted = owned[(embed(head, p, data.x[c.test, 0])[0] @ means.T).argmax(-1)]
+        assert out.client_accuracy[i] == (predicted == data.y[c.test]).double().mean()
+        assert torch.allclose(out.states[i]["proto"][owned], means, atol=1e-12)
+
+
+def test_a_client_that_never_trained_has_prototypes_of_its_initial_projection():
+    data, clients = federation()
+    out = go("supcon", {"dim": 8, "proto_drop_last": True, "batch": 64}, data, clients)
+    absent = [i for i in range(9) if i not in out.states]
+    first = go("supcon", {"dim": 8, "epochs": 0}, data, clients, participation=None, rounds=1)
+    assert absent
+    assert [out.client_accuracy[i] for i in absent] == [first.client_accuracy[i] for i in absent]
+
+
+def test_supcon_does_not_know_the_other_clients():
+    data, clients = federation()
+    together = go("supcon", {"dim": 5}, data, clients, participation=None)
+    for i in (1, 4):
+        alone = go("supcon", {"dim": 5}, data, [clients[i]], participation=None)
+        assert gap(alone.states[0], together.states[i]) < 1e-12
+    assert together.server == {}
+    assert together.traffic.totals()["up"] == together.traffic.totals()["down"] == 0
+
+
+@pytest.mark.parametrize(("views", "stored", "word"), [("1", 4, "exact"), ("2", 1, "exact"), ("2", 4, "cached_views")])
+def test_two_stored_views_are_not_live_augmentation(views, stored, word):
+    assert go("supcon", {"views": views, "dim": 5}, *federation(views=stored), rounds=1).fidelity == word
