@@ -141,7 +141,8 @@ def _evaluate(job: Rounds) -> Evaluation:
         with torch.no_grad():
             known = job.states.get(client) or job.method.enter(down, data, ctx)
         deployed = _deploy(job, down, known, client)
-        return lambda x: job.method.predict(deployed, known, data, x, ctx)
+        shown = job.rows([client], 0, test=True) if job.method.reads_test(job.hp) else data
+        return lambda x: job.method.predict(deployed, known, shown, x, ctx)
 
     return evaluate_personal(
         model, job.data, job.clients, job.features,

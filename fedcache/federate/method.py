@@ -235,6 +235,8 @@ class Method:
         received: (down, ctx) -> scalars that travel.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
+        reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
+            rows: a leak that some released code has. The engine warns of it.
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
     """
 
@@ -265,6 +267,7 @@ class Method:
     received: Count = numel
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
+    reads_test: Callable[[Hp], bool] = lambda _hp: False
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
 
     def reads(self, hp: Hp) -> frozenset[str]:

@@ -89,6 +89,11 @@ def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HPar
     return tuple(replace(h, default=defaults[h.name], official=None) if h.name in defaults else h for h in flat)
 
 
+def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
+    """A group of declarations less the switches that a method does not read."""
+    return tuple(h for h in group if h.name not in names)
+
+
 def head_of(hp: Hp, kind: str | None = None) -> Head:
     """The blocks that the switches describe."""
     return Head(

@@ -99,6 +99,11 @@ class Rounds:
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.env = replace(self.env, public=self.data.x[public])
+        if method.reads_test(hp):
+            self.warnings.append(
+                f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
+                "accuracy, and no other method's compares with it"
+            )
 
     def _eligible(self) -> list[int]:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
@@ -172,10 +177,10 @@ class Rounds:
         draws = Draws(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
-    def rows(self, ids: Sequence[int], axes: int) -> LaneData:
-        """The training rows of some clients."""
-        x = self.features(ids[0])
-        return lane_data(x, self.labels, [np.asarray(self.lanes[i].train, np.int64) for i in ids], axes)
+    def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> LaneData:
+        """The training rows of some clients, or their test rows."""
+        parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
+        return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
     def features(self, client: int | None) -> Tensor:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
@@ -238,11 +243,12 @@ class Rounds:
             bad = int((~torch.isfinite(lanes).all(1)).nonzero()[0])
             client = ids[bad if lanes.shape[0] > 1 else 0]
             word = "nan" if torch.isnan(lanes[bad]).any() else "inf"
-            lr = f" (lr is {self.hp['lr']})" if "lr" in self.hp else ""
+            rates = [h.name for h in self.method.hparams if h.help.startswith("learning rate")]
+            known = f" ({', '.join(f'{r} is {self.hp[r]}' for r in rates)})" if rates else ""
             raise FedcacheError(
                 Exit.FEDERATED,
                 f"{name} is {word} in round {self.round + 1} for client {client} ({self.lanes[client].name!r}).",
-                f"Lower the learning rate{lr}, or look for bad features with: fedcache verify",
+                f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
             )
 
     def diagnose(self) -> dict[str, float]:

@@ -1,0 +1,109 @@
+"""FedRep: clients share the projection P and keep their own classifier Q.
+
+Collins et al., "Exploiting shared representations for personalized federated learning", ICML 2021. A client receives P
+and, in each round,
+    Q_i <- e_h epochs of CE(Q_i(P(x)), y) with P frozen,
+    P_i <- e_b epochs of the same loss with Q_i frozen;
+the server averages P_i alone. Client i deploys the new global P under its own Q_i.
+
+FedPCL compares with FedRep in a setting it does not print (D-18); here both are 1. Released FedRep code
+(``preset=official``): e_h = 10 (D-72). It also uses SGD (``--set opt=sgd --set lr=0.01 --set momentum=0.5``) and trains
+every client's Q once more after the last round, which is not done here. FedPCL's released classifier has a ReLU on its
+logits (D-13: ``logit_head``); ten epochs of it on a frozen P leave classes whose logit is 0 for every row and never
+learn again, so either preset is plain here.
+Both phases start with a fresh optimiser and have their own order of rows. A frozen P with BatchNorm uses its running
+statistics, as it does in inference. Limits: e_h = 0 never changes a Q, e_b = 0 never changes P.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.methods.fedavg import own_statistics
+from fedcache.federate.methods.solo import predict
+from fedcache.federate.models import (
+    AGG,
+    BN_MODE,
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    PROTO_INIT,
+    TRAINING,
+    ce_loss,
+    declare,
+    head_of,
+    init_model,
+    names,
+    without,
+)
+from fedcache.federate.steps import Batch, train
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import cross_entropy
+from fedcache.heads.projection import classify, embed
+
+OWN = ("Q.W", "Q.b")
+
+
+def shared(hp: Hp) -> tuple[str, ...]:
+    """P, less the statistics that stay with the client."""
+    kept = (*OWN, *own_statistics(hp))
+    return tuple(n for n in names(hp) if n not in kept)
+
+
+def init(ctx: Ctx) -> Tree:
+    """P; with ``init=independent`` only the classifiers differ between clients."""
+    head = head_of(ctx.hp)
+    p = head.init(ctx.rng.uniform("init", independent=False), ctx.env.width, ctx.env.classes)
+    return {k: t for k, t in p.items() if k not in OWN}
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own Q."""
+    p = init_model(ctx)
+    return {**{k: p[k] for k in OWN}, **{k: down[k] for k in own_statistics(ctx.hp)}}
+
+
+def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
+    """Cross-entropy of Q on a P that is only looked at."""
+    head = head_of(ctx.hp)
+    return cross_entropy(classify(head, p, embed(head, p, batch["x"])[0]), batch["y"], batch["w"])
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """e_h epochs of Q, then e_b epochs of P; P leaves, Q stays."""
+    known, body = {**down, **state}, head_of(ctx.hp).body()
+    p = {k: known[k] for k in names(ctx.hp)}
+    p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
+    p = {k: p[k] for k in names(ctx.hp)}  # Adam counts the steps of a phase: the second begins without the first's
+    p = train(p, body, ctx.count("e_b"), ce_loss, down, data, ctx)
+    return {k: p[k] for k in state}, {k: p[k] for k in shared(ctx.hp)}
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """The weights of P, both ways."""
+    n = head_of(hp, "projection").paper_weights(width, classes)
+    return n, n
+
+
+METHOD = Method(
+    name="fedrep",
+    paper="Collins et al., ICML 2021",
+    summary="A shared projection under every client's own classifier; only the projection travels.",
+    hparams=(
+        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, logit_head="plain"),
+        *without(TRAINING, "epochs", "reset_opt"),
+        HParam("e_h", 1, "int", "epochs of the classifier, before the projection (D-72)", low=0, official=10),
+        HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
+    ),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    init=init,
+    enter=enter,
+    fit=fit,
+    predict=predict,
+    protocol=personal_model,
+    paper_count=paper_count,
+)

@@ -1,0 +1,133 @@
+"""Per-FedAvg: a global model from which one gradient step makes a good model of each client. First order.
+
+Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
+NeurIPS 2020, in its first-order form. For each pair of batches of the client's rows,
+    theta' = theta - alpha * grad f(theta; B1)
+    theta <- theta - beta * grad f(theta'; B2);
+the server averages theta. Client i deploys theta after ``adapt_steps`` steps of size alpha, each on a batch of its
+training rows. The factor (I - alpha Hessian) of the exact meta-gradient is left out.
+
+Both steps are plain SGD. B2 is the stream of batches that ``fedavg`` sees and B1 a second one over the same rows, so an
+epoch passes twice over them. Released code adapts twice on batches of the TEST set, labels included (D-71,
+``preset=official``): the engine warns that such an accuracy is no test accuracy.
+The default rates are those of released code, whose models are not normalised; on unit projections alpha = 0.1 and
+beta = 0.3 learn in tens of rounds.
+Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero, over
+from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.methods.fedavg import paper_count
+from fedcache.federate.models import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    ce_loss,
+    check_model,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+    without,
+)
+from fedcache.federate.steps import Batch, Loss, grads, minibatches, train
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import logits
+
+
+def as_sgd(ctx: Ctx, rate: str) -> Ctx:
+    """The context of plain SGD whose learning rate is that hyperparameter."""
+    return replace(ctx, hp={**ctx.hp, "opt": "sgd", "lr": ctx.hp[rate], "wd": 0.0, "momentum": 0.0})
+
+
+def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
+    """f(theta'; B2) with theta' = theta - alpha grad f(theta; B1), where that gradient counts as a constant."""
+
+    def one(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor | tuple[Tensor, Tree]:
+        alpha = ctx.number("alpha")
+        if is_zero(alpha):
+            return loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+        first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
+        g, _ = grads(loss, trained, p, first, down, ctx)
+        step = {n: p[n] - over(alpha, d) * d for n, d in zip(trained, g, strict=True)}
+        return loss({**p, **step}, batch, down, ctx)
+
+    return one
+
+
+def pairs(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """B2 as every method's batches, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
+    both = minibatches(data, ctx, epoch), minibatches(data, ctx, epoch, "inner")
+    for (k, second), (_, first) in zip(*both, strict=True):
+        yield k, {**second, **{f"{name}1": first[name] for name in ("x", "y", "i")}}
+
+
+def fit(down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs over pairs of batches."""
+    sgd, moved = as_sgd(ctx, "beta"), trained(ctx.hp)
+    p = {k: down[k] for k in names(ctx.hp)}
+
+    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        return pairs(data, sgd, epoch)
+
+    p = train(p, moved, ctx.count("epochs"), ahead(ce_loss, moved), down, data, sgd, batches=batches)
+    return {}, {k: p[k] for k in down}
+
+
+def adapt(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
+    sgd = as_sgd(ctx, "alpha")
+    sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})  # a client with less than a batch adapts on what it has
+
+    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        return islice(minibatches(data, sgd, epoch, "adapt"), 1)
+
+    with torch.enable_grad():
+        return train(down, trained(ctx.hp), ctx.count("adapt_steps"), ce_loss, down, data, sgd, batches=batches)
+
+
+def predict(down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of the adapted model."""
+    return logits(head_of(ctx.hp), adapt(down, data, ctx) if ctx.count("adapt_steps") else down, x)[0]
+
+
+def protocol(hp: Hp) -> Protocol:
+    """One model per client, unless nothing is adapted."""
+    return "personalised" if hp["adapt_steps"] else "global"
+
+
+METHOD = Method(
+    name="perfedavg",
+    paper="Fallah et al., NeurIPS 2020 (first order)",
+    summary="A global model made to be adapted by one gradient step on each client.",
+    hparams=(
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
+        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        HParam("alpha", 1e-2, "float", "learning rate of the step ahead and of adaptation; 0 is fedavg", low=0.0),
+        HParam("beta", 1e-3, "float", "learning rate of theta", low=0.0),
+        HParam("adapt_on", "train", "choice", "rows the deployed model adapts on; test is a leak (D-71)",
+               choices=("train", "test"), official="test"),
+        HParam("adapt_steps", 1, "int", "steps of adaptation; 0 deploys theta (D-71)", low=0, official=2),
+    ),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    init=init_model,
+    fit=fit,
+    predict=predict,
+    protocol=protocol,
+    reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
+    check=check_model,
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""pFedMe: every client deploys its own model, held near the global one by a Moreau envelope.
+
+Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 2020. A client starts with
+theta = w_i = w and, for each batch,
+    theta <- theta - lr_p * (grad f(theta) + lambda * (theta - w_i))     K times, towards
+             argmin_theta f(theta) + (lambda/2) |theta - w_i|^2,
+    w_i   <- w_i - eta * lambda * (w_i - theta);
+the server mixes w <- (1 - beta) w + beta * sum_i a_i w_i. Client i deploys theta_i (``eval=personalised``).
+
+Both steps are plain SGD. theta goes on from batch to batch within a round and starts from w in the next, as in
+released code, which also decays theta by 0.001 in the inner step (D-70: ``inner_decay``). There all clients train every
+round and a sample of them is averaged; here only the sample trains. With BatchNorm w_i takes theta_i's running
+statistics.
+The inner step shrinks theta - w_i by the factor 1 - lr_p * lambda: keep lr_p * lambda below 2.
+The default rates are those of released code, whose models are not normalised; on unit projections lambda = 1,
+lr_p = 0.3 and eta = 0.05 learn in tens of rounds.
+Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, over, own
+from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.methods.fedavg import paper_count
+from fedcache.federate.methods.solo import predict
+from fedcache.federate.models import (
+    AGG,
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    ce_loss,
+    check_model,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+    without,
+)
+from fedcache.federate.steps import Batch, Loss, Step, grads, minibatches, scan
+from fedcache.heads.linear import Tree
+
+NEAR = "near/"
+"""Prefix of w_i in the carry, beside theta_i under the model's names."""
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """theta_i = w; nothing where w is what is deployed."""
+    return {k: down[k] for k in names(ctx.hp)} if ctx.hp["eval"] == "personalised" else {}
+
+
+def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
+    """K steps of theta on one batch, then one step of w_i towards it."""
+
+    def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
+        lr, lam, decay = ctx.number("lr_p"), ctx.number("lambda"), ctx.number("inner_decay")
+        p = dict(p)
+        for _ in range(ctx.count("K")):
+            g, updates = grads(loss, trained, p, batch, down, ctx)
+            for n, d in zip(trained, g, strict=True):
+                pull = over(lam, d) * (p[n] - p[NEAR + n])
+                p[n] = p[n] - over(lr, d) * (d + pull + over(decay, d) * p[n])
+            p |= updates
+        pace = ctx.number("eta") * lam
+        for n in trained:  # lerp is exact at 0 and 1
+            p[NEAR + n] = torch.lerp(p[NEAR + n], p[n], over(pace, p[n]))
+        return p
+
+    return one
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs; w_i leaves, theta_i stays."""
+    moved = trained(ctx.hp)
+    p = own({**{k: down[k] for k in names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)
+    for epoch in range(ctx.count("epochs")):
+        p = scan(p, minibatches(data, ctx, epoch), envelope(ce_loss, moved, down), ctx)
+    up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in head_of(ctx.hp).buffers()}
+    return {k: p[k] for k in state}, up
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """(1 - beta) w + beta times the mean, exact at beta 0 and 1."""
+    return {k: torch.lerp(server[k], t, over(ctx.number("beta"), t)) for k, t in up.items()}
+
+
+def protocol(hp: Hp) -> Protocol:
+    """What ``eval`` says."""
+    return cast(Protocol, hp["eval"])
+
+
+METHOD = Method(
+    name="pfedme",
+    paper="Dinh et al., NeurIPS 2020",
+    summary="Own models held near the global one, which follows them.",
+    hparams=(
+        *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
+        *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
+        HParam("K", 5, "int", "inner steps on a batch", low=1),
+        HParam("lambda", 15.0, "float", "strength of the pull to w_i; 0 never moves w", low=0.0),
+        HParam("lr_p", 0.1, "float", "learning rate of the inner steps", low=0.0),
+        HParam("eta", 0.005, "float", "learning rate of w_i; eta * lambda = 1 makes it theta_i", low=0.0),
+        HParam("beta", 1.0, "float", "share of the clients' mean in the new w; 0 keeps w", low=0.0),
+        HParam("inner_decay", 0.0, "float", "weight decay of the inner steps (D-70)", low=0.0, official=0.001),
+        HParam(
+            "eval", "personalised", "choice", "deploy theta_i, or one w for all", choices=("personalised", "global")
+        ),
+    ),
+    defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    init=init_model,
+    enter=enter,
+    fit=fit,
+    aggregate=aggregate,
+    predict=predict,
+    protocol=protocol,
+    check=check_model,
+    paper_count=paper_count,
+)
