@@ -28,9 +28,10 @@ def unit(*shape, seed=0):
 
 
 @pytest.mark.parametrize("lead_x", [(), (M,), (1, M), (G, M)])
-@pytest.mark.parametrize("lead_w", ["none", "full"])
+@pytest.mark.parametrize("lead_w", ["none", "full", "shared"])
 def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
-    lead = () if lead_w == "none" else (G, M) if len(lead_x) == 2 else lead_x
+    full = (G, M) if len(lead_x) == 2 else lead_x
+    lead = {"none": (), "full": full, "shared": (*full[:-1], 1)[: len(full)]}[lead_w]
     x, W, b = draw(*lead_x, B, D), draw(*lead, C, D, seed=1), draw(*lead, C, seed=2)
     assert torch.allclose(affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12)
     assert torch.allclose(affine(x, W), torch.einsum("...bd,...cd->...bc", x, W), atol=1e-12)

@@ -51,7 +51,7 @@ def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape
         folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)
-        u = folded.view(M, -1, G, C).permute(2, 0, 1, 3)
+        u = folded.view(folded.shape[0], -1, G, C).permute(2, 0, 1, 3)  # M is 1 for a head that clients share
     elif b is not None and x.dim() == 3 and W.dim() == 3 and x.shape[0] == W.shape[0]:
         out: Tensor = _Batched.apply(x, W, b)
         return out
