@@ -233,7 +233,8 @@ def load_features(
     backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
     if len(keys) == 1 and store.has_text(backbone):
         matrix = store.text(backbone)
-        if "text" in method.needs or hp.get("init") in ("text", None):
+        how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
+        if "text" in method.needs or how == "text":
             text = torch.from_numpy(np.array(matrix, np.float32))
             digests.append(sha256_hex(np.ascontiguousarray(matrix).tobytes()))
     return Data(
