@@ -74,7 +74,8 @@ def cases():
         declared = {h.name for h in method.hparams}
         small_ = small(name)
         if "opt" in declared:
-            out += [(name, {**small_, "opt": "sgd", "lr": 0.05}), (name, {**small_, "opt": "adam", "lr": 0.01})]
+            rates = {"sgd": 0.05, "adam": 0.01}
+            out += [(name, {**small_, "opt": o, "lr": rates[o]}) for o in rates if o in method.hparam("opt").choices]
         else:
             out.append((name, small_))
     return out
@@ -124,6 +125,15 @@ VARIANTS = [
     ("supcon", {"views": "2", "tau": 0.2, "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
                 "drop_last": True, "proto_drop_last": True, "proto_norm": True}),
     ("supcon", {"bn": True, "infer_score": "cos", "reset_opt": False, "batch": 16, "dim": 5}),
+    ("fedntd", {"head": "mlp", "bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "tau": 3.0, "agg": "uniform"}),
+    ("fedntd", {"lr_decay": 0.5, "reset_opt": False, "init": "zero", "beta": 0.3, "lr": 0.5, "drop_last": True,
+                "batch": 8}),
+    ("scaffold", {"head": "linear", "lr_g": 0.5, "epochs": 2, "batch": 16}),
+    ("scaffold", {"bn": True, "bn_mode": "local", "dim": 5, "drop_last": True, "batch": 8}),
+    ("ditto", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "reset_opt": False, "lambda": 2.0}),
+    ("ditto", {"head": "linear", "opt": "sgd", "personal_epochs": 3, "batch": 16}),
+    ("moon", {"bn": True, "batch": 16, "dim": 5, "z_norm": "none", "reset_opt": False, "mu": 5.0}),
+    ("moon", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "opt": "sgd", "lr": 0.05, "tau": 0.1}),
 ]  # fmt: skip
 """Switches away from their defaults; every choice that a law could break appears at least once."""
 

@@ -78,7 +78,9 @@ class HParam:
         else:
             name = {"float": "a number", "int": "an integer"}[self.kind]
             words = name
-            if self.low is not None and self.high is not None:
+            if self.low is not None and self.low == self.high:
+                words = f"{self.low:g}"
+            elif self.low is not None and self.high is not None:
                 words = f"{name} from {self.low:g} to {self.high:g}"
             elif self.low is not None:
                 words = f"{name} of at least {self.low:g}"

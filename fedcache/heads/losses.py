@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, softplus
 
 MASKED = -1e30
 """Fills masked logits. Finite: with -inf a row whose candidates are all masked has a NaN gradient."""
@@ -111,3 +112,41 @@ def set_contrast(u: Tensor, y: Tensor, w: Tensor, inside: Tensor, *, anchored: b
     rows = (w.unsqueeze(-1) * real).to(u.dtype)
     known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2).clamp(min=torch.finfo(u.dtype).tiny)
     return (rows * per_row).sum(-2) / known
+
+
+def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """KL( softmax_{c != y}(g) || softmax_{c != y}(u) ): FedNTD's distillation of the classes that are not true.
+
+    Args:
+        u: [.., B, C] logits of the student, over the temperature.
+        g: [.., B, C] logits of the teacher, likewise; leading axes full or 1.
+        y: [.., B] class indices; their columns are left out of both.
+        w: [.., B] batch weights.
+
+    Returns:
+        [..]; exactly 0 at u = g, with a gradient that is exactly 0 in the column of y.
+    """
+    index = y.expand(u.shape[:-1]).unsqueeze(-1)
+    log_u = torch.log_softmax(u.scatter(-1, index, MASKED), -1)
+    log_g = torch.log_softmax(g.expand(u.shape).scatter(-1, index, MASKED), -1)
+    return (w * (log_g.exp() * (log_g - log_u)).sum(-1)).sum(-1)
+
+
+def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float | Tensor, w: Tensor) -> Tensor:
+    """-log[ e^{cos(z, near) / tau} / (e^{cos(z, near) / tau} + e^{cos(z, far) / tau}) ], MOON's contrast of models.
+
+    It is softplus((cos(z, far) - cos(z, near)) / tau): log 2 with zero gradient where ``near`` is ``far``.
+
+    Args:
+        z: [.., B, P] projections by the model that trains.
+        near: [.., B, P] by the model it is drawn to; leading axes full or 1.
+        far: [.., B, P] by the model it is pushed from, likewise.
+        tau: temperature, a number or shaped to scale [.., B].
+        w: [.., B] batch weights.
+
+    Returns:
+        [..].
+    """
+    z = normalize(z, dim=-1)
+    gap = (z * (normalize(far, dim=-1) - normalize(near, dim=-1))).sum(-1)
+    return (w * softplus(gap / tau)).sum(-1)

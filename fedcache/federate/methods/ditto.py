@@ -1,0 +1,83 @@
+"""Ditto: every client trains a model of its own, held near a FedAvg model that knows nothing of it.
+
+Li et al., "Ditto: fair and robust federated learning through personalization", ICML 2021:
+    w: FedAvg,    v_i <- argmin F_i(v) + (lambda/2) |v - w|^2,
+by local epochs on v_i against the w that was just received. v_i starts at the run's first weights. Only w travels.
+
+As in PFLlib v takes ``personal_epochs`` of the same optimiser with the same learning rate. Both models pass over the
+same batches in the same order, so each is, draw for draw, the method it becomes in the limit. The paper tunes lambda
+per data set; 0.1 is ours.
+
+Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Limits: w is ``fedavg`` bit for bit whatever lambda is; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
+v_i within lr |gradient| of w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero
+from fedcache.federate.method import HParam, personal_model
+from fedcache.federate.methods import fedavg, solo
+from fedcache.federate.methods.fedprox import proximal
+from fedcache.federate.models import ce_loss, head_of, trained
+from fedcache.federate.steps import train
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import logits
+
+OWN = "v/"
+"""Prefix of the personal model's tensors; what the global model leaves with the client has none."""
+
+
+def personal(state: Tree) -> Tree:
+    """v_i and its optimiser, by their plain names."""
+    return {k.removeprefix(OWN): t for k, t in state.items() if k.startswith(OWN)}
+
+
+def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """v_i at the run's first weights, and what FedAvg keeps."""
+    v = solo.enter(down, data, ctx)
+    return {**fedavg.enter(down, data, ctx), **{OWN + k: t for k, t in v.items()}}
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus (lambda/2) |v - w|^2."""
+    value, updates = ce_loss(p, batch, down, ctx)
+    lam = ctx.number("lambda")
+    if is_zero(lam):
+        return value, updates  # the same bits as solo, at the same price
+    return value + 0.5 * lam * proximal(p, down, ctx), updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """FedAvg's local epochs on w, then those on v_i."""
+    kept, up = fedavg.METHOD.fit(down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx)
+    epochs = ctx.count("epochs" if ctx.hp["personal_epochs"] is None else "personal_epochs")
+    v = train(personal(state), trained(ctx.hp), epochs, loss, down, data, ctx)
+    return {k: v[k.removeprefix(OWN)] if k.startswith(OWN) else kept[k] for k in state}, up
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C] of the client's own model."""
+    return logits(head_of(ctx.hp), {**down, **personal(state)}, x)[0]
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="ditto",
+    paper="Li et al., ICML 2021",
+    summary="A FedAvg model, and a model of every client's own that is held near it.",
+    hparams=(
+        *fedavg.METHOD.hparams,
+        HParam("lambda", 0.1, "float", "strength of the pull on the personal model; 0 is solo", low=0.0),
+        HParam("personal_epochs", None, "int", "local epochs of the personal model", low=0, auto="epochs"),
+    ),
+    enter=enter,
+    fit=fit,
+    predict=predict,
+    protocol=personal_model,
+)

@@ -1,0 +1,89 @@
+"""MOON: clients are drawn to the broadcast model's projection and pushed from that of their own last model.
+
+Li, He & Song, "Model-contrastive federated learning", CVPR 2021. With z = P(x) of the model that trains, z_g of the
+model that was received and z_prev of the client's model at the end of its last round,
+    L = CE + mu * mean of -log[ e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_prev) / tau}) ].
+z_g and z_prev are constants. A client that takes part for the first time has no last model: z_prev is z_g, whose term
+is log 2 without a gradient. (Released code starts from the first weights, which differs only for clients that come
+late.) With ``bn`` all three normalise with the statistics of the batch. mu = 1 and tau = 0.5 as in PFLlib; the paper
+tunes mu in {0.1, 1, 5, 10} and keeps tau.
+
+Released FedPCL code has no MOON; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
+Limits: mu = 0 is ``fedavg`` bit for bit, and so is every client's first round for every mu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero, over
+from fedcache.federate.method import HParam
+from fedcache.federate.methods import fedavg
+from fedcache.federate.models import (
+    AGG,
+    BN_MODE,
+    FEAT_POST,
+    LOGIT_HEAD,
+    MLP,
+    PROJECTION,
+    TRAINING,
+    ce_loss,
+    declare,
+    head_of,
+    names,
+    trained,
+)
+from fedcache.federate.steps import train
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import cross_entropy, model_contrast
+from fedcache.heads.projection import classify, embed
+
+LAST = "last/"
+"""Prefix of the projection the client ended its last round with."""
+
+
+def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """The received projection for a last one, and what FedAvg keeps."""
+    return {**fedavg.enter(down, data, ctx), **{LAST + n: down[n] for n in head_of(ctx.hp).body()}}
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus mu times the contrast of models."""
+    mu = ctx.number("mu")
+    if is_zero(mu):
+        return ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+    head, x, w = head_of(ctx.hp), batch["x"], batch["w"]
+    z, updates = embed(head, p, x, w)
+    with torch.no_grad():
+        # Statistics of the batch, not running ones, whose updates nobody wants here.
+        received = embed(head, {**p, **{n: down[n] for n in head.body()}}, x, w)[0]
+        last = embed(head, {**p, **{n: p[LAST + n] for n in head.body()}}, x, w)[0]
+    value = cross_entropy(classify(head, p, z), batch["y"], w)
+    return value + mu * model_contrast(z, received, last, over(ctx.number("tau"), w), w), updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs; the projection they end with is the last one."""
+    p = {**{k: down[k] for k in names(ctx.hp) if k not in state}, **state}
+    p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    return {k: p[k.removeprefix(LAST)] for k in state}, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="moon",
+    paper="Li, He & Song, CVPR 2021",
+    summary="FedAvg whose clients contrast their projection with the broadcast one and with their own last one.",
+    hparams=(
+        *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING),
+        HParam("init", "shared", "choice", "initial weights from the broadcast seed", choices=("shared",)),
+        HParam("mu", 1.0, "float", "weight of the contrast; 0 is fedavg", low=0.0),
+        HParam("tau", 0.5, "float", "temperature of the contrast", low=1e-6),
+    ),
+    enter=enter,
+    fit=fit,
+)

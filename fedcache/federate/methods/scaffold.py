@@ -1,0 +1,133 @@
+"""SCAFFOLD: control variates take the clients' drift out of local training.
+
+Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020. The server holds x
+and c, client i holds c_i, all variates 0 at first. A client takes K steps of plain SGD from y = x,
+    y <- y - lr (g(y) - c_i + c),    then    c_i+ = c_i - c + (x - y) / (K lr)      (option II)
+and sends y and c_i+ - c_i; with S clients of M the server sets
+    x <- x + (lr_g / S) sum_i (y_i - x),    c <- c + (1 / M) sum_i (c_i+ - c_i).
+The correction is the linear term <c - c_i, y> of the loss; decay counts as part of the loss.
+
+Option II reads the mean gradient off the distance travelled, which is right for plain SGD and for nothing else: there
+is no other ``opt``, and momentum must be 0. Both means are uniform, as printed; a run that rests has c = 0, so weights
+n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i.
+
+Released FedPCL code has no SCAFFOLD; preset ``official`` is its setting of the other baselines (D-09, D-13).
+Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, dot, over
+from fedcache.federate.method import Hp, HParam
+from fedcache.federate.methods import fedavg
+from fedcache.federate.models import (
+    FEAT_POST,
+    MODEL,
+    TRAINING,
+    ce_loss,
+    declare,
+    head_of,
+    init_model,
+    init_param,
+    names,
+    trained,
+)
+from fedcache.federate.steps import batch_sizes, train
+from fedcache.heads.linear import Tree
+
+PLAIN = (
+    HParam("opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)),
+    HParam("momentum", 0.0, "float", "option II is right for plain SGD only", low=0.0, high=0.0),
+)
+
+
+def variates(hp: Hp) -> tuple[str, ...]:
+    """Names of the control variates: one for every tensor a gradient moves."""
+    return tuple(f"c/{n}" for n in trained(hp))
+
+
+def init(ctx: Ctx) -> Tree:
+    """Initial weights, and c = 0."""
+    p = init_model(ctx)
+    return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in trained(ctx.hp)}}
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """c_i = 0, and what stays of BatchNorm."""
+    kept = {k: down[k] for k in fedavg.own_statistics(ctx.hp)}
+    return {**kept, **{c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}}
+
+
+def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy plus <c - c_i, y>."""
+    value, updates = ce_loss(p, batch, down, ctx)
+    for name in trained(ctx.hp):
+        value = value + dot(p[f"shift/{name}"], p[name], ctx)
+    return value, updates
+
+
+def travelled(data: LaneData, ctx: Ctx) -> Tensor:
+    """K lr of every lane: local steps times the learning rate, [*lead] with axes of 1 where lanes agree."""
+    steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
+    K = torch.tensor(steps, dtype=ctx.env.dtype, device=ctx.env.device)
+    return ctx.number("lr") * K.reshape(data.rows.shape[:-1])
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Corrected local epochs, then c_i by option II."""
+    known = {**down, **state}
+    p = {k: known[k] for k in names(ctx.hp)}
+    p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in trained(ctx.hp)}
+    p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    far = travelled(data, ctx)
+    kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
+    up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+    for n in trained(ctx.hp):
+        old, length = state[f"c/{n}"], torch.as_tensor(over(far, p[n]))
+        new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
+        kept[f"c/{n}"] = torch.where(length > 0, new, old)
+        up[f"c/{n}"] = kept[f"c/{n}"] - old
+    return kept, up
+
+
+def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """x by lr_g, c by the share of the clients that took part; BatchNorm's statistics are averaged."""
+    share, lr_g = len(ctx.ids) / ctx.env.clients, ctx.number("lr_g")
+    out = {**server, **up}
+    for n in trained(ctx.hp):
+        out[f"c/{n}"] = server[f"c/{n}"] + share * up[f"c/{n}"]
+        if isinstance(lr_g, Tensor) or lr_g != 1.0:  # at 1 the mean itself, without a rounding
+            out[n] = server[n] + over(lr_g, up[n]) * (up[n] - server[n])
+    return out
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """All weights and their variates, both ways."""
+    n = 2 * head_of(hp).paper_weights(width, classes)
+    return n, n
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="scaffold",
+    paper="Karimireddy et al., ICML 2020",
+    summary="FedAvg with control variates against the drift of clients; twice its traffic.",
+    hparams=(
+        *declare(FEAT_POST, MODEL, init_param(independent=False)),
+        *PLAIN,
+        *(h for h in declare(TRAINING, lr=0.1) if h.name not in ("opt", "momentum", "reset_opt")),
+        HParam("lr_g", 1.0, "float", "the server's step towards the mean of its clients", low=0.0),
+    ),
+    init=init,
+    enter=enter,
+    fit=fit,
+    pool=lambda _hp: {"": "uniform"},
+    aggregate=aggregate,
+    paper_count=paper_count,
+)
