@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from federation import PER_ROUND, VARIANTS, C, cases, difference, federation, gap, go, ids, images_of, small
 from safetensors.torch import load, save
+from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import run
@@ -240,8 +242,45 @@ def test_accuracies_are_those_of_the_predictions():
     assert list(out.client_accuracy) == [right[c.test].mean() for c in clients]
     union = np.concatenate([c.test for c in clients])
     assert out.evaluation.global_accuracy == right[union].mean()
+    f1 = partial(f1_score, average="macro")
+    assert out.evaluation.macro_f1 == pytest.approx(f1(data.y[union], out.predict(data.x)[union]))
+    own = go("solo", {}, data, clients, participation=None).evaluation
+    each = np.split(own.predictions, np.cumsum([len(c.test) for c in clients])[:-1])
+    scores = [f1(data.y[c.test], p, labels=data.y[c.test].unique()) for c, p in zip(clients, each, strict=True)]
+    assert own.macro_f1 == pytest.approx(np.mean(scores))
     for d, accuracy in out.evaluation.by_domain.items():
         assert accuracy == right[union[union % 2 == d]].mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "trained"),
+    [
+        ("fedavg", {"dim": 5}, 5 * 11 + 5 + 6 * 5 + 6),
+        ("fedavg", {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16}, 5 * 11 + 5 + 6 * 5 + 6 + 2 * 5),
+        ("fedavg", {"head": "linear", "reset_opt": False}, 6 * 11 + 6),
+        ("solo", {"dim": 5}, 96),
+        ("scaffold", {"dim": 5}, 96),
+        ("ditto", {"dim": 5}, 96),
+        ("moon", {"dim": 5}, 96),
+        ("fedpcl", {"dim": 5}, 60),
+        ("fedproto", {"dim": 5}, 96),
+        ("fst-cbdg", {}, 72),
+        ("fed3r", {}, 72),
+        ("clip-zs", {}, 0),
+    ],
+)
+def test_only_what_is_trained_and_deployed_counts_as_trained(name, settings, trained):
+    assert go(name, settings).trainable == trained
+
+
+def test_classes_are_owned_by_training_rows():
+    data, clients = federation()
+    out = go("clip-zs", {}, data, clients)
+    assert out.classes_owned == tuple(len(set(data.y[c.train].tolist())) for c in clients)
+    assert out.classes_owned[0] == 1
+    assert max(out.classes_owned) == 3
+    unknown = go("clip-zs", {}, replace(data, y=torch.where(data.y == 0, -1, data.y)), clients)
+    assert unknown.classes_owned == tuple(len(set(data.y[c.train].tolist()) - {0}) for c in clients)
 
 
 def test_a_test_row_that_two_clients_hold_counts_once_globally():

@@ -284,6 +284,12 @@ def test_macro_f1_is_scikit_learns():
     g = np.random.default_rng(0)
     y, p = g.integers(0, 5, 200), g.integers(0, 5, 200)
     assert macro_f1(p, y, 5) == pytest.approx(f1_score(y, p, average="macro"))
+    few = np.array([0, 0, 3, 3, 3])  # class 4 is predicted and never there; 1 and 2 are neither
+    other = np.array([0, 4, 3, 3, 4])
+    assert macro_f1(other, few, 7) == pytest.approx(f1_score(few, other, average="macro", labels=np.unique(few)))
+    assert macro_f1(other, few, 7) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert macro_f1(np.array([0, 4, 3, 3, 4, 1]), np.array([*few, -1]), 7) == macro_f1(other, few, 7)
+    assert np.isnan(macro_f1(np.empty(0, np.int64), np.empty(0, np.int64), 7))
 
 
 def test_features_are_prepared_as_asked():

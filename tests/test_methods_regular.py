@@ -211,6 +211,12 @@ def test_who_does_not_move_observes_no_gradient(still):
     out = go("scaffold", {"head": "linear", **still})
     assert all(float(t.abs().max()) == 0.0 for s in out.states.values() for t in s.values())
     assert float(out.server["c/W"].abs().max()) == 0.0
+    saved = []  # nor does it forget the ones it has
+    moved = go("scaffold", {"head": "linear"}, rounds=2, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    rests = go("scaffold", {"head": "linear", **still}, rounds=3, state=saved[-1])
+    assert float(moved.server["c/W"].abs().max()) > 0.0
+    assert gap(moved.server, rests.server) == 0.0
+    assert all(gap(s, rests.states[i]) == 0.0 for i, s in moved.states.items())
 
 
 @pytest.mark.parametrize(("key", "value", "legal"), [("opt", "adam", "sgd"), ("momentum", "0.9", "expected 0.")])

@@ -51,6 +51,9 @@ def test_every_method_trains_from_the_command_line(store: Path, name: str) -> No
         "seeds",
         "accuracy",
         "fairness",
+        "macro_f1",
+        "parameters",
+        "classes_owned",
         "traffic",
         "seconds",
         "digest",
@@ -60,6 +63,9 @@ def test_every_method_trains_from_the_command_line(store: Path, name: str) -> No
     assert len(data["accuracy"]["per_client"]) == 3
     assert len(data["accuracy"]["per_seed"]) == 2
     assert 0 <= data["accuracy"]["mean"] <= 1
+    assert data["macro_f1"]["mean"] == pytest.approx(sum(data["macro_f1"]["per_seed"]) / 2)
+    assert 0 < data["macro_f1"]["mean"] <= 1
+    assert data["classes_owned"]["per_client"] == [3.0] * 3
     assert set(data["traffic"]) >= {"up", "down", "paper", "exact"}
     assert set(data["seconds"]) >= {"extract", "train"}
 
@@ -72,6 +78,25 @@ def test_the_same_run_again_is_returned_and_not_run(store: Path) -> None:
     assert again["accuracy"] == first["accuracy"]
     other = ok("train", "--method", "fedavg", *IID, "--rounds", 2, "--set", "lr=0.5").data
     assert other["digest"] != first["digest"]
+
+
+def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
+    words = ("--method", "fst-cbdg", *IID, "--rounds", 5, "--participation", "all", "--seeds", "0,1")
+    done = ok("train", *words, "--backbones", "glyph-clip", "--eval-every", 2)
+    data = done.data
+    assert data["parameters"] == {"trainable": 3 * 128 + 3, "fixed": 1_360_664}
+    lines = [json.loads(line) for line in (Path(data["path"]) / "rounds.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in data["accuracy"]["per_round"]] == [2, 4, 5]
+    for point in data["accuracy"]["per_round"]:
+        scored = [r["accuracy"] for r in lines if r["round"] == point["round"]]
+        assert point["mean"] == pytest.approx(sum(scored) / 2)
+    assert data["accuracy"]["per_round"][-1]["mean"] == data["accuracy"]["mean"]
+    assert {r["round"] for r in lines if r["diagnostics"]} == {2, 4, 5}
+    assert all(0 <= r["diagnostics"]["pseudo_accuracy"] <= 1 for r in lines if r["diagnostics"])
+    told = fedcache("train", *words, "--backbones", "random-projection", "--method", "fedavg").out
+    assert "3 to 3 of 3 classes per client" in told
+    assert "macro-F1" in told
+    assert "fixed" not in told, "nobody knows what a random projection holds"
 
 
 def test_a_fresh_run_is_bit_identical(store: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcache.extract.backbones.parameters import PARAMETERS
+
 if TYPE_CHECKING:
     from fedcache.api.runs import Identity
     from fedcache.api.settings import Setting
@@ -24,6 +26,7 @@ class Seeded:
         accuracy: headline of the last round, a fraction.
         per_client: fractions; None for a client that could not be scored.
         mean_client: unweighted mean over clients.
+        macro_f1: headline of the last round, a fraction.
         by_domain: accuracy per domain name.
         fairness: spread over clients.
         traffic: totals of the run in scalars and bytes.
@@ -32,6 +35,8 @@ class Seeded:
         protocol: global | personalised.
         fidelity: exact | cached_views | approx.
         lift: the lift that ran, with its chunk.
+        classes_owned: per client, of its training rows.
+        trainable: scalars of the deployed model that training sets.
         warnings: sentences.
         seconds: wall time; lives in measured.json only.
         measured: seconds per round and lift details; likewise.
@@ -41,6 +46,7 @@ class Seeded:
     accuracy: float | None
     per_client: list[float | None]
     mean_client: float | None
+    macro_f1: float | None
     by_domain: dict[str, float]
     fairness: dict[str, float | None]
     traffic: dict[str, int]
@@ -52,6 +58,8 @@ class Seeded:
     chunk: int
     threads: int
     clients: list[str]
+    classes_owned: list[int]
+    trainable: int
     warnings: list[str]
     seconds: float
     measured: dict[str, Any]
@@ -89,6 +97,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
             "round": r.round,
             "clients": list(r.clients),
             "accuracy": number(r.accuracy),
+            "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
             "traffic": asdict(r.traffic),
         }
         for r in outcome.records
@@ -99,6 +108,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         accuracy=number(evaluation.accuracy),
         per_client=[number(a) for a in evaluation.client_accuracy.tolist()],
         mean_client=number(evaluation.mean_accuracy),
+        macro_f1=number(evaluation.macro_f1),
         by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
         fairness={k: number(v) for k, v in outcome.fairness.items()},
         traffic=totals,
@@ -110,6 +120,8 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         chunk=outcome.chunk,
         threads=outcome.threads,
         clients=list(outcome.clients),
+        classes_owned=list(outcome.classes_owned),
+        trainable=outcome.trainable,
         warnings=list(outcome.warnings),
         seconds=seconds,
         measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
@@ -134,6 +146,9 @@ def summarise(
     domains = {name: mean_std([d.by_domain.get(name) for d in done])[0] for name in first.by_domain}
     partition = setting.partitions[first.seed]
     fairness = {k: mean_std([d.fairness[k] for d in done])[0] for k in first.fairness}
+    f1, f1_std = mean_std([d.macro_f1 for d in done])
+    owned = np.array([d.classes_owned for d in done], np.float64).mean(0)
+    fixed = [PARAMETERS.get(name) for name in setting.backbones]
     totals = {k: sum(d.traffic[k] for d in done) for k in first.traffic}
     return {
         "method": setting.method.name,
@@ -166,7 +181,14 @@ def summarise(
             "per_client": [mean_std(values)[0] for values in per_client],
             "per_domain": domains,
             "client_mean": mean_std([d.mean_client for d in done])[0],
+            "per_round": _curve(done),
         },
+        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [d.macro_f1 for d in done]},
+        "parameters": {
+            "trainable": first.trainable,
+            "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
+        },
+        "classes_owned": {"per_client": owned.tolist(), "mean": float(owned.mean())},
         "clients": list(first.clients),
         "fairness": fairness,
         "traffic": {
@@ -195,6 +217,12 @@ def summarise(
         "code": identity.code,
         "digest": identity.digest,
     }
+
+
+def _curve(done: Sequence[Seeded]) -> list[dict[str, Any]]:
+    """Mean accuracy over seeds of every round that was scored; the last one always is."""
+    seen = [{r["round"]: r["accuracy"] for r in d.rounds if r["accuracy"] is not None} for d in done]
+    return [{"round": r, "mean": mean_std([s.get(r) for s in seen])[0]} for r in seen[0]]
 
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:

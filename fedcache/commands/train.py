@@ -169,6 +169,12 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         f"{name}: accuracy {percent(accuracy['mean'])} %{spread}",
         f"  {what}; {setting}, {result['lift']}",
     ]
+    owned, size = result["classes_owned"]["per_client"], result["parameters"]
+    fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
+    lines.append(
+        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {min(owned):g} to {max(owned):g} of {result['classes']} "
+        f"classes per client; {size['trainable']:,} parameters trained{fixed}"
+    )
     if len(accuracy["per_domain"]) > 1:
         lines.append(
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())

@@ -16,6 +16,7 @@ from fedcache.federate.clients import ClientRows, Data, lane_data
 from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.lifts import Lift, choose
 from fedcache.federate.method import Method, Value, keep_down
+from fedcache.federate.metrics import classes_owned
 from fedcache.federate.mixed import Own
 from fedcache.federate.outcome import STATE_VERSION, Evaluation, Outcome, RoundRecord, Snapshot, pack, unpack
 from fedcache.federate.rounds import Rounds
@@ -204,6 +205,7 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
 
 def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
     protocol = job.method.protocol(job.hp)
+    labels = job.data.y.cpu().numpy()
 
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
@@ -231,6 +233,8 @@ def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Ev
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
         clients=tuple(c.name for c in job.clients),
+        classes_owned=tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in job.clients),
+        trainable=job.method.trainable(job.server, next(iter(job.states.values()), {})),
         server=job.server,
         states=job.states,
         warnings=tuple(job.warnings),

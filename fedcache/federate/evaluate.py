@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.clients import ClientRows, Data
+from fedcache.federate.metrics import macro_f1
 from fedcache.federate.outcome import Evaluation
 
 BLOCK = 4096
@@ -32,14 +33,16 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     tests = [np.asarray(c.test, np.int64) for c in clients]
     rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)
     predictions = predict_rows(scores, data.x, rows)
-    right = _right(predictions, data.y.cpu().numpy()[rows])
+    truth = data.y.cpu().numpy()[rows]
+    right = _right(predictions, truth)
     accuracy = np.full(len(clients), np.nan)
     start = 0
     for i, test in enumerate(tests):
         if len(test):
             accuracy[i] = _mean(right[place[start : start + len(test)]])
         start += len(test)
-    return Evaluation(accuracy, _mean(right), _by_domain(data, rows, right), rows, predictions)
+    f1 = macro_f1(predictions, truth, data.classes)
+    return Evaluation(accuracy, _mean(right), f1, _by_domain(data, rows, right), rows, predictions)
 
 
 def evaluate_personal(
@@ -64,7 +67,7 @@ def evaluate_personal(
     union = np.unique(np.concatenate([np.asarray(c.test, np.int64) for c in clients]))
     y = data.y.cpu().numpy()
     accuracy = np.full(len(clients), np.nan)
-    rows, predictions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    rows, predictions, f1 = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
     for i, client in enumerate(clients):
         test = union if everywhere else np.asarray(client.test, np.int64)
         scores = model(i) if len(test) else None
@@ -72,10 +75,12 @@ def evaluate_personal(
             continue
         predicted = predict_rows(scores, features(i), test)
         accuracy[i] = _mean(_right(predicted, y[test]))
+        f1.append(macro_f1(predicted, y[test], data.classes))
         rows.append(test)
         predictions.append(predicted)
     flat, guess = np.concatenate(rows), np.concatenate(predictions)
-    return Evaluation(accuracy, None, _by_domain(data, flat, _right(guess, y[flat])), flat, guess, headline)
+    by_domain = _by_domain(data, flat, _right(guess, y[flat]))
+    return Evaluation(accuracy, None, _mean(np.array(f1)), by_domain, flat, guess, headline)
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.heads.linear import Tree
+from fedcache.heads.projection import TRAINED
 
 if TYPE_CHECKING:
     from fedcache.federate.clients import LaneData
@@ -176,6 +177,11 @@ def numel(tree: Tree, _ctx: Ctx) -> int:
     return sum(t.numel() for t in tree.values() if t.is_floating_point())
 
 
+def head_weights(server: Tree, state: Tree) -> int:
+    """Scalars of the tensors of a head that training sets, each counted once wherever it lies."""
+    return sum(t.numel() for k, t in {**state, **server}.items() if k in TRAINED)
+
+
 def average(hp: Hp) -> Mapping[str, Pooling]:
     """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
     return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}
@@ -235,6 +241,7 @@ class Method:
             where the paper counts exactly what travels.
         sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
         received: (down, ctx) -> scalars that travel.
+        trainable: (server, one client's state) -> scalars of a deployed model that training sets.
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
@@ -267,6 +274,7 @@ class Method:
     central: bool = False
     sent: Count = numel
     received: Count = numel
+    trainable: Callable[[Tree, Tree], int] = head_weights
     fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     reads_test: Callable[[Hp], bool] = lambda _hp: False

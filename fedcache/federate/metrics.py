@@ -55,13 +55,22 @@ def entropy_bits(q: Tensor) -> Tensor:
 
 
 def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
-    """Unweighted mean over the classes present in ``label`` of the F1 score of [N] predictions."""
-    f1 = []
-    for c in range(classes):
-        truth, guess = label == c, predicted == c
-        if truth.any():
-            f1.append(2.0 * np.sum(truth & guess) / (truth.sum() + guess.sum()))
-    return float(np.mean(f1)) if f1 else math.nan
+    """Unweighted mean over the classes present in ``label`` of the F1 score of [N] predictions.
+
+    A class that is only predicted lowers the score of those it was taken for, and has none of its own: scikit-learn's
+    ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows of label -1 are unknown and left out.
+    """
+    known = label >= 0
+    label, predicted = label[known], predicted[known]
+    right = np.bincount(label[label == predicted], minlength=classes)
+    truth, guess = np.bincount(label, minlength=classes), np.bincount(predicted, minlength=classes)
+    present = truth > 0
+    return float(np.mean(2.0 * right[present] / (truth + guess)[present])) if present.any() else math.nan
+
+
+def classes_owned(label: np.ndarray) -> int:
+    """Distinct known classes among the labels [n] of a client's training rows."""
+    return len(np.unique(label[label >= 0]))
 
 
 def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:

@@ -56,6 +56,7 @@ class Evaluation:
     Attributes:
         client_accuracy: [M] fractions; NaN for a client without test rows or without a deployed model.
         global_accuracy: of one model on the union of all test rows; None for personal models.
+        macro_f1: of one model on the union of all test rows, or the unweighted mean over personal models.
         by_domain: domain number -> accuracy over its test rows, if domains are known.
         rows: int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another.
         predictions: int64 predicted classes of ``rows``.
@@ -64,6 +65,7 @@ class Evaluation:
 
     client_accuracy: np.ndarray
     global_accuracy: float | None
+    macro_f1: float
     by_domain: dict[int, float]
     rows: np.ndarray
     predictions: np.ndarray
@@ -102,6 +104,8 @@ class Outcome:
         threads: of torch, in this process.
         dtype: of the computation.
         clients: their names.
+        classes_owned: classes among each client's training rows.
+        trainable: scalars of the deployed model that training sets.
         server: the final server tensors.
         states: client number -> its tensors.
         warnings: sentences.
@@ -120,6 +124,8 @@ class Outcome:
     threads: int
     dtype: torch.dtype
     clients: tuple[str, ...]
+    classes_owned: tuple[int, ...]
+    trainable: int
     server: Tree
     states: dict[int, Tree]
     warnings: tuple[str, ...]

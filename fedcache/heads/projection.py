@@ -14,6 +14,9 @@ from torch.nn.functional import normalize
 
 from fedcache.heads.linear import Tree, Uniform, affine, init_linear
 
+TRAINED = ("W", "b", "P.W", "P.b", "P.gain", "P.shift", "Q.W", "Q.b")
+"""Names that the trained tensors of any head have."""
+
 BN_MOMENTUM = 0.1
 BN_EPS = 1e-5
 
