@@ -170,9 +170,10 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         f"  {what}; {setting}, {result['lift']}",
     ]
     owned, size = result["classes_owned"]["per_client"], result["parameters"]
+    span = "" if min(owned) == max(owned) else f"{min(owned):g} to "
     fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
     lines.append(
-        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {min(owned):g} to {max(owned):g} of {result['classes']} "
+        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(owned):g} of {result['classes']} "
         f"classes per client; {size['trainable']:,} parameters trained{fixed}"
     )
     if len(accuracy["per_domain"]) > 1:

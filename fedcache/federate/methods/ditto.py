@@ -6,7 +6,7 @@ by local epochs on v_i against the w that was just received. v_i starts at the r
 
 As in PFLlib v takes ``personal_epochs`` of the same optimiser with the same learning rate. Both models pass over the
 same batches in the same order, so each is, draw for draw, the method it becomes in the limit. The paper tunes lambda
-per data set; 0.1 is ours.
+per data set; 1 is ours.
 
 Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-09, D-13, D-14).
 Limits: w is ``fedavg`` bit for bit whatever lambda is; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
@@ -73,7 +73,7 @@ METHOD = replace(
     summary="A FedAvg model, and a model of every client's own that is held near it.",
     hparams=(
         *fedavg.METHOD.hparams,
-        HParam("lambda", 0.1, "float", "strength of the pull on the personal model; 0 is solo", low=0.0),
+        HParam("lambda", 1.0, "float", "strength of the pull on the personal model; 0 is solo", low=0.0),
         HParam("personal_epochs", None, "int", "local epochs of the personal model", low=0, auto="epochs"),
     ),
     enter=enter,

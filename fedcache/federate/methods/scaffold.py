@@ -8,8 +8,9 @@ and sends y and c_i+ - c_i; with S clients of M the server sets
 The correction is the linear term <c - c_i, y> of the loss; decay counts as part of the loss.
 
 Option II reads the mean gradient off the distance travelled, which is right for plain SGD and for nothing else: there
-is no other ``opt``, and momentum must be 0. Both means are uniform, as printed; a run that rests has c = 0, so weights
-n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i.
+is no other ``opt``, and momentum must be 0. Both means are uniform, as printed; a run that has come to rest has c = 0,
+so weights n_i on x alone would not make it minimise the weighted loss. K lr = 0 keeps c_i. The paper tunes lr; 1 is
+ours, because plain SGD is slow on projections of unit length.
 
 Released FedPCL code has no SCAFFOLD; preset ``official`` is its setting of the other baselines (D-09, D-13).
 Limits: while c and all c_i are 0 (round 1) it is ``fedavg`` with ``agg=uniform`` bit for bit; c is the mean of all c_i.
@@ -121,7 +122,7 @@ METHOD = replace(
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *PLAIN,
-        *(h for h in declare(TRAINING, lr=0.1) if h.name not in ("opt", "momentum", "reset_opt")),
+        *(h for h in declare(TRAINING, lr=1.0) if h.name not in ("opt", "momentum", "reset_opt")),
         HParam("lr_g", 1.0, "float", "the server's step towards the mean of its clients", low=0.0),
     ),
     init=init,
