@@ -99,6 +99,16 @@ def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
     assert "fixed" not in told, "nobody knows what a random projection holds"
 
 
+def test_the_code_of_a_run_is_its_method_and_what_that_imports() -> None:
+    import fedcache
+    from fedcache.api.runs import _with_imports
+
+    methods = Path(fedcache.__file__).parent / "federate" / "methods"
+    assert _with_imports(methods, "solo") == {"solo"}
+    assert _with_imports(methods, "fedprox") == {"fedprox", "fedavg"}
+    assert _with_imports(methods, "ditto") == {"ditto", "fedavg", "solo", "fedprox"}
+
+
 def test_a_fresh_run_is_bit_identical(store: Path) -> None:
     words = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--seeds", "0,1")
     path = Path(ok(*words).data["path"])
