@@ -109,6 +109,17 @@ def test_the_code_of_a_run_is_its_method_and_what_that_imports() -> None:
     assert _with_imports(methods, "ditto") == {"ditto", "fedavg", "solo", "fedprox"}
 
 
+def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None:
+    still = (*IID, "--rounds", 1, "--set", "epochs=0")
+    zero_shot = ok("train", "--method", "clip-zs", *IID, "--backbones", "glyph-clip").data["accuracy"]
+    for words in (("central",), ("fedntd",), ("fedavg", "--set", "head=linear")):
+        start = ok("train", "--method", *words, *still, "--participation", "all", "--backbones", "glyph-clip").data
+        assert start["accuracy"]["per_client"] == zero_shot["per_client"], words
+        assert len(start["features"]) == 2  # the text is part of what the result was made from
+    plain = ok("train", "--method", "fedavg", *still, "--participation", "all", "--backbones", "glyph-clip").data
+    assert len(plain["features"]) == 1
+
+
 def test_a_fresh_run_is_bit_identical(store: Path) -> None:
     words = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--seeds", "0,1")
     path = Path(ok(*words).data["path"])
