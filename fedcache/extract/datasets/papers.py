@@ -21,6 +21,7 @@ from fedcache.extract.datasets.paper import Paper, Place
 from fedcache.extract.datasets.paper_formats import FORMATS
 from fedcache.extract.datasets.paper_rows import Rows
 from fedcache.store.files import digest_of
+from fedcache.store.samples import HELD_OUT, held_out
 
 WORDS = {0: "train", 1: "test", 2: "validation"}
 """Names of the split codes."""
@@ -76,8 +77,8 @@ def load(rest: str, context: Context) -> Dataset:
     if len(differs) > 3:
         notes.append(f"{len(differs) - 3} more such differences: fedcache datasets check {rest} {place.root}")
     if not np.any(split == TEST):
-        split[dataset.held_out(label, domain, uid, split != TEST)] = TEST
-        notes.append("no split given: of each class the fifth with the smallest uids is the test set")
+        split[held_out(label, domain, uid, split != TEST)] = TEST
+        notes.append(f"no split given: {HELD_OUT} is the test set")
     if unreadable:
         notes.append(f"{unreadable:,} cannot be read and will be quarantined")
     counts = dataset.counts(split, held.classes, held.domains)
