@@ -1,0 +1,259 @@
+"""The registry: one TOML file for each table or figure, read into plain values and checked.
+
+A cell is what one run measures: labels, everything that determines the run, and what the paper prints for it. What the
+cells of a file share is written once, in ``[protocol]`` and ``[axes]``; later wins, and mappings are merged.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+
+KINDS = ("runs", "model", "partition", "entropy", "heatmap", "noise", "formula")
+MERGED = ("set", "args", "recipe", "options")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a paper prints.
+
+    Attributes:
+        mean: the number, in the unit of its metric (per cent for accuracies); None for a text.
+        std: its spread over runs, where printed.
+        text: a text, as in tables of layers and of sizes.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: its labels, what determines it, and what is printed.
+
+    Attributes:
+        labels: name of the column -> value.
+        method: name on the command line; "" where nothing is trained.
+        preset: paper | official.
+        set: hyperparameters that differ from the preset.
+        backbones: names, in the order of concatenation.
+        recipe: departures from the backbones' native recipes.
+        dataset: a spec.
+        domain: domains that are dealt; () for all.
+        scheme: of the partition; "" where nothing is dealt.
+        args: its arguments.
+        rounds: None for the method's own.
+        participation: clients a round, None for the method's own.
+        seeds: of the runs; each draws its own partition.
+        eval_every: rounds between scores, for curves.
+        metrics: what is measured.
+        printed: one per metric; None where nothing is printed.
+        options: what kinds other than ``runs`` read.
+    """
+
+    labels: Mapping[str, str]
+    method: str = ""
+    preset: str = "paper"
+    set: Mapping[str, Any] = field(default_factory=dict)
+    backbones: tuple[str, ...] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    dataset: str = ""
+    domain: tuple[str, ...] = ()
+    scheme: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    participation: str | None = None
+    seeds: str = "0"
+    eval_every: int = 0
+    metrics: tuple[str, ...] = ()
+    printed: tuple[Printed | None, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def at(self) -> tuple[str, ...]:
+        """The values of the labels."""
+        return tuple(self.labels.values())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A statement about two cells: ``metric`` of one minus that of the other."""
+
+    of: tuple[str, ...]
+    minus: tuple[str, ...]
+    metric: str
+    printed: Printed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or figure.
+
+    Attributes:
+        name: as ``fedcache reproduce`` takes it.
+        title: a few words.
+        paper: and the number of the table in it.
+        kind: how its cells are measured, one of ``KINDS``.
+        setting: the protocol in words.
+        labels: columns that tell rows apart.
+        metrics: columns of numbers.
+        printed_seeds: runs behind a printed mean; 0 where that makes no sense.
+        not_given: what the paper does not say, and what is taken instead.
+        notes: what it contradicts itself in, and what to know.
+        cells: the rows.
+        differences: statements about two rows.
+    """
+
+    name: str
+    title: str
+    paper: str
+    kind: str
+    setting: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    printed_seeds: int
+    not_given: tuple[str, ...]
+    notes: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    differences: tuple[Difference, ...]
+
+    def roles(self) -> tuple[str, ...]:
+        """The backbones it names, in order of appearance; ``pixels`` has no weights and plays no role."""
+        named = [b for cell in self.cells for b in cell.backbones]
+        return tuple(b for b in dict.fromkeys(named) if b != "pixels")
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The names of all entries, papers together and numbers in order."""
+    found = [f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")]
+    return tuple(sorted(found, key=_place))
+
+
+def entry(name: str) -> Entry:
+    """The entry of that name.
+
+    Raises:
+        FedcacheError: USAGE with "did you mean" when there is none; BUG when its file is wrong.
+    """
+    if name not in names():
+        raise unknown("table or figure", name, names(), hint="fedcache reproduce list   shows all")
+    made = parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name)
+    if made.name != name:
+        raise _wrong(name, f"its name is {made.name!r}")
+    return made
+
+
+def entries() -> list[Entry]:
+    """All entries."""
+    return [entry(name) for name in names()]
+
+
+def parse(text: str, where: str) -> Entry:
+    """An entry from the text of its file.
+
+    Args:
+        text: TOML.
+        where: name of the file, for messages.
+
+    Raises:
+        FedcacheError: BUG, naming what is wrong; the files are part of the package.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(where, str(error)) from error
+    protocol, axes = data.pop("protocol", {}), data.pop("axes", {})
+    known = {f.name for f in fields(Entry)}
+    for key in data:
+        if key not in known:
+            raise _wrong(where, f"unknown key {key!r}")
+    for key in known - {"differences"} - set(data):
+        raise _wrong(where, f"{key} is missing")
+    if data["kind"] not in KINDS:
+        raise _wrong(where, f"kind {data['kind']!r} is none of {', '.join(KINDS)}")
+    for axis in axes:
+        if axis not in data["labels"]:
+            raise _wrong(where, f"[axes.{axis}] is no label")
+    cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
+    if len({c.at for c in cells}) < len(cells):
+        raise _wrong(where, "two cells have the same labels")
+    differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Entry(**{**plain, "cells": cells, "differences": differences})
+
+
+def _cell(
+    own: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any], axes: Mapping[str, Any], where: str
+) -> Cell:
+    """A cell with everything that holds for it, merged."""
+    at = own.get("at", [])
+    if len(at) != len(data["labels"]):
+        raise _wrong(where, f"cell {at} has {len(at)} labels, expected {len(data['labels'])}")
+    layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
+    for label, value in zip(data["labels"], at, strict=True):
+        if label in axes:
+            if value not in axes[label]:
+                raise _wrong(where, f"cell {at}: [axes.{label}] has no {value!r}")
+            layers.append(axes[label][value])
+    layers.append({k: v for k, v in own.items() if k not in ("at", "printed")})
+    values: dict[str, Any] = {}
+    known = {f.name for f in fields(Cell)} - {"labels", "printed"}
+    for layer in layers:
+        for key, value in layer.items():
+            if key not in known:
+                raise _wrong(where, f"cell {at}: unknown key {key!r}")
+            values[key] = {**values.get(key, {}), **value} if key in MERGED else value
+    printed = own.get("printed", ["-"] * len(values["metrics"]))
+    if len(printed) != len(values["metrics"]):
+        raise _wrong(where, f"cell {at} prints {len(printed)} values for {len(values['metrics'])} metrics")
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    labels = dict(zip(data["labels"], at, strict=True))
+    return Cell(labels=labels, printed=tuple(_printed(p, where) for p in printed), **plain)
+
+
+def _printed(value: Any, where: str) -> Printed | None:
+    """``[mean, std]``, a number, a text, or ``-``."""
+    match value:
+        case "-":
+            return None
+        case str():
+            return Printed(text=value)
+        case bool():
+            pass
+        case int() | float():
+            return Printed(float(value))
+        case [int() | float() as mean, int() | float() as std]:
+            return Printed(float(mean), float(std))
+    raise _wrong(where, f"{value!r} is no printed value")
+
+
+def _difference(data: Mapping[str, Any], cells: Sequence[Cell], where: str) -> Difference:
+    made = Difference(tuple(data["of"]), tuple(data["minus"]), str(data["metric"]), Printed(float(data["printed"])))
+    for at in (made.of, made.minus):
+        if not any(c.at == at and made.metric in c.metrics for c in cells):
+            raise _wrong(where, f"a difference names {at} with {made.metric}, which no cell has")
+    return made
+
+
+def _folder() -> Any:
+    return files("fedcache.reproduce") / "registry"
+
+
+def _place(name: str) -> tuple[str, str, int, str]:
+    """paper, table before figure, number, letter."""
+    paper, _, what = name.partition("-")
+    word = what.rstrip("0123456789ab")
+    number = "".join(c for c in what if c.isdigit())
+    return paper, {"table": "0", "fig": "1"}.get(word, "2"), int(number or 0), what
+
+
+def _wrong(where: str, what: str) -> FedcacheError:
+    return FedcacheError(Exit.BUG, f"The registry file {where}.toml is wrong: {what}.", "Please report it.")
