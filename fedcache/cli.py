@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache import __version__
-from fedcache.commands import demo, doctor, extract, lists, output, partition, stores, train
+from fedcache.commands import demo, doctor, extract, lists, output, partition, reproduce, stores, train
 from fedcache.errors import Exit, FedcacheError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "This installation"
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
+    (MAIN, (reproduce.reproduce,)),
     (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):

@@ -1,0 +1,191 @@
+"""``fedcache reproduce``: printed tables and figures beside what is got here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.errors import Exit, FedcacheError, unknown
+
+What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
+Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]
+On = Annotated[
+    str | None, typer.Option("--on", help="Run the protocol on this dataset instead of the paper's: a proxy.")
+]
+Roles = Annotated[
+    list[str] | None,
+    typer.Option("--backbones", "-b", help="In place of the paper's backbones, in their order: a proxy."),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-r", min=1, help="Rounds of every row: a departure.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds of every row (0,1,2 or 0-4): a departure.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only so many images, evenly spaced: a proxy.")]
+Only = Annotated[list[str] | None, typer.Option("--only", help="LABEL=VALUE: only rows with that label; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")]
+Runs = Annotated[
+    Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
+]
+
+
+def reproduce(
+    what: What,
+    name: Which = None,
+    on: On = None,
+    backbones: Roles = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    limit: Limit = None,
+    only: Only = None,
+    weights: o.Weights = None,
+    data: o.Data = None,
+    device: o.Device = None,
+    runs: Runs = None,
+    out: Out = None,
+    json: o.Json = False,
+) -> None:
+    """Run a table or figure of the papers and print what is printed, what is got, and the difference.
+
+    list says what is ready here and what is missing; info NAME prints the protocol and every printed number. With
+    --on or --backbones the same protocol runs on what is at hand, called PROXY everywhere.
+
+    Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.reproduce import registry
+        from fedcache.reproduce.adapt import Options
+
+        if what == "list":
+            if name is not None:
+                raise FedcacheError(Exit.USAGE, f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
+            return _list()
+        if what == "info":
+            if name is None:
+                raise FedcacheError(
+                    Exit.USAGE, "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
+                )
+            return _info(name)
+        if what not in registry.names():
+            raise unknown(
+                "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
+            )
+        if name is not None:
+            raise FedcacheError(Exit.USAGE, f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
+        chosen = Options(
+            on=on,
+            backbones=o.listed(backbones),
+            rounds=rounds,
+            seeds=seeds,
+            limit=limit,
+            only=o.pairs(only, "--only"),
+            weights=o.pairs(weights, "--weights"),
+            data=o.pairs(data, "--data"),
+            device=device or "auto",
+        )
+        return _run(what, chosen, runs, out, story)
+
+    answer(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
+
+
+def _list() -> Answer:
+    """Every entry, and what it lacks here."""
+    from fedcache.reproduce.needs import Looker
+    from fedcache.reproduce.registry import entries
+
+    looker = Looker(o.home())
+    found, rows = [], []
+    commands: dict[tuple[str, str], tuple[str, str]] = {}
+    for entry in entries():
+        per_cell = [looker.missing(entry, cell) for cell in entry.cells]
+        ready = sum(not needs for needs in per_cell)
+        missing = looker.all_missing(entry)
+        status = "ready" if not missing else f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
+        if missing and ready:
+            status = f"{ready} of {len(per_cell)} rows ready, {status}"
+        if any(n.kind == "code" for n in missing):
+            status = "not runnable: " + "; ".join(n.why for n in missing if n.kind == "code")
+        commands |= {
+            (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0]) for n in missing
+        }
+        found.append(
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "paper": entry.paper,
+                "kind": entry.kind,
+                "ready": not missing,
+                "status": status,
+                "cells": len(per_cell),
+                "ready_cells": ready,
+                "missing": [n.to_dict() for n in missing],
+                "command": f"fedcache reproduce {entry.name}",
+            }
+        )
+        rows.append((entry.name, entry.title, f"{ready}/{len(per_cell)}", status, ", ".join(n.name for n in missing)))
+    shown = [table("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))]
+    if commands:
+        lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
+        shown.append(table("What would get it", ("", "missing", "found", "command"), lines))
+    last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
+    return Answer({"entries": found}, [last], renderables=shown)
+
+
+def _info(name: str) -> Answer:
+    """The protocol, the switches and every printed number of an entry."""
+    from fedcache.reproduce.needs import Looker
+    from fedcache.reproduce.registry import entry as lookup
+    from fedcache.reproduce.render import cell_data, entry_data
+    from fedcache.reproduce.show import name as metric_name
+    from fedcache.reproduce.show import show_printed
+
+    entry = lookup(name)
+    missing = Looker(o.home()).all_missing(entry)
+    data: dict[str, Any] = {**entry_data(entry), "missing": [n.to_dict() for n in missing]}
+    lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
+    if entry.roles():
+        lines.append(f"Backbones, in the order of --backbones: {', '.join(entry.roles())}.")
+    lines += [f"Not given: {text}." for text in entry.not_given] + [f"Note: {text}" for text in entry.notes]
+    lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or ["Everything it needs is here."]
+    printed = [
+        (*cell.at, metric_name(m), show_printed(p, m))
+        for cell in entry.cells
+        for m, p in zip(cell.metrics, cell.printed, strict=True)
+    ]
+    switches = [(*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in cell_data(cell).items())) for cell in entry.cells]
+    shown = [
+        table("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
+        table("Protocol of each row", (*entry.labels, "everything that determines it"), switches),
+    ]
+    return Answer(data, lines, renderables=shown)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) + "}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
+
+
+def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: Story) -> Answer:
+    """Run an entry and show it."""
+    from rich.text import Text
+
+    from fedcache.extract.stop import Stop
+    from fedcache.reproduce import render
+    from fedcache.reproduce.registry import entry
+    from fedcache.reproduce.runner import reproduce as run
+    from fedcache.store.files import write_atomic
+
+    if out is not None and not out.parent.is_dir():
+        raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    stop = Stop()
+    with stopping(stop.ask, story):
+        report = run(entry(name), o.home(), options, runs=runs, observer=story, stop=stop)
+    if out is not None:
+        write_atomic(out, render.markdown(report).encode())
+    columns = render.columns(report)
+    shown = table(render.title(report), columns, render.rows(report), right=columns[-3:])
+    below = [*render.sentences(report), *([str(out)] if out is not None else [])]
+    return Answer(render.report_data(report), renderables=[shown, *map(Text, below)])

@@ -1,0 +1,240 @@
+"""What a finished run says about a metric of a table, in the unit the papers print, and how two numbers compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcache.api.runs import rounds_of
+from fedcache.errors import unknown
+from fedcache.reproduce.adapt import find_domain
+from fedcache.reproduce.registry import Printed
+
+if TYPE_CHECKING:
+    from fedcache.api.training import Run
+
+Value = float | str | list[float]
+
+NEAR = 0.5
+"""Points below the best accuracy that still count as near it (``near_best``)."""
+
+
+@dataclass(frozen=True)
+class Got:
+    """What was measured, over seeds.
+
+    Attributes:
+        mean: None for a text, a curve, or nothing.
+        std: over seeds, ddof 1; None with one seed.
+        n: seeds.
+        text: a text or the path of a picture.
+        curve: one number per round, mean over seeds.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    n: int = 0
+    text: str | None = None
+    curve: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Got minus printed.
+
+    Attributes:
+        difference: in the metric's unit; None unless both are numbers.
+        errors: the difference in standard errors; None where no spread is known.
+        spread: whose std the standard error is of: ``both`` | ``printed`` | ``got``; "" for none.
+        same: whether two texts are equal; None unless both are texts.
+    """
+
+    difference: float | None = None
+    errors: float | None = None
+    spread: str = ""
+    same: bool | None = None
+
+
+def over_seeds(values: Sequence[Value | None]) -> Got:
+    """One value per seed as one of all; nothing when any seed lacks it."""
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
+        return Got(n=len(values))
+    first = known[0]
+    if isinstance(first, str):
+        return Got(text=first, n=len(known))
+    if isinstance(first, list):
+        return Got(curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known))
+    numbers = np.array(known, np.float64)
+    return Got(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None, len(numbers))
+
+
+def compare(printed: Printed | None, printed_seeds: int, got: Got) -> Compared:
+    """The difference, and how many standard errors it is: sqrt(s_p^2 / n_p + s_g^2 / n_g).
+
+    A std that is missing is left out, and ``spread`` says so.
+    """
+    if printed is None:
+        return Compared()
+    if printed.text is not None:
+        return Compared(same=None if got.text is None else got.text == printed.text)
+    if printed.mean is None or got.mean is None:
+        return Compared()
+    difference = got.mean - printed.mean
+    parts = {}
+    if printed.std is not None and printed_seeds:
+        parts["printed"] = printed.std**2 / printed_seeds
+    if got.std is not None:
+        parts["got"] = got.std**2 / got.n
+    error = math.sqrt(sum(parts.values()))
+    if not error:
+        return Compared(difference)
+    return Compared(difference, difference / error, "both" if len(parts) == 2 else next(iter(parts)))
+
+
+def subtract(a: Got, b: Got) -> Got:
+    """The difference of two measured means; variances add, as of independent runs."""
+    if a.mean is None or b.mean is None:
+        return Got(n=min(a.n, b.n))
+    std = None if a.std is None or b.std is None else math.hypot(a.std, b.std)
+    return Got(a.mean - b.mean, std, min(a.n, b.n))
+
+
+def measure(metric: str, run: Run) -> Value | None:
+    """A metric of a run of one seed; None when the run does not have it.
+
+    Raises:
+        FedcacheError: USAGE for a metric nobody knows.
+    """
+    name, _, rest = metric.partition(":")
+    if name not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    return METRICS[name](run, rest)
+
+
+def unit(metric: str) -> str:
+    """``%`` | ``points`` | ``s`` | ``bits`` | "" of a metric's numbers."""
+    return UNITS.get(metric.partition(":")[0], "")
+
+
+def _percent(value: Any) -> float | None:
+    return None if value is None else 100.0 * float(value)
+
+
+def _accuracy(run: Run, _rest: str) -> Value | None:
+    return _percent(run.accuracy["mean"])
+
+
+def _client_mean(run: Run, _rest: str) -> Value | None:
+    return _percent(run.accuracy["client_mean"])
+
+
+def _client_min(run: Run, _rest: str) -> Value | None:
+    known = [a for a in run.accuracy["per_client"] if a is not None]
+    return _percent(min(known)) if known else None
+
+
+def _client(run: Run, rest: str) -> Value | None:
+    values = run.accuracy["per_client"]
+    return _percent(values[int(rest)]) if int(rest) < len(values) else None
+
+
+def _domain(run: Run, rest: str) -> Value | None:
+    values: Mapping[str, float] = run.accuracy["per_domain"]
+    name = find_domain(rest, list(values))
+    return None if name is None else _percent(values[name])
+
+
+def _fairness(key: str) -> Callable[[Run, str], Value | None]:
+    return lambda run, _rest: _percent(run.fairness.get(key))
+
+
+def _std(run: Run, _rest: str) -> Value | None:
+    value = run.fairness.get("std_pp")
+    return None if value is None else float(value)
+
+
+def _params(run: Run, _rest: str) -> Value | None:
+    return float(run.traffic["paper"]["per_client_round"]["up"])
+
+
+def _head_params(run: Run, _rest: str) -> Value | None:
+    """Weights of P and Q without biases, on the features of this run."""
+    from fedcache.federate.models import head_of
+
+    hp = {"dim": run.result["hyperparameters"].get("dim", 256)}
+    return float(head_of(hp, "mlp").paper_weights(sum(run.result["widths"]), run.result["classes"]))
+
+
+def _fixed_params(run: Run, _rest: str) -> Value | None:
+    found = run.result.get("parameters", {}).get("fixed")
+    return None if found is None else float(found)
+
+
+def _macro_f1(run: Run, _rest: str) -> Value | None:
+    return _percent(run.result.get("macro_f1", {}).get("mean"))
+
+
+def _seconds(run: Run, _rest: str) -> Value | None:
+    rounds = [s for seed in run.measured.get("per_seed", {}).values() for s in seed.get("rounds", ())]
+    return float(np.mean(rounds)) if rounds else None
+
+
+def _curve(run: Run, rest: str) -> Value | None:
+    """Accuracy after each round, or one of the method's own numbers (``curve:loss``)."""
+    values = []
+    for record in rounds_of(run.path):
+        if rest:
+            value = record.get(rest, (record.get("diagnostics") or {}).get(rest))
+        else:
+            value = _percent(record.get("accuracy"))
+        if value is None:
+            return None
+        values.append(float(value))
+    return values or None
+
+
+def _near_best(run: Run, rest: str) -> Value | None:
+    """The first round whose accuracy is within ``NEAR`` points of the best."""
+    curve = _curve(run, rest)
+    if not isinstance(curve, list):
+        return None
+    return float(next(i for i, a in enumerate(curve, 1) if a >= max(curve) - NEAR))
+
+
+METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
+    "accuracy": _accuracy,
+    "client_mean": _client_mean,
+    "client_min": _client_min,
+    "client": _client,
+    "domain": _domain,
+    "worst10": _fairness("worst10"),
+    "worst20": _fairness("worst20"),
+    "worst40": _fairness("worst40"),
+    "best10": _fairness("best10"),
+    "std": _std,
+    "params": _params,
+    "head_params": _head_params,
+    "fixed_params": _fixed_params,
+    "macro_f1": _macro_f1,
+    "seconds_per_round": _seconds,
+    "curve": _curve,
+    "near_best": _near_best,
+}
+"""What ``kind = "runs"`` can measure."""
+
+UNITS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("accuracy", "client_mean", "client_min", "client", "domain", "worst10", "worst20", "worst40", "best10",
+         "macro_f1", "curve"), "%",
+    ),
+    "std": "points",
+    "seconds_per_round": "s",
+    "entropy_bound": "bits",
+    "entropy_mean": "bits",
+    "entropy_least": "bits",
+}  # fmt: skip

@@ -1,0 +1,222 @@
+"""What a cell is measured on: the store with its features, or the images alone, and who holds which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer, Silent
+from fedcache.reproduce.adapt import Options, find_domain, match_domains
+from fedcache.reproduce.registry import Cell
+
+if TYPE_CHECKING:
+    from fedcache.extract.datasets import Dataset
+    from fedcache.federate.partition import Columns, Partition
+
+
+DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
+"""Schemes that make each domain a client, so that other data have another number of them."""
+
+
+class Quiet(Silent):
+    """Passes on warnings (each once) and progress, but not the choices of every single run."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._warned: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Each warning once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._observer.warn(text)
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        """Passed on."""
+        self._observer.start(what, total, unit)
+
+    def advance(self, units: int) -> None:
+        """Passed on."""
+        self._observer.advance(units)
+
+    def stop(self) -> None:
+        """Passed on."""
+        self._observer.stop()
+
+
+@dataclass(frozen=True)
+class Features:
+    """A store and the names under which training finds a cell's arrays in it."""
+
+    path: Path
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    columns: Columns
+
+
+@dataclass
+class Bench:
+    """Where cells are measured; features and images are prepared once, however many cells share them.
+
+    Attributes:
+        home: stores, runs, weights and data.
+        options: of the call.
+        observer: told the story.
+        halt: set by a signal handler.
+        pictures: folder for what is drawn.
+        runs: directory of results.
+    """
+
+    home: Home
+    options: Options
+    observer: Observer
+    halt: Stop
+    pictures: Path
+    runs: Path
+    _features: dict[tuple[Any, ...], Features] = field(default_factory=dict)
+    _images: dict[str, Dataset] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.quiet = Quiet(self.observer)
+
+    def features(self, cell: Cell) -> Features:
+        """The store with every backbone of a cell, extracted first where it lacks one.
+
+        Raises:
+            FedcacheError: as ``extract``.
+        """
+        from fedcache.api.extraction import extract
+        from fedcache.api.partitions import columns_of
+
+        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())))
+        if key not in self._features:
+            config = ExtractConfig(
+                dataset=cell.dataset,
+                backbones=cell.backbones,
+                recipe={**cell.recipe, **as_read(cell, self.home)},
+                limit=self.options.limit,
+                weights=self.options.weights,
+                data=self.options.data,
+                device=self.options.device,
+            )
+            done = extract(config, self.home, observer=self.observer, stop=self.halt)
+            store = done.store
+            keys = tuple(a["key"] for a in done.arrays)
+            held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
+            # A name that means two arrays of the store is no name; images beside an encoder are found by training.
+            both = [(b, k) for b, k in zip(cell.backbones, keys, strict=True) if b != "pixels" or len(keys) == 1]
+            names = tuple(b if held.count(b) == 1 else k for b, k in both)
+            self._features[key] = Features(done.path, keys, names, columns_of(store))
+        return self._features[key]
+
+    def images(self, cell: Cell) -> Dataset:
+        """The dataset of a cell, opened."""
+        from fedcache.api.planning import memory_of, roots_of
+        from fedcache.extract.datasets.limited import open_limited
+
+        if cell.dataset not in self._images:
+            self._images[cell.dataset] = open_limited(
+                cell.dataset,
+                self.options.limit,
+                memory=memory_of(self.home),
+                roots=roots_of(ExtractConfig(data=self.options.data), self.home),
+                data=self.home.data,
+                layout=None,
+            )
+        return self._images[cell.dataset]
+
+    def columns(self, cell: Cell) -> Columns:
+        """What a partition may know of the images of a cell; every one counts as readable."""
+        import numpy as np
+
+        from fedcache.federate.partition import Columns
+
+        d = self.images(cell)
+        return Columns(d.label, d.domain, d.split, np.ones(len(d), np.uint8), d.uid, d.classes, d.domains, d.digest)
+
+
+def as_read(cell: Cell, home: Home) -> dict[str, str]:
+    """``--recipe`` options that store ``pixels`` beside a live encoder as that encoder reads images."""
+    from fedcache.extract.backbones import lookup
+
+    encoders = [b for b in cell.backbones if b != "pixels"]
+    if not encoders or "pixels" not in cell.backbones:
+        return {}
+    plain, wanted = lookup("pixels").recipe, lookup(encoders[0], home=home.root).recipe
+    keys = ("size", "resize", "interpolation", "crop_pct")
+    return {f"pixels:{k}": str(getattr(wanted, k)) for k in keys if getattr(wanted, k) != getattr(plain, k)}
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A partition, the arguments that made it, and in what they differ from the cell's."""
+
+    partition: Partition
+    args: Mapping[str, Any]
+    departures: tuple[str, ...]
+
+
+def placed(cell: Cell, columns: Columns, *, proxy: bool) -> tuple[Cell, list[str]]:
+    """The cell with its domains as the dataset calls them.
+
+    Raises:
+        FedcacheError: USAGE, when the paper's own dataset lacks the domain.
+    """
+    if not proxy and (lost := [d for d in cell.domain if find_domain(d, columns.domains) is None]):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{cell.dataset} has no domain {lost[0]}; it has {', '.join(columns.domains)}.",
+            f"fedcache datasets info {cell.dataset}",
+        )
+    found, said = match_domains(cell.domain, columns.domains)
+    return replace(cell, domain=found), said
+
+
+def deal(cell: Cell, columns: Columns, seed: int, *, proxy: bool) -> Dealt:
+    """The cell's partition; a proxy is scaled down where the rows do not suffice, and says so.
+
+    Raises:
+        FedcacheError: USAGE, for rows that do not suffice and no proxy, or that fit no scale.
+    """
+    from fedcache.federate.partition import InfeasibleError, make
+
+    args = dict(cell.args)
+    domain = {"domain": cell.domain} if cell.domain else {}
+    for _ in range(4):
+        try:
+            made = make(cell.scheme, columns, seed=seed, **args, **domain)
+        except InfeasibleError as error:
+            changes = {k: v for k, v in error.instead.items() if args.get(k) != v}
+            if not proxy or not changes:
+                raise
+            args |= changes
+            continue
+        said = [
+            f"partition: {k} {v} instead of {cell.args.get(k, 'the default')}"
+            for k, v in args.items()
+            if v != cell.args.get(k)
+        ]
+        if proxy and cell.scheme in DOMAIN_CLIENTS:
+            said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
+        return Dealt(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
+    raise FedcacheError(
+        Exit.USAGE, f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
+    )
+
+
+def short_batches(cell: Cell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:
+    """The settings; in a proxy whose smallest client fills no batch, short batches are not left out."""
+    from fedcache.federate.methods import METHODS
+
+    hp = METHODS[cell.method].resolve(cell.preset, cell.set)
+    batch, least = hp.get("batch"), min(len(c.train) for c in partition.clients)
+    left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
+    if not proxy or not left_out or not isinstance(batch, int) or least >= batch:
+        return dict(cell.set), []
+    said = f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
+    return {**cell.set, **dict.fromkeys(left_out, False)}, [said]

@@ -1,0 +1,197 @@
+"""A report for a person, as Markdown, and as plain JSON values. A proxy is called so in the title and in every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcache.reproduce.metrics import compare, unit
+from fedcache.reproduce.registry import Cell, Entry
+from fedcache.reproduce.runner import Line, Report
+from fedcache.reproduce.show import name, show_compared, show_got, show_printed
+
+PROXY = "PROXY"
+PLAIN = "reproduced"
+
+
+def title(report: Report) -> str:
+    """One line that says what this is."""
+    if report.proxy:
+        where = f" on {report.on}" if report.on else ""
+        return f"{PROXY} of {report.entry.name}{where}: {report.entry.title}"
+    departs = ", with departures" if report.departures or any(line.departures for line in report.lines) else ""
+    return f"{report.entry.name}: {report.entry.title}{departs}"
+
+
+def columns(report: Report) -> tuple[str, ...]:
+    """The columns of ``rows``."""
+    return ("row", *report.entry.labels, "metric", "printed", "got", "difference", "standard errors")
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """One row per cell and metric; what was not run has no number."""
+    made = []
+    for line in report.lines:
+        first = label(report, line)
+        if line.why_not:
+            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", ""))
+            continue
+        for i, metric in enumerate(line.cell.metrics):
+            got, printed, compared = line.got[metric], line.cell.printed[i], report.compared(line, i)
+            values = (show_printed(printed, metric), show_got(got, metric), *show_compared(compared, metric))
+            made.append((first, *line.cell.at, name(metric), *values))
+    blank = ("",) * (len(report.entry.labels) - 1)
+    for wanted in report.entry.differences:
+        got = report.difference(wanted)
+        if got.mean is None:
+            continue
+        what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
+        compared = compare(wanted.printed, 0, got)
+        first = PROXY if report.proxy else PLAIN
+        numbers = (show_printed(wanted.printed, wanted.metric), show_got(got, wanted.metric))
+        made.append((first, what, *blank, name(wanted.metric), *numbers, *show_compared(compared, wanted.metric)))
+    return made
+
+
+def label(report: Report, line: Line) -> str:
+    """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
+    words = [PROXY] if report.proxy else []
+    if line.why_not:
+        return " ".join([*words, "not run"])
+    if line.fidelity not in ("", "exact"):
+        words.append(line.fidelity)
+    if not report.proxy and (report.departures or line.departures):
+        words.append("departs")
+    return " ".join(words) or PLAIN
+
+
+def sentences(report: Report) -> list[str]:
+    """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
+    said = []
+    if report.proxy:
+        said.append(
+            f"{PROXY}: the paper's protocol on other data or backbones. Differences from the printed numbers say "
+            "nothing about the paper; the order of rows may."
+        )
+    if report.departures:
+        said.append("Departures of every row: " + "; ".join(report.departures) + ".")
+    for departure, where in of_rows(report).items():
+        said.append(f"Departure of {'; '.join(where)}: {departure}.")
+    said.append(
+        f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
+        "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
+        if report.entry.printed_seeds
+        else "Difference is got minus printed."
+    )
+    said += [f"Not given: {text}." for text in report.entry.not_given]
+    said += [f"Note: {text}" for text in report.entry.notes]
+    return said
+
+
+def of_rows(report: Report) -> dict[str, list[str]]:
+    """Departures that not every row has -> the rows that have them."""
+    found: dict[str, list[str]] = {}
+    for line in report.lines:
+        for departure in line.departures if not line.why_not else ():
+            found.setdefault(departure, []).append(", ".join(line.cell.at))
+    return found
+
+
+def markdown(report: Report) -> str:
+    """The report as a Markdown page."""
+    lines = [f"# {title(report)}", "", report.entry.paper, "", report.entry.setting, ""]
+    lines += [_row(columns(report)), _row(["---"] * len(columns(report)))]
+    lines += [_row(row) for row in rows(report)]
+    return "\n".join([*lines, "", *(f"- {text}" for text in sentences(report)), ""])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+
+
+def report_data(report: Report) -> dict[str, Any]:
+    """The ``data`` of the envelope."""
+    return {
+        "name": report.entry.name,
+        "title": title(report),
+        "paper": report.entry.paper,
+        "proxy": report.proxy,
+        "on": report.on,
+        "departures": report.departures,
+        "printed_seeds": report.entry.printed_seeds,
+        "not_given": list(report.entry.not_given),
+        "notes": list(report.entry.notes),
+        "cells": [_line_data(report, line) for line in report.lines],
+        "differences": [
+            {
+                "proxy": report.proxy,
+                "of": list(d.of),
+                "minus": list(d.minus),
+                "metric": d.metric,
+                "printed": d.printed.__dict__,
+                "got": report.difference(d).__dict__,
+            }
+            for d in report.entry.differences
+        ],
+    }
+
+
+def _line_data(report: Report, line: Line) -> dict[str, Any]:
+    values = {}
+    for i, metric in enumerate(line.cell.metrics):
+        printed = line.cell.printed[i]
+        values[metric] = {
+            "unit": unit(metric),
+            "printed": printed.__dict__ if printed is not None else None,
+            "got": line.got[metric].__dict__ if metric in line.got else None,
+            **report.compared(line, i).__dict__,
+        }
+    return {
+        "proxy": report.proxy,
+        "row": label(report, line),
+        "labels": dict(line.cell.labels),
+        "run": not line.why_not,
+        "why_not": line.why_not,
+        "fidelity": line.fidelity,
+        "departures": [*report.departures, *line.departures] if not line.why_not else [],
+        "values": values,
+        "protocol": cell_data(line.planned.cell),
+        "runs": [str(path) for path in line.runs],
+        "reused": line.reused,
+    }
+
+
+def cell_data(cell: Cell) -> dict[str, Any]:
+    """Everything that determines a cell's runs."""
+    found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items() if v not in ("", (), {}, None, 0)}
+
+
+def entry_data(entry: Entry) -> dict[str, Any]:
+    """An entry as plain values: the protocol and every printed number."""
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "paper": entry.paper,
+        "kind": entry.kind,
+        "setting": entry.setting,
+        "labels": list(entry.labels),
+        "roles": list(entry.roles()),
+        "printed_seeds": entry.printed_seeds,
+        "not_given": list(entry.not_given),
+        "notes": list(entry.notes),
+        "cells": [
+            {
+                "labels": dict(cell.labels),
+                "printed": {
+                    m: p.__dict__ if p is not None else None for m, p in zip(cell.metrics, cell.printed, strict=True)
+                },
+                "protocol": cell_data(cell),
+            }
+            for cell in entry.cells
+        ],
+        "differences": [
+            {"of": list(d.of), "minus": list(d.minus), "metric": d.metric, "printed": d.printed.mean}
+            for d in entry.differences
+        ],
+    }

@@ -1,0 +1,252 @@
+"""Measure the cells of an entry and put what was got beside what is printed.
+
+Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
+goes on, and every metric has a std over seeds. What was not run is never shown with a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcache.api.planning import memory_of
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract import datasets
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer, Silent
+from fedcache.reproduce.adapt import Options, Planned, plan
+from fedcache.reproduce.metrics import Compared, Got, Value, compare, measure, over_seeds, subtract
+from fedcache.reproduce.needs import Looker, Need, unique
+from fedcache.reproduce.prepare import Bench, deal, placed, short_batches
+from fedcache.reproduce.registry import Cell, Difference, Entry
+from fedcache.reproduce.show import name, show_got
+
+
+@dataclass
+class Line:
+    """One row of a report.
+
+    Attributes:
+        planned: the cell of the paper and the one that was run.
+        got: metric -> what was measured; empty when it was not run.
+        departures: sentences.
+        why_not: why it was not run; "" when it was.
+        runs: directories of its runs, one per seed.
+        reused: how many of them were there already.
+        fidelity: exact | cached_views | approx, "" where nothing is trained.
+    """
+
+    planned: Planned
+    got: dict[str, Got] = field(default_factory=dict)
+    departures: list[str] = field(default_factory=list)
+    why_not: str = ""
+    runs: list[Path] = field(default_factory=list)
+    reused: int = 0
+    fidelity: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """As the paper has it."""
+        return self.planned.paper
+
+
+@dataclass
+class Report:
+    """What ``reproduce NAME`` found.
+
+    Attributes:
+        entry: of the registry.
+        proxy: whether data or backbones are not the paper's.
+        on: the dataset spec that took its place, or None.
+        lines: one per cell, in the registry's order.
+        departures: sentences that hold for every line.
+    """
+
+    entry: Entry
+    proxy: bool
+    on: str | None
+    lines: list[Line]
+    departures: list[str]
+
+    def compared(self, line: Line, index: int) -> Compared:
+        """Got minus printed of one metric of a line."""
+        metric, printed = line.cell.metrics[index], line.cell.printed[index]
+        return compare(printed, self.entry.printed_seeds, line.got.get(metric, Got()))
+
+    def difference(self, wanted: Difference) -> Got:
+        """What was got for a statement about two cells."""
+        a, b = (next((ln for ln in self.lines if ln.cell.at == at), None) for at in (wanted.of, wanted.minus))
+        if a is None or b is None:
+            return Got()
+        return subtract(a.got.get(wanted.metric, Got()), b.got.get(wanted.metric, Got()))
+
+
+def reproduce(
+    entry: Entry,
+    home: Home,
+    options: Options | None = None,
+    *,
+    runs: Path | None = None,
+    observer: Observer | None = None,
+    stop: Stop | None = None,
+) -> Report:
+    """Run every cell of an entry that can be run here.
+
+    Args:
+        entry: from ``registry.entry``.
+        home: where stores, runs, weights and data are.
+        options: what departs from the paper.
+        runs: directory of results instead of ``home.runs``.
+        observer: told the story.
+        stop: set by a signal handler; honoured after a round.
+
+    Raises:
+        FedcacheError: USAGE for options that do not fit; ENVIRONMENT when no cell can be run, naming what is missing;
+            INTERRUPTED after a stop, resumable; and what the only cell raised.
+    """
+    options, observer, stop = options or Options(), observer or Silent(), stop or Stop()
+    looker = Looker(home, options.weights, options.data)
+    planned = plan(entry, options, looker)
+    lacks = [_lacks(entry, p, options, looker) for p in planned]
+    if options.on is not None:  # a word that is no dataset is refused at once
+        datasets.peek(options.on, memory=memory_of(home), roots=looker.roots, data=home.data)
+    if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
+        raise _nothing(entry, lacks, planned)
+    bench = Bench(home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs)
+    lines, errors = [], []
+    for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
+        where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
+        if p.refused or lack:
+            why = p.refused or "missing " + ", ".join(f"{n.kind} {n.name}" for n in lack)
+            lines.append(Line(p, why_not=why))
+            observer.note(f"{where}: not run, {why}")
+            continue
+        try:
+            lines.append(_line(entry, p, bench))
+        except FedcacheError as error:
+            if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
+                raise
+            errors.append(error)
+            lines.append(Line(p, why_not=error.message))
+            observer.note(f"{where}: not run, {error.message}")
+            continue
+        observer.note(f"{where}: {_short(lines[-1])}")
+    if errors and not any(line.got for line in lines):
+        raise errors[0]
+    return Report(entry, options.proxy, options.on, lines, _shared(lines))
+
+
+def _lacks(entry: Entry, planned: Planned, options: Options, looker: Looker) -> list[Need]:
+    """What keeps a planned cell from being measured; data given with ``--on`` is looked at when it is opened."""
+    found = looker.missing(entry, planned.cell)
+    return [n for n in found if not n.fetched and not (n.kind == "data" and options.on is not None)]
+
+
+def _nothing(entry: Entry, lacks: Sequence[Sequence[Need]], planned: Sequence[Planned]) -> FedcacheError:
+    """The error of an entry none of whose cells can be run."""
+    needs = unique(n for lack in lacks for n in lack)
+    missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(p.refused or "" for p in planned)
+    commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
+    if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
+        chosen = " --backbones glyph-clip" if entry.roles() else ""
+        commands.append(f"The same protocol on what is at hand:  fedcache reproduce {entry.name} --on digits{chosen}")
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"No row of {entry.name} can be run here. Missing: {missing}.",
+        "\n".join(commands) or f"fedcache reproduce info {entry.name}",
+    )
+
+
+def _line(entry: Entry, planned: Planned, bench: Bench) -> Line:
+    """Measure one cell."""
+    line = Line(planned, departures=list(planned.departures))
+    if entry.kind == "runs":
+        _train(line, bench)
+        return line
+    from fedcache.reproduce.kinds import MEASURES
+
+    values, said = MEASURES[entry.kind](planned.cell, bench)
+    line.departures += said
+    line.got = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
+    return line
+
+
+def _train(line: Line, bench: Bench) -> None:
+    """One ordinary run for each seed, each with its own partition."""
+    from fedcache.api.settings import parse_seeds
+    from fedcache.api.training import train
+
+    proxy = bench.options.proxy
+    found = bench.features(line.planned.cell)
+    cell, said = placed(line.planned.cell, found.columns, proxy=proxy)
+    values: dict[str, list[Value | None]] = {m: [] for m in cell.metrics}
+    for seed in parse_seeds(cell.seeds):
+        dealt = deal(cell, found.columns, seed, proxy=proxy)
+        participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
+        settings, short = short_batches(cell, dealt.partition, proxy=proxy)
+        said += [*dealt.departures, *fewer, *short]
+        options = {**dealt.args, **({"domain": cell.domain} if cell.domain else {})}
+        config = TrainConfig(
+            method=cell.method,
+            preset=cell.preset,
+            store=str(found.path),
+            backbones=found.names,
+            rounds=cell.rounds,
+            participation=participation,
+            seeds=str(seed),
+            eval_every=cell.eval_every,
+            set=settings,
+        )
+        done = train(
+            config,
+            bench.home,
+            partition=PartitionConfig(cell.scheme, options.pop("clients", None), seed, options),
+            runs=bench.runs,
+            extract=False,
+            observer=bench.quiet,
+            stop=bench.halt,
+        )
+        line.runs.append(done.path)
+        line.reused += done.reused
+        line.fidelity = str(done.result["fidelity"])
+        said += _feat_post(line.cell, done.result)
+        for metric in cell.metrics:
+            values[metric].append(measure(metric, done))
+    line.departures = list(dict.fromkeys([*line.departures, *said]))
+    line.got = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}
+
+
+def _participation(cell: Cell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
+    """Clients a round, no more than a scaled-down proxy has."""
+    asked = cell.participation
+    if proxy and asked is not None and asked.isdigit() and int(asked) > clients:
+        return "all", [f"participation: all {clients} clients instead of {asked}"]
+    return asked, []
+
+
+def _feat_post(paper: Cell, result: dict[str, Any]) -> list[str]:
+    """The released FedPCL turns its ResNets' features into signs (D-01); other backbones do not get that."""
+    done = result["hyperparameters"].get("feat_post")
+    signs = paper.preset == "official" and all(b.startswith("resnet18-") for b in paper.backbones)
+    return [f"features: {done} instead of sign"] if signs and done not in ("sign", None) else []
+
+
+def _shared(lines: Sequence[Line]) -> list[str]:
+    """Departures of every line that was run, taken out of the lines."""
+    run = [line for line in lines if not line.why_not]
+    if not run:
+        return []
+    common = [d for d in run[0].departures if all(d in line.departures for line in run)]
+    for line in run:
+        line.departures = [d for d in line.departures if d not in common]
+    return common
+
+
+def _short(line: Line) -> str:
+    """The first metric in a few words, for the story."""
+    metric = line.cell.metrics[0]
+    stored = f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
+    return f"{name(metric)} {show_got(line.got[metric], metric)}{stored}"
