@@ -130,7 +130,7 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
     scheme = 'scheme = "iid"\nargs = { clients = 500 }\nparticipation = "400"'
     text = SMALL.replace('scheme = "feature-shift"\nargs = { shots = 4, tests = 2 }', scheme)
     e = parse(text.replace("DATA", images), "small")
-    with pytest.raises(FedcacheError, match="108"):  # 3 domains of 3 classes of 12 rows
+    with pytest.raises(FedcacheError, match="Scheme iid with 500 clients: 108 rows"):  # 3 domains x 3 classes x 12
         reproduce(e, Home(own_home))
     report = reproduce(e, Home(own_home), Options(on=images))
     assert report.lines[0].got["client_mean"].mean is not None
@@ -232,6 +232,14 @@ def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) ->
         e = drawn[kind, str(p)] - (1 - p) * clean
         spread = 0.2 * (math.sqrt(2) if kind == "Laplace" else 1.0)
         assert 0.5 * spread < e[inside].std() < 1.1 * spread, (kind, p)
+    for kind in (
+        "Gaussian",
+        "Laplace",
+    ):  # the same draw: what differs is (0.9 - 0.8) x, to the rounding of two pictures
+        one, two = drawn[kind, "0.1"], drawn[kind, "0.2"]
+        free = (one > 0) & (one < 1) & (two > 0) & (two < 1)
+        assert free.mean() > 0.5
+        assert np.abs(one - two - 0.1 * clean)[free].max() <= 1.001 / 255
 
 
 def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
