@@ -92,6 +92,8 @@ VARIANTS = [
     ("fedncm", {"metric": "euclid"}),
     ("fed3r", {"bias": True, "class_weight": "local"}),
     ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True, "rff_dim": 20}),
+    ("fed3r", {"omega": 2.0, "bias": True, "class_weight": "local"}),
+    ("fed3r", {"omega": 0.5, "rff_dim": 20}),
     ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
     ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
     ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",

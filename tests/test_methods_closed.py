@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.methods.fed3r import gram, solve, unpack
+from fedcache.heads.ridge import gram, solve, unpack
 
 DATA, CLIENTS = federation()
 POOL = np.concatenate([c.train for c in CLIENTS])

@@ -10,58 +10,33 @@ Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias 
 counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2). Limits:
 lam -> infinity gives lam W -> sum B (T-K5); ``rff_dim`` > 0 works on random Fourier features made from the shared seed;
 ``class_weight=local`` weighs a row by 1 / (the client's own n_c), which does depend on the partition.
+
+``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
+come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.lanes import Ctx, generator
+from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.federate.models import FEAT_POST
 from fedcache.heads.linear import Tree
-
-BLOCKS = 8
-
-
-@lru_cache(maxsize=2)
-def _triangle(width: int, device: torch.device) -> Tensor:
-    i, j = torch.triu_indices(width, width, device=device)
-    packed: Tensor = i * width + j
-    return packed
-
-
-def gram(z: Tensor) -> Tensor:
-    """Upper triangle of Z'Z, [.., D(D+1)/2] row by row; Z [.., n, D]. Blocks below the diagonal are skipped."""
-    D = z.shape[-1]
-    full = z.new_empty(*z.shape[:-2], D, D)
-    edges = [D * k // BLOCKS for k in range(BLOCKS + 1)]
-    for a, b in pairwise(edges):
-        full[..., a:b, a:] = z[..., a:b].mT @ z[..., a:]
-    return full.flatten(-2).index_select(-1, _triangle(D, z.device))
-
-
-def unpack(packed: Tensor, width: int) -> Tensor:
-    """The symmetric [D, D] matrix of a packed upper triangle."""
-    full = packed.new_zeros(width * width)
-    full[_triangle(width, packed.device)] = packed
-    upper = full.view(width, width)
-    return upper + upper.triu(1).mT
+from fedcache.heads.ridge import gram, solve, unpack
 
 
 @lru_cache(maxsize=1)
 def _fourier(seed: int, width: int, dim: int, scale: float) -> tuple[Tensor, Tensor]:
-    g = np.random.default_rng([seed, width, dim])
+    g = generator(seed, "fourier", width, dim)
     return torch.from_numpy(g.standard_normal((width, dim)) / scale), torch.from_numpy(g.uniform(0, 2 * np.pi, dim))
 
 
@@ -75,7 +50,7 @@ def lift(x: Tensor, ctx: Ctx) -> Tensor:
     return torch.cos(z @ om.to(z.device) + u.to(z.device)) * math.sqrt(2.0 / dim)
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def statistics(data: LaneData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
     x, mask = data.full()
     weight = mask.double()
@@ -86,55 +61,64 @@ def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree
         weight = weight / count.clamp(min=1.0).gather(-1, y)
     total, count = class_sums(z, data, ctx.env.classes, weight)
     root = weight.sqrt().unsqueeze(-1) if ctx.hp["class_weight"] == "local" else 1.0
-    up = {"gram": gram(z * root), "class_sum": total}
+    sums = {"gram": gram(z * root), "class_sum": total}
     if ctx.hp["bias"]:
-        up |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
-    return {}, up
+        sums |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
+    return sums
 
 
-def solve(A: Tensor, B: Tensor, lam: float, free: int = 0) -> Tensor:
-    """(A + lam I)^-1 B by Cholesky; the last ``free`` diagonal entries are not regularised. A [D, D], B [D, C]."""
-    ridge = torch.full((A.shape[-1],), lam, dtype=A.dtype, device=A.device)
-    if free:
-        ridge[-free:] = 0.0
-    factor, failed = torch.linalg.cholesky_ex(A + torch.diag(ridge))
-    if failed:
-        raise FedcacheError(
-            Exit.FEDERATED,
-            f"The ridge system with lam={lam:g} is not positive definite: its {A.shape[-1]} features are dependent.",
-            "Regularise more, for example --set lam=0.01.",
-        )
-    return torch.cholesky_solve(B, factor)
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """The statistics, and nothing kept: a personal model makes them again from the rows, which hold less."""
+    return {}, statistics(data, ctx)
 
 
-def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """W = (sum A_i + lam I)^-1 sum B_i, as a linear head."""
-    B = up["class_sum"].mT
-    A = unpack(up["gram"], B.shape[0])
+def head(sums: Tree, ctx: Ctx) -> Tree:
+    """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
+    B = sums["class_sum"].mT
+    A = unpack(sums["gram"], B.shape[-2])
     bias = bool(ctx.hp["bias"])
     if bias:
-        ones, count = up["sum"].unsqueeze(-1), up["count"]
-        A = torch.cat([torch.cat([A, ones], 1), torch.cat([ones.mT, count.sum().reshape(1, 1)], 1)], 0)
-        B = torch.cat([B, count.unsqueeze(0)], 0)
+        ones, count = sums["sum"].unsqueeze(-1), sums["count"].unsqueeze(-2)
+        A = torch.cat([torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2)
+        B = torch.cat([B, count], -2)
     W = solve(A, B, float(ctx.number("lam")), free=int(bias and not ctx.hp["reg_bias"]))
     if ctx.hp["w_normalize"]:
-        W = W / W.norm(dim=0).clamp(min=1e-12)
-    b = W[-1] if bias else W.new_zeros(W.shape[1])
-    weights = W[:-1] if bias else W
+        W = W / W.norm(dim=-2, keepdim=True).clamp(min=1e-12)
+    b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
+    weights = W[..., :-1, :] if bias else W
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
+    return up if personal(ctx.hp) else head(up, ctx)
+
+
 def scores(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
-    """phi(x) W + b, [.., N, C]."""
+    """phi(x) W + b, [.., N, C]; with omega > 0 W solves A + omega A_i, B + omega B_i."""
+    if personal(ctx.hp):
+        omega, own = float(ctx.number("omega")), statistics(data, ctx)
+        down = head({k: t + omega * own[k] for k, t in down.items()}, ctx)
     if ctx.count("rff_dim"):
         x = lift(x, ctx).to(ctx.env.dtype)
     return predict(down, state, data, x, ctx)
 
 
+def personal(hp: Hp) -> bool:
+    """Whether clients weigh their own rows more."""
+    return bool(hp["omega"])
+
+
+def protocol(hp: Hp) -> Protocol:
+    """One global model, unless clients weigh their own rows more."""
+    return "personalised" if personal(hp) else "global"
+
+
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
-    """The triangle and the class sums up; a linear head with bias down."""
+    """The triangle and the class sums up; a linear head with bias down, or for personal models the sums."""
     D = cast(int, hp["rff_dim"]) or width
-    return D * (D + 1) // 2 + classes * D, classes * (D + 1)
+    up = D * (D + 1) // 2 + classes * D
+    return up, up if personal(hp) else classes * (D + 1)
 
 
 METHOD = Method(
@@ -148,6 +132,7 @@ METHOD = Method(
         HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True),
         HParam("w_normalize", False, "bool", "divide each class column by its norm (D-74)", official=True),
         HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
+        HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0),
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
@@ -157,6 +142,7 @@ METHOD = Method(
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     predict=scores,
+    protocol=protocol,
     gradient=False,
     one_shot=True,
     paper_count=paper_count,

@@ -1,0 +1,74 @@
+"""Linear systems of summed statistics: the packed Gram matrix, and a Cholesky solve that refuses singular ones."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+
+BLOCKS = 8
+
+
+@lru_cache(maxsize=2)
+def _triangle(width: int, device: torch.device) -> Tensor:
+    i, j = torch.triu_indices(width, width, device=device)
+    packed: Tensor = i * width + j
+    return packed
+
+
+def gram(z: Tensor) -> Tensor:
+    """Upper triangle of Z'Z, [.., D(D+1)/2] row by row; Z [.., n, D]. Blocks below the diagonal are skipped."""
+    D = z.shape[-1]
+    full = z.new_empty(*z.shape[:-2], D, D)
+    edges = [D * k // BLOCKS for k in range(BLOCKS + 1)]
+    for a, b in pairwise(edges):
+        full[..., a:b, a:] = z[..., a:b].mT @ z[..., a:]
+    return full.flatten(-2).index_select(-1, _triangle(D, z.device))
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """The symmetric matrices [.., D, D] of packed upper triangles [.., D(D+1)/2]."""
+    full = packed.new_zeros(*packed.shape[:-1], width * width)
+    full[..., _triangle(width, packed.device)] = packed
+    upper = full.view(*packed.shape[:-1], width, width)
+    return upper + upper.triu(1).mT
+
+
+def solve(A: Tensor, B: Tensor, ridge: float, free: int = 0, *, switch: str = "lam", unit: float = 1.0) -> Tensor:
+    """(A + ridge I)^-1 B by Cholesky, in float64.
+
+    A feature that the others explain leaves a pivot of rounding error: Cholesky may well succeed then and return
+    numbers without meaning, so a pivot has to stand out from the rounding of its own diagonal entry.
+
+    Args:
+        A: [.., D, D] symmetric.
+        B: [.., D, C].
+        ridge: added to the diagonal.
+        free: the last ``free`` diagonal entries are not regularised.
+        switch: the hyperparameter behind ``ridge``, for the message.
+        unit: ridge = unit * its value.
+
+    Raises:
+        FedcacheError: exit 7 when the system is singular, with a value that works.
+    """
+    extra = torch.full((A.shape[-1],), ridge, dtype=A.dtype, device=A.device)
+    if free:
+        extra[-free:] = 0.0
+    system = A + torch.diag(extra)
+    factor, failed = torch.linalg.cholesky_ex(system)
+    diagonal = system.diagonal(dim1=-2, dim2=-1)
+    pivot = factor.diagonal(dim1=-2, dim2=-1) ** 2
+    smallest = A.shape[-1] * torch.finfo(A.dtype).eps
+    if failed.any() or not (pivot > smallest * diagonal).all():
+        works = max(1e-4 * float(A.diagonal(dim1=-2, dim2=-1).max()), 1e-12) / unit
+        raise FedcacheError(
+            Exit.FEDERATED,
+            f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {A.shape[-1]} "
+            "features are constant, or sums of others, or outnumber the rows.",
+            f"Regularise more, for example --set {switch}={works:.1g}",
+        )
+    return torch.cholesky_solve(B, factor)
