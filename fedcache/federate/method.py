@@ -234,7 +234,8 @@ class Method:
             ``public`` (client 0 is the public set, whose rows everybody reads and which does not train). Without
             ``labels`` the engine hands over data that has none.
         needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
-        gradient: False for closed forms, which take no step.
+        text_travels: False when the server alone reads the class text features, so clients are not sent them.
+        gradient: False for clients that take no step.
         one_shot: True when one round is the method.
         central: True when all clients' rows are one training set (no traffic).
         paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them; None
@@ -269,6 +270,7 @@ class Method:
     headline: Literal["mean", "min"] = "mean"
     lifts: tuple[str, ...] = ("loop", "stack")
     mixed: frozenset[str] = frozenset()
+    text_travels: bool = True
     gradient: bool = True
     one_shot: bool = False
     central: bool = False

@@ -288,7 +288,8 @@ class Rounds:
             self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
             return self.traffic.rounds[-1]
         received, size = method.received(down, self.server_ctx()), itemsize(down)
-        once = env.text.numel() if env.text is not None and "text" in method.reads(self.hp) else 0
+        travels = "text" in method.reads(self.hp) and method.text_travels
+        once = env.text.numel() if env.text is not None and travels else 0
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
         for c, (sent, width) in zip(ids, ups, strict=True):
             # Class text features reach a client once, with its first broadcast.

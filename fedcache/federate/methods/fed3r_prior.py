@@ -1,0 +1,60 @@
+"""Fed3R around the zero-shot classifier: ridge regression that shrinks towards class text features instead of zero.
+
+Not in any paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T', the text features, has the closed form
+W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
+
+The server alone needs the text features. lam is counted in rows: on unit features a direction that lam rows span is
+half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least squares whatever the prior (T-K6).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.methods.fedncm import class_sums, predict
+from fedcache.federate.models import FEAT_POST, declare
+from fedcache.heads.linear import Tree
+from fedcache.heads.ridge import gram, solve, unpack
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """A_i, packed, and B_i of the client."""
+    x, mask = data.full()
+    z = x.double() * mask.double().unsqueeze(-1)
+    total, _ = class_sums(z, data, ctx.env.classes, mask.double())
+    return {}, {"gram": gram(z), "class_sum": total}
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """W0 + (A + lam I)^-1 (kappa B - A W0), as a linear head without bias."""
+    prior: Tensor = ctx.text.double().mT
+    A = unpack(up["gram"], ctx.env.width)
+    residual = float(ctx.number("kappa")) * up["class_sum"].mT - A @ prior
+    W = prior + solve(A, residual, float(ctx.number("lam")))
+    return {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
+
+
+METHOD = Method(
+    name="fed3r-prior",
+    paper="ours; after Fani et al., ICML 2024",
+    summary="Ridge regression around the zero-shot classifier; one round, exact for every partition.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        HParam("lam", 1.0, "float", "weight of the zero-shot classifier; in rows, when features are unit", low=0.0),
+        HParam("kappa", 1.0, "float", "regression target of a row's own class; the others are 0", low=1e-6),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate,
+    predict=predict,
+    needs=frozenset({"labels", "text"}),
+    text_travels=False,
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+)

@@ -1,0 +1,95 @@
+"""FedCGS: linear discriminant analysis from summed statistics; one round, no training.
+
+Guan et al., "Capture global feature statistics for one-shot federated learning", AAAI 2025. Clients send the Gram
+matrix G_i = Z'Z, the class sums S_c and the class counts N_c; the server solves, with priors pi_c = N_c / N,
+    W_c = Sigma^-1 mu_c,    b_c = log pi_c - mu_c' Sigma^-1 mu_c / 2.
+``cov=within``: Sigma = (G - sum_c N_c mu_c mu_c') / (N - C), right for Gaussian classes that share a covariance.
+``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
+
+Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
+affine map of the features (T-K8). C counts the classes that somebody has; the others are never predicted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.methods.fedncm import class_sums, predict
+from fedcache.federate.models import FEAT_POST
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import MASKED
+from fedcache.heads.ridge import gram, solve, unpack
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """G_i, packed, S_c and N_c of the client."""
+    x, mask = data.full()
+    z = x.double() * mask.double().unsqueeze(-1)
+    total, count = class_sums(z, data, ctx.env.classes, mask.double())
+    return {}, {"gram": gram(z), "class_sum": total, "count": count}
+
+
+def covariance(up: Tree, cov: str) -> torch.Tensor:
+    """Sigma [D, D] of pooled statistics, within classes or total.
+
+    Raises:
+        FedcacheError: exit 7 when there are too few rows for any covariance.
+    """
+    G, S, n = unpack(up["gram"], up["class_sum"].shape[-1]), up["class_sum"], up["count"]
+    if cov == "within":
+        root = n.clamp(min=1.0).sqrt().unsqueeze(-1)
+        between, lost = S / root, int((n > 0).sum())  # rows sqrt(N_c) mu_c
+    else:
+        between, lost = S.sum(0, keepdim=True) / n.sum().sqrt(), 1
+    free = float(n.sum()) - lost
+    if free < 1:
+        raise FedcacheError(
+            Exit.FEDERATED,
+            f"cov={cov} needs more rows than means, and the clients have {float(n.sum()):.0f} rows and {lost} means.",
+            "Use more rows, or a method without covariances: --method fedncm",
+        )
+    return (G - between.mT @ between) / free
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The discriminant functions, as a linear head."""
+    n = up["count"]
+    mean = up["class_sum"] / n.clamp(min=1.0).unsqueeze(-1)
+    sigma = covariance(up, str(ctx.hp["cov"]))
+    automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
+    gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
+    W = solve(sigma, mean.mT, gamma, switch="gamma_shrink").mT
+    b = (n / n.sum()).log() - 0.5 * (W * mean).sum(-1)
+    b = torch.where(n > 0, b, b.new_full((), MASKED))
+    return {"W": W.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+METHOD = Method(
+    name="fedcgs",
+    paper="Guan et al., AAAI 2025",
+    summary="Linear discriminant analysis from summed statistics; one round, exact for every partition.",
+    hparams=(
+        FEAT_POST,
+        HParam(
+            "cov", "within", "choice", "covariance within classes, or of all rows (D-75)",
+            choices=("within", "total"), official="total",
+        ),
+        HParam(
+            "gamma_shrink", None, "float", "added to the diagonal of the covariance (D-75)",
+            low=0.0, official=0.0, auto="1e-3 of its mean diagonal",
+        ),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate,
+    predict=predict,
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""FedCOF: class covariances from class means alone; one round, the upload of FedNCM.
+
+Goswami et al., "Covariances for free: exploiting mean distributions for training-free federated learning", NeurIPS
+2025. Clients send sums and counts per class. Means of n_kc rows scatter with covariance Sigma_c / n_kc, so over the K_c
+clients with class c
+    Sig_c = 1/(K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' + gamma I
+is unbiased (before gamma) when a class's rows are dealt to clients at random (T-K9); K_c = 1 leaves gamma I. Then
+    G = sum_c (N_c - 1) Sig_c + N mu mu',    W_c = G^-1 S_c / |G^-1 S_c|,    b = 0:
+ridge regression whose Gram matrix is estimated, without the scatter between classes. Few clients per class make a weak
+estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log of the round. With one row per client
+Sig_c is the sample covariance itself.
+
+The paper takes gamma from 0.1 to 1 for unnormalised features. On unit-length features that is tens of variances and the
+method is FedNCM; ``gamma=auto`` follows the scale of the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.methods.fedncm import class_sums, predict
+from fedcache.federate.models import FEAT_POST
+from fedcache.heads.linear import Tree
+from fedcache.heads.losses import MASKED
+from fedcache.heads.ridge import solve
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Class sums and class counts of the client."""
+    x, mask = data.full()
+    total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
+    return {}, {"sum": total, "count": count}
+
+
+def scatter(sums: Tensor, counts: Tensor) -> Tensor:
+    """sum_c (N_c - 1) Sig_c, without gamma, [D, D].
+
+    Args:
+        sums: [m, C, D] of each client and class.
+        counts: [m, C] rows behind them.
+    """
+    N, K = counts.sum(0), (counts > 0).sum(0)
+    mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
+    share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(min=1.0)  # with K_c = 1 the one mean is mu_c: nothing is added
+    apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(-1)
+    rows = apart.flatten(0, 1)
+    return rows.mT @ rows
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The ridge head of the estimated Gram matrix, and K_c, which stays here."""
+    S, N = up["sum"].sum(0), up["count"].sum(0)
+    mean = S.sum(0, keepdim=True) / N.sum()
+    G = scatter(up["sum"], up["count"]) + N.sum() * mean.mT @ mean
+    automatic = 1e-2 * float(G.trace() / N.sum()) / G.shape[0]
+    gamma = automatic if ctx.hp["gamma"] is None else float(ctx.number("gamma"))
+    times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
+    W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)
+    b = torch.where(N > 0, torch.zeros_like(N), N.new_full((), MASKED))
+    return {
+        "W": normalize(W.mT, dim=-1).to(ctx.env.dtype).contiguous(),
+        "b": b.to(ctx.env.dtype),
+        "owners": (up["count"] > 0).sum(0),
+    }
+
+
+def broadcast(server: Tree, _ctx: Ctx) -> Tree:
+    """The head."""
+    return {k: server[k] for k in ("W", "b") if k in server}
+
+
+def owners(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx) -> dict[str, float]:
+    """K_c, smallest and mean over the classes that somebody has."""
+    known = server["owners"][server["owners"] > 0].double()
+    return {"owners_min": float(known.min()), "owners_mean": float(known.mean())}
+
+
+METHOD = Method(
+    name="fedcof",
+    paper="Goswami et al., NeurIPS 2025",
+    summary="Ridge regression whose Gram matrix is estimated from class means; one round, no training.",
+    hparams=(
+        FEAT_POST,
+        HParam(
+            "gamma", None, "float", "added to the diagonal of every class covariance; the paper has 0.1 to 1",
+            low=0.0, official=0.1, auto="1e-2 of the mean diagonal of G/N",
+        ),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    broadcast=broadcast,
+    predict=predict,
+    diagnose=owners,
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda width, classes, _clients, _hp: (classes * width, classes * width),
+)  # fmt: skip
