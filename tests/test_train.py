@@ -135,6 +135,16 @@ def test_result_holds_no_time_and_no_place(store: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in text
 
 
+def test_what_a_method_watches_is_kept_and_shown(store: Path) -> None:
+    data = ok("train", "--method", "fedcof", *IID, "--seeds", "0,1").data
+    assert data["diagnostics"] == {"owners_min": 3.0, "owners_mean": 3.0}  # three clients, each with all classes
+    lines = [json.loads(line) for line in (Path(data["path"]) / "rounds.jsonl").read_text().splitlines()]
+    assert [line["diagnostics"] for line in lines] == [data["diagnostics"]] * 2
+    assert (
+        "at the end owners_mean 3, owners_min 3" in fedcache("train", "--method", "fedcof", *IID, "--seeds", "0,1").out
+    )
+
+
 def test_the_config_of_a_run_runs_it_again(store: Path) -> None:
     first = ok("train", "--method", "fedprox", *IID, "--rounds", 2, "--set", "mu=0.3").data
     again = ok("train", "--config", Path(first["path"]) / "config.toml").data

@@ -99,6 +99,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
             "accuracy": number(r.accuracy),
             "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
             "traffic": asdict(r.traffic),
+            **({"diagnostics": {k: number(v) for k, v in r.diagnostics.items()}} if r.diagnostics else {}),
         }
         for r in outcome.records
     ]
@@ -150,6 +151,7 @@ def summarise(
     owned = np.array([d.classes_owned for d in done], np.float64).mean(0)
     fixed = [PARAMETERS.get(name) for name in setting.backbones]
     totals = {k: sum(d.traffic[k] for d in done) for k in first.traffic}
+    last = [d.rounds[-1].get("diagnostics", {}) for d in done]
     return {
         "method": setting.method.name,
         "preset": resolved["preset"],
@@ -208,6 +210,7 @@ def summarise(
             },
             "unit": "scalars, summed over rounds, clients and seeds",
         },
+        "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,
         "threads": first.threads,

@@ -161,6 +161,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     paper = traffic["paper"]["per_client_round"]
     seconds = measured.get("seconds", {})
     timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
+    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None}
+    watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
     setting = (
         f"{part['scheme']}, {part['clients']} clients, {result['participation']} a round, {result['rounds']} rounds"
@@ -190,6 +192,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines += [
         f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
         f"receives {exact['down']:,.0f}",
+        *([f"  at the end {watched}"] if watched else []),
         *([f"  {timing}"] if timing else []),
         f"  {path}",
     ]
