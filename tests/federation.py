@@ -97,6 +97,8 @@ VARIANTS = [
     ("fed3r-prior", {"lam": 0.3, "kappa": 2.0}),
     ("fedcgs", {"cov": "total", "gamma_shrink": 0.01}),
     ("fedcof", {"gamma": 0.1}),
+    ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
+    ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
     ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
     ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
     ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",

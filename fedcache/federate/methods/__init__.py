@@ -23,6 +23,7 @@ NAMES = (
     "fedncm",
     "fedntd",
     "fedpcl",
+    "fedpft",
     "fedproto",
     "fedprox",
     "fedprox-simclr",

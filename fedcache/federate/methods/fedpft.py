@@ -1,0 +1,176 @@
+"""FedPFT: a Gaussian mixture of every class travels once; the server trains a linear head on rows drawn from them.
+
+Beitollahi et al., "Parametric feature transfer: one-shot federated learning with foundation models", 2024. Client i
+fits a mixture of ``k_mix`` Gaussians to its features of each class it has (EM by scikit-learn; one Gaussian is the
+sample mean and variance, T-K10) and sends means, scales, weights and the count n_ic as 16-bit numbers. The server draws
+n_ic rows from each and trains W, b by SGD. A scale is a standard deviation, or for ``cov=full`` the Cholesky factor of
+the covariance: 16 bits hold it where they would round a variance to zero, and its square is never indefinite.
+
+A class with n_ic <= k_mix rows is one Gaussian (the released code drops it), with the client's mean and the covariance
+of the class over all clients, merged from their moments (T-K11): its own says nothing. A mean of one row is that row.
+
+Draws are numbered in an order of content, so clients may come in any order. Limit: a Gaussian of scale 0 gives its mean
+(T-K12).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.methods.fedncm import predict
+from fedcache.federate.models import FEAT_POST, TRAINING, ce_loss, declare
+from fedcache.federate.steps import train
+from fedcache.heads.linear import Tree, init_linear
+from fedcache.heads.losses import MASKED
+from fedcache.heads.mixture import Gaussians, fit_mixture, pooled, scale_size
+
+COUNT_LIMIT = 65_535
+"""Largest count of two bytes; a larger one takes two scalars."""
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """mean [.., C, K, D], scale [.., C, K, S], weight [.., C, K] in 16 bits, and count [.., C]."""
+    C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
+    cov, S = str(ctx.hp["cov"]), scale_size(str(ctx.hp["cov"]), ctx.env.width)
+    lead, R = data.rows.shape[:-1], data.rows.shape[-1]
+    rows = data.full()[0].reshape(-1, R, D).double().cpu().numpy()
+    labels = data.labels(data.positions()).reshape(-1, R).cpu().numpy()
+    up = {
+        "mean": np.zeros((len(rows), C, K, D)),
+        "scale": np.zeros((len(rows), C, K, S)),
+        "weight": np.zeros((len(rows), C, K)),
+        "count": np.zeros((len(rows), C), np.int64),
+    }
+    for i, (x, y, n) in enumerate(zip(rows, labels, data.n, strict=True)):
+        for c in np.unique(y[:n]):
+            z = x[:n][y[:n] == c]
+            k = K if len(z) > K else 1
+            seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
+            made = _fitted(z, k, cov, ctx, seed)
+            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = made
+            up["count"][i, c] = len(z)
+    sent = {k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()}
+    return {}, {k: t.half() if t.is_floating_point() else t for k, t in sent.items()}
+
+
+def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
+    reg = float(ctx.number("reg_covar"))
+    if not np.isfinite(z).all():  # the engine refuses such an upload by the client's name; EM would not know it
+        nan = np.full((1, 1), np.nan)
+        return Gaussians(nan, nan, np.ones(1))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # EM at max_iter, or fewer distinct rows than Gaussians: still a mixture
+            made = fit_mixture(z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed)
+    except (ValueError, np.linalg.LinAlgError) as error:
+        works = max(1e-6, 10.0 * reg, 1e-4 * float(z.var(0).max()))
+        raise FedcacheError(
+            Exit.FEDERATED,
+            f"A covariance of {len(z)} rows with reg_covar={reg:g} is not positive definite.",
+            f"Use --set cov=diag, or regularise more, for example --set reg_covar={works:.1g}",
+        ) from error
+    if max(np.abs(made.mean).max(), np.abs(made.scale).max()) > 65_504:
+        raise FedcacheError(
+            Exit.FEDERATED,
+            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
+            "Scale the features, for example --set feat_post=l2",
+        )
+    return made
+
+
+def sent(up: Tree, ctx: Ctx) -> int:
+    """Scalars of the Gaussians of the classes the client has, and their counts."""
+    n, K = up["count"], ctx.count("k_mix")
+    gaussians = torch.where(n > K, K, n > 0).sum()
+    each = up["mean"].shape[-1] + up["scale"].shape[-1] + 1
+    return int(gaussians) * each + int((n > 0).sum() + (n > COUNT_LIMIT).sum())
+
+
+def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """n_ic rows of every client's mixture of every class: features [N, D] in the run's dtype and labels [N].
+
+    Args:
+        up: uploads with a client axis in front, of any float dtype.
+        ctx: the server's.
+    """
+    cov, D = str(ctx.hp["cov"]), up["mean"].shape[-1]
+    count, mean, scale, weight = (up[k].cpu().numpy() for k in ("count", "mean", "scale", "weight"))
+    order = sorted(range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes()))
+    count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
+    few = (count > 0) & (count <= ctx.count("k_mix"))
+    shared: dict[int, np.ndarray] = {}
+    for c in np.flatnonzero(few.any(0)):
+        behind = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
+        means, scales = (a[:, c].reshape(-1, a.shape[-1])[behind > 0].astype(np.float64) for a in (mean, scale))
+        shared[int(c)] = pooled(Gaussians(means, scales, behind[behind > 0]), cov)[1]
+    xs, ys = [], []
+    for i, counts in enumerate(count):
+        noise = ctx.rng.normal("synth", [int(counts.sum())], D, i).double().cpu().numpy()
+        pick = ctx.rng.generator("component", 0, i)
+        start = 0
+        for c in np.flatnonzero(counts):
+            has = weight[i, c] > 0
+            scales = shared[int(c)][None] if few[i, c] else scale[i, c, has].astype(np.float64)
+            mixture = Gaussians(mean[i, c, has].astype(np.float64), scales, weight[i, c, has].astype(np.float64))
+            rows = mixture.rows(noise[start : start + counts[c]], pick, cov)
+            xs.append(torch.from_numpy(rows).to(ctx.env.dtype))
+            ys.append(torch.full((len(rows),), int(c)))
+            start += len(rows)
+    return torch.cat(xs).to(ctx.env.device), torch.cat(ys).to(ctx.env.device)
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights."""
+    x, y = draw(up, ctx)
+    rows = torch.arange(len(y), device=y.device)
+    data = LaneData(x.unsqueeze(1), y, rows, (len(y),))
+    head = init_linear(ctx.rng.uniform("init", independent=False), ctx.env.classes, ctx.env.width)
+    p = train(head, ("W", "b"), ctx.count("epochs"), ce_loss, {}, data, ctx)
+    known = (up["count"] > 0).any(0)
+    return {"W": p["W"], "b": torch.where(known, p["b"], p["b"].new_full((), MASKED))}
+
+
+def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
+    """Every class as ``k_mix`` Gaussians up; a linear head with bias down."""
+    each = width + scale_size(str(hp["cov"]), width) + 1
+    return cast(int, hp["k_mix"]) * each * classes, classes * (width + 1)
+
+
+METHOD = Method(
+    name="fedpft",
+    paper="Beitollahi et al., 2024",
+    summary="Gaussian mixtures of the features of each class travel once; the server trains on rows drawn from them.",
+    hparams=(
+        FEAT_POST,
+        HParam("k_mix", 1, "int", "Gaussians per class and client; one for a class with no more rows than that", low=1),
+        HParam("cov", "spherical", "choice", "their covariances", choices=("spherical", "diag", "full")),
+        HParam("reg_covar", 1e-6, "float", "added to the diagonal of every covariance", low=0.0),
+        HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
+        HParam("max_iter", 1000, "int", "most steps of EM", low=1),
+        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        *(
+            h
+            for h in declare(TRAINING, opt="sgd", lr=0.01, wd=0.0, batch=128, epochs=50, drop_last=False)
+            if h.name != "reset_opt"
+        ),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=predict,
+    gradient=False,
+    one_shot=True,
+    sent=sent,
+    paper_count=paper_count,
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""Gaussian mixtures of features: fitted where the rows are, merged and drawn from where they are not.
+
+``scale`` is a standard deviation (``spherical`` [.., 1], ``diag`` [.., D]), or the lower Cholesky factor of the
+covariance packed row by row (``full`` [.., D(D+1)/2]).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+def scale_size(cov: str, width: int) -> int:
+    """Numbers in one ``scale``."""
+    return {"spherical": 1, "diag": width, "full": width * (width + 1) // 2}[cov]
+
+
+def factor_of(scale: np.ndarray, width: int) -> np.ndarray:
+    """The lower triangular [D, D] of a packed Cholesky factor."""
+    L = np.zeros((width, width))
+    L[np.tril_indices(width)] = scale
+    return L
+
+
+def pack(cov: np.ndarray) -> np.ndarray:
+    """The packed Cholesky factor of a covariance [D, D]; ``numpy.linalg.LinAlgError`` when it is singular."""
+    return np.asarray(np.linalg.cholesky(cov))[np.tril_indices(len(cov))]
+
+
+class Gaussians(NamedTuple):
+    """Some Gaussians: ``mean`` [K, D], ``scale`` [K, S], ``weight`` [K]."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+    weight: np.ndarray
+
+    def rows(self, noise: np.ndarray, g: np.random.Generator, cov: str) -> np.ndarray:
+        """One draw [n, D] for each standard normal row of ``noise``; the components are drawn by weight."""
+        times = g.multinomial(len(noise), self.weight / self.weight.sum())
+        out = np.repeat(self.mean, times, axis=0)
+        for k, (start, n) in enumerate(zip(np.cumsum(times) - times, times, strict=True)):
+            e = noise[start : start + n]
+            out[start : start + n] += e @ factor_of(self.scale[k], e.shape[1]).T if cov == "full" else self.scale[k] * e
+        return out
+
+
+def fit_mixture(z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, steps: int, seed: int) -> Gaussians:
+    """A mixture of ``k`` Gaussians of the rows z [n, D] in float64; ``reg`` is added to the diagonal of covariances.
+
+    One Gaussian needs no EM: its fixed point is the mean and the (biased) variance of the sample.
+
+    Raises:
+        ValueError, numpy.linalg.LinAlgError: a covariance is singular.
+    """
+    if k == 1:
+        mean, D = z.mean(0), z.shape[1]
+        apart = z - mean
+        if cov == "full":
+            scale = pack(apart.T @ apart / len(z) + reg * np.eye(D))
+        else:
+            scale = np.sqrt((apart**2).mean(0 if cov == "diag" else None, keepdims=cov == "spherical").ravel() + reg)
+        return Gaussians(mean[None], scale[None], np.ones(1))
+    from sklearn.mixture import GaussianMixture  # a second to import, needed by mixtures alone
+
+    em = GaussianMixture(k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed).fit(z)
+    if cov == "full":
+        scale = np.stack([pack(c) for c in em.covariances_])
+    else:
+        scale = np.sqrt(em.covariances_).reshape(k, -1)
+    return Gaussians(em.means_, scale, em.weights_)
+
+
+def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
+    """Moments of the union of samples from their moments: mean [D] and ``scale`` [S].
+
+    mean = sum_k n_k mu_k / n;  covariance = sum_k n_k (Sigma_k + (mu_k - mean)(mu_k - mean)') / n, of which ``diag``
+    keeps the diagonal and ``spherical`` the mean of the diagonal.
+
+    Args:
+        parts: moments with biased covariances, and as weights the rows n_k behind them, not all 0.
+        cov: form of the scales.
+    """
+    share = parts.weight / parts.weight.sum()
+    mean, D = share @ parts.mean, parts.mean.shape[1]
+    apart = parts.mean - mean
+    if cov == "full":
+        total = (share[:, None] * apart).T @ apart
+        for w, scale in zip(share, parts.scale, strict=True):
+            if w > 0:
+                L = factor_of(scale, D)
+                total += w * (L @ L.T)
+        # Rounding may leave a merged covariance of few rows a hair below zero; triangular by QR of a square root.
+        value, vector = np.linalg.eigh(total)
+        upper: np.ndarray = np.linalg.qr((vector * np.sqrt(value.clip(min=0.0))).T)[1]
+        return mean, upper.T[np.tril_indices(D)]
+    spread = apart**2 if cov == "diag" else (apart**2).mean(1, keepdims=True)
+    return mean, np.sqrt(share @ (parts.scale**2 + spread))
