@@ -99,6 +99,8 @@ VARIANTS = [
     ("fedcof", {"gamma": 0.1}),
     ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
     ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
+    ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),
+    ("fed-tip-proto", {"min_rows": 4}),
     ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
     ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
     ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",

@@ -14,6 +14,7 @@ NAMES = (
     "central",
     "clip-zs",
     "ditto",
+    "fed-tip-proto",
     "fed3r",
     "fed3r-prior",
     "fedavg",
@@ -40,6 +41,7 @@ NAMES = (
     "scaffold",
     "solo",
     "supcon",
+    "tip-local",
 )
 
 

@@ -1,0 +1,67 @@
+"""Tip-Adapter with a federated cache of class means: one round, no training, never a single row's features.
+
+Not in any paper. The cache of ``tip-local`` holds raw features of labelled images, which must not be shared. Here
+client i sends, for each class it has, the unit mean of its unit features; the cache is all these means, at most m C:
+    logits = s I.T + a sum_i sum_{j in O_i} onehot(j) exp(-b (1 - I.F_ij)),    F_ij = mean_ij / |mean_ij|.
+
+A mean of one row is that row: a class with fewer than ``min_rows`` rows on a client is not sent. A mean over few rows
+is no guarantee of privacy either. Limit: a = 0 is ``clip-zs``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.methods.fedncm import class_sums
+from fedcache.federate.methods.tip_local import CACHE, cached_logits
+from fedcache.heads.linear import Tree
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Unit class means [.., C, D], and which of them exist and travel."""
+    x, mask = data.full()
+    total, count = class_sums(normalize(x.double(), dim=-1), data, ctx.env.classes, mask.double())
+    has = count >= ctx.count("min_rows")
+    key = normalize(total, dim=-1) * has.unsqueeze(-1)
+    return {}, {"key": key.to(ctx.env.dtype), "has": has}
+
+
+def sent(up: Tree, _ctx: Ctx) -> int:
+    """The keys that exist; which classes they are of goes without a scalar."""
+    return int(up["has"].sum()) * up["key"].shape[-1]
+
+
+def aggregate(_server: Tree, up: Tree, _ctx: Ctx) -> Tree:
+    """All keys in one list ``sets`` [n, D] with their classes [n], client by client."""
+    return {"sets": up["key"][up["has"]], "label": up["has"].nonzero()[:, 1]}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """The logits with the clients' class means as the cache."""
+    return cached_logits(x, down["sets"], one_hot(down["label"], ctx.env.classes).to(x.dtype), ctx)
+
+
+METHOD = Method(
+    name="fed-tip-proto",
+    paper="ours; after Zhang et al., ECCV 2022",
+    summary="Zero-shot logits and a cache of the clients' unit class means; one round, no training.",
+    hparams=(
+        *CACHE,
+        HParam("min_rows", 2, "int", "fewest rows behind a mean that is sent: a mean of one row is that row", low=2),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate,
+    predict=predict,
+    needs=frozenset({"labels", "text"}),
+    gradient=False,
+    one_shot=True,
+    sent=sent,
+    paper_count=lambda width, classes, clients, _hp: (classes * width, clients * classes * width),
+)

@@ -1,0 +1,72 @@
+"""Tip-Adapter on each client: zero-shot logits and a cache of the client's own labelled features; nothing leaves it.
+
+Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification", ECCV 2022:
+    logits = s I.T + a sum_n onehot(y_n) exp(-b (1 - I.F_n))
+with unit features I of the image, T of the class texts and F_n of the cached rows: all training rows of the client.
+
+Limits: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of the class to every row alike (T-K13).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.method import Defaults, HParam, Method, personal_model
+from fedcache.federate.models import FEAT_POST, declare
+from fedcache.heads.linear import Tree, affine
+
+KEYS = 1024
+"""Cached rows compared at once: bounds the memory of similarities."""
+
+CACHE = (
+    *declare(FEAT_POST, feat_post="l2"),
+    HParam("a", 1.0, "float", "weight of the cache; 0 is clip-zs, 0.1 to 5 are usual", low=0.0),
+    HParam("b", 5.5, "float", "sharpness of the cache; 0.1 to 12 are usual", low=0.0),
+    HParam("scale", 100.0, "float", "logit scale s of the zero-shot term", low=1e-6),
+)
+
+
+def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
+    """s I.T + a sum_n value_n exp(-b (1 - I.F_n)), [.., N, C].
+
+    Args:
+        x: [.., N, D] features; brought to unit length.
+        keys: [.., n, D] unit rows F_n.
+        value: [.., n, C] one-hot rows, zero for padding.
+        ctx: text features, ``a``, ``b``, ``scale``.
+    """
+    unit = normalize(x, dim=-1)
+    text = affine(unit, ctx.text)
+    logits = over(ctx.number("scale"), text) * text
+    for F, onehot in zip(torch.split(keys, KEYS, -2), torch.split(value, KEYS, -2), strict=True):
+        apart = 1.0 - unit @ F.mT
+        logits = logits + over(ctx.number("a"), logits) * (torch.exp(-over(ctx.number("b"), apart) * apart) @ onehot)
+    return logits
+
+
+def predict(_down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """The logits with the client's own training rows as the cache."""
+    rows, mask = data.full()
+    label = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype)
+    return cached_logits(x, normalize(rows, dim=-1), label * mask.unsqueeze(-1), ctx)
+
+
+METHOD = Method(
+    name="tip-local",
+    paper="Zhang et al., ECCV 2022",
+    summary="Zero-shot logits and a cache of the client's own labelled features; nothing is sent.",
+    hparams=CACHE,
+    defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
+    init=lambda _ctx: {},
+    fit=lambda _down, _state, _data, _ctx: ({}, {}),
+    predict=predict,
+    protocol=personal_model,
+    needs=frozenset({"labels", "text"}),
+    gradient=False,
+    one_shot=True,
+    paper_count=lambda *_: (0, 0),
+)
