@@ -99,7 +99,6 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
             "accuracy": number(r.accuracy),
             "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
             "traffic": asdict(r.traffic),
-            **({"diagnostics": {k: number(v) for k, v in r.diagnostics.items()}} if r.diagnostics else {}),
         }
         for r in outcome.records
     ]
