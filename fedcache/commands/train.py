@@ -144,6 +144,12 @@ def percent(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f}"
 
 
+PROTOCOLS = {
+    "global": "one model on the global test rows",
+    "personalised": "each client's own model on its own test rows, mean over clients",
+    "everywhere": "each client's own model on all test rows, over clients",
+}
+
 TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
 """Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
 
@@ -152,11 +158,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     """A result for a person."""
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
     spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
-    what = (
-        "one model on the global test rows"
-        if result["protocol"] == "global"
-        else "each client's own model, mean over clients"
-    )
+    what = PROTOCOLS[result["protocol"]]
     exact = traffic["exact"]["per_client_round"]
     paper = traffic["paper"]["per_client_round"]
     seconds = measured.get("seconds", {})
@@ -183,10 +185,10 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
             "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
         )
     if fair.get("std_pp") is not None:
-        known = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
-        known += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
+        parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
+        parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
         few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
-        lines.append(f"  over clients {', '.join(known)}")
+        lines.append(f"  over clients {', '.join(parts)}")
         if few:
             lines.append(f"  left out for want of scored clients: {', '.join(few)}")
     lines += [

@@ -200,7 +200,9 @@ def trained(cell: Cell, bench: Bench, names: tuple[str, ...], dealt: Dealt) -> t
         set=short_batches(cell, dealt.partition, proxy=bench.options.proxy)[0],
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
-    setting, _ = prepare_run(config, part, bench.home, repartition=False, extract=False, observer=bench.quiet)
+    setting, _ = prepare_run(
+        config, part, bench.home, repartition=False, extract=False, observer=bench.quiet, stop=bench.halt
+    )
     outcome = run(
         setting.method,
         setting.hp,
