@@ -67,3 +67,6 @@ class Towers(Protocol):
     @property
     def image(self) -> ImageTower:
         """The image tower."""
+
+    def to(self, device: str) -> Towers:
+        """The same towers on another device."""

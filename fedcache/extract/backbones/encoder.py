@@ -62,24 +62,38 @@ class ModuleEncoder:
         # 4-d weights follow the input's layout; 2-d ones are untouched.
         self.module = module.eval().requires_grad_(False).to(self.device).to(memory_format=torch.channels_last)
         self._scale, self._shift = _affine(recipe, self.device)
-        self._text, self._tokenize = text, tokenize
+        self._text, self.tokenize = text, tokenize
+
+    def to(self, device: str | torch.device) -> ModuleEncoder:
+        """Move module and constants to another device, in place."""
+        self.device = torch.device(device)
+        self.module.to(self.device)
+        self._scale, self._shift = self._scale.to(self.device), self._shift.to(self.device)
+        return self
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] -> [B, 3, H, W]: (x / 255 - mean) / std, as one multiplication and one addition."""
+        x = x.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        return torch.addcmul(self._shift, x.float(), self._scale).contiguous(memory_format=torch.channels_last)
+
+    def features(self, x: Tensor) -> Tensor:
+        """[B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
+        with deterministic(), self._autocast():
+            features: Tensor = self.module(x)
+        return features.float()
 
     @torch.inference_mode()
     def image(self, x: Tensor) -> Tensor:
-        """See ``Encoder.image``; (x / 255 - mean) / std, as one multiplication and one addition."""
-        x = x.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        normal = torch.addcmul(self._shift, x.float(), self._scale).contiguous(memory_format=torch.channels_last)
-        with deterministic(), self._autocast():
-            features: Tensor = self.module(normal)
-        return features.float()
+        """See ``Encoder.image``."""
+        return self.features(self.normalise(x))
 
     @torch.inference_mode()
     def text(self, prompts: Sequence[str]) -> Tensor:
         """See ``Encoder.text``; in float32 whatever the compute dtype, as it is a handful of rows."""
-        if self._text is None or self._tokenize is None:
+        if self._text is None or self.tokenize is None:
             raise no_text(self.name)
         with deterministic():
-            features = self._text(self._tokenize(list(prompts)).to(self.device)).float()
+            features = self._text(self.tokenize(list(prompts)).to(self.device)).float()
         return nn.functional.normalize(features, dim=-1)
 
     def _autocast(self) -> Any:

@@ -1,0 +1,164 @@
+"""Live towers: a loaded CLIP whose inputs take a gradient and whose weights do not.
+
+The image tower is the extraction's own encoder without its ``inference_mode``, so live features are the cached ones
+before they are stored. The text tower runs open_clip's ``encode_text`` from token embeddings on; under a causal mask
+nothing after the end token reaches it, so those positions are not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones.backbone import Backbone, Weights
+from fedcache.extract.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+
+class LiveText:
+    """The text tower of an open_clip ``CLIP``, or the ``TextTransformer`` of a ``CustomTextCLIP``.
+
+    Args:
+        name: of the backbone, for messages.
+        encoder: loaded, with a text tower.
+
+    Raises:
+        FedcacheError: USAGE, for a text tower that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
+    """
+
+    def __init__(self, name: str, encoder: ModuleEncoder) -> None:
+        clip: Any = encoder.module.clip
+        self._encoder, self._tower = encoder, clip.text if hasattr(clip, "text") else clip
+        tower = self._tower
+        self._pool = getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
+        self._eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
+        masked = getattr(tower, "use_pad_mask", False) or getattr(tower, "cls_emb", None) is not None
+        if not hasattr(tower, "token_embedding") or self._pool not in ("argmax", "eos") or masked:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read trained"
+                " prompts: its feature is not that of an end token alone.",
+                "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model of that kind.",
+            )
+
+    @property
+    def width(self) -> int:
+        """E, the width of a token embedding."""
+        return int(self._tower.token_embedding.weight.shape[1])
+
+    @property
+    def context(self) -> int:
+        """L, the tokens of a prompt, start and end included."""
+        return int(self._tower.positional_embedding.shape[0])
+
+    def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Prompts as embeddings [B, L, E], and int64 [B]: the position of each end token; padding follows it."""
+        import torch
+
+        assert self._encoder.tokenize is not None
+        tokens = self._encoder.tokenize(list(prompts)).to(self._encoder.device)
+        end = tokens.argmax(-1) if self._pool == "argmax" else torch.eq(tokens, self._eos or 0).int().argmax(-1)
+        embeddings: Tensor = self._tower.token_embedding(tokens)
+        return embeddings, end
+
+    def encode(self, embeddings: Tensor, end: Tensor) -> Tensor:
+        """Unit text features [B, D] float32 of embeddings [B, L, E] that end at positions [B]; differentiable."""
+        import torch
+        from torch import nn
+
+        from fedcache.extract.backbones.encoder import deterministic
+
+        tower = self._tower
+        x, mask = embeddings.to(tower.token_embedding.weight.dtype), tower.attn_mask
+        if mask is not None:  # causal
+            length = int(end.max()) + 1
+            x, mask = x[:, :length], mask[:length, :length]
+        with deterministic():
+            x = tower.transformer(x + tower.positional_embedding[: x.shape[1]], attn_mask=mask)
+            x = tower.ln_final(x[torch.arange(len(x), device=x.device), end])
+            project = tower.text_projection
+            if project is not None:
+                x = project(x) if isinstance(project, nn.Linear) else x @ project
+        return nn.functional.normalize(x.float(), dim=-1)
+
+
+class LiveImage:
+    """The image tower of a loaded encoder."""
+
+    def __init__(self, encoder: ModuleEncoder) -> None:
+        self._encoder = encoder
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] -> normalised float32 [B, 3, H, W], by the recipe's mean and std."""
+        return self._encoder.normalise(images)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Unit image features [B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
+        from torch.nn.functional import normalize
+
+        return normalize(self._encoder.features(x.float()), dim=-1)
+
+
+@dataclass(frozen=True)
+class LiveTowers:
+    """Both towers of one backbone, in float32.
+
+    Attributes:
+        name: of the backbone.
+        template: prompt template with ``{}`` for the class name.
+        scale: exp(logit_scale), the factor the model learnt for its cosines.
+        text: its text tower.
+        image: its image tower.
+        encoder: what both run on.
+    """
+
+    name: str
+    template: str
+    scale: float
+    text: LiveText
+    image: LiveImage
+    encoder: ModuleEncoder
+
+    def to(self, device: str | torch.device) -> LiveTowers:
+        """The same towers on another device; moved, not copied."""
+        self.encoder.to(device)
+        return self
+
+
+def towers_of(name: str, template: str, encoder: ModuleEncoder) -> LiveTowers:
+    """The towers of a loaded encoder.
+
+    Raises:
+        FedcacheError: USAGE, for one without a text tower, or with one that cannot read trained prompts.
+    """
+    from fedcache.extract.backbones.encoder import no_text
+
+    clip: Any = getattr(encoder.module, "clip", None)
+    if clip is None:
+        raise no_text(name)
+    scale = float(clip.logit_scale.exp().reshape(-1)[0])
+    return LiveTowers(name, template, scale, LiveText(name, encoder), LiveImage(encoder), encoder)
+
+
+def load_towers(
+    backbone: Backbone, weights: Weights, recipe: Recipe, template: str, *, device: str | torch.device = "cpu"
+) -> LiveTowers:
+    """Load a backbone as two live towers; the arguments are those of ``backbones.load``.
+
+    Raises:
+        FedcacheError: USAGE, for a backbone without a usable text tower; ENVIRONMENT, for weights that do not fit.
+    """
+    from fedcache.extract.backbones import load
+    from fedcache.extract.backbones.encoder import ModuleEncoder, no_text
+
+    encoder = load(backbone, weights, recipe, device=device)
+    if not isinstance(encoder, ModuleEncoder):
+        raise no_text(backbone.name)
+    return towers_of(backbone.name, template, encoder)

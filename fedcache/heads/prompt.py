@@ -1,0 +1,76 @@
+"""Prompts: vectors among the token embeddings of a class name, values added to the pixels of an image.
+
+Zhou et al., "Learning to prompt for vision-language models" (CoOp), IJCV 2022; Bahng et al., "Exploring visual prompts
+for adapting large-scale models", 2022. A visual prompt is held as the vector of the pixels it covers, so that what is
+trained, averaged and counted is exactly the prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+
+def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Tensor]:
+    """Where the tokens of [START, v_1 .. v_n, name, END, padding] come from.
+
+    Args:
+        end: int64 [C], position of the end token in each name's own sequence [START, name, END, padding].
+        n: number of vectors.
+        context: L, tokens of a sequence; ``end + n`` must stay below it.
+        position: of the name among the vectors: ``end`` | ``middle`` (after n // 2 of them) | ``front``.
+
+    Returns:
+        int64 [C, L] into the name's L tokens followed by the n vectors, and int64 [C]: the new ends.
+    """
+    before = {"end": n, "middle": n // 2, "front": 0}[position]
+    t = torch.arange(context, device=end.device)
+    name = (end - 1).unsqueeze(-1)
+    rest = torch.where(t <= n + name, context + t - 1 - name, t - n)  # the other vectors, then END and padding
+    inner = torch.where(t <= before + name, t - before, rest)
+    index = torch.where(t <= before, context + t - 1, inner)
+    return torch.where(t == 0, 0, index), end + n
+
+
+def weave(names: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
+    """Prompts [C, L, E] of names [C, L, E] and vectors [n, E], or [C, n, E] for a class's own, by ``slots``."""
+    C, _, E = names.shape
+    tokens = torch.cat([names, vectors.expand(C, *vectors.shape[-2:])], 1)
+    return tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, E))
+
+
+def border(height: int, width: int, p: int) -> Tensor:
+    """int64 [6 p (H + W - 2 p)]: places in a flat [3, H, W] within ``p`` pixels of the edge (69,840 for 30 of 224)."""
+    inside = torch.zeros(height, width, dtype=torch.bool)
+    inside[p : height - p, p : width - p] = True
+    return (~inside).expand(3, -1, -1).flatten().nonzero().squeeze(-1)
+
+
+def square(height: int, width: int, p: int, top: int = 0, left: int = 0) -> Tensor:
+    """int64 [3 p^2]: places in a flat [3, H, W] of a p x p patch whose first pixel is (top, left)."""
+    inside = torch.zeros(height, width, dtype=torch.bool)
+    inside[top : top + p, left : left + p] = True
+    return inside.expand(3, -1, -1).flatten().nonzero().squeeze(-1)
+
+
+def canvas(v: Tensor, places: Tensor, height: int, width: int) -> Tensor:
+    """[3, H, W] with the prompt ``v`` [P] at its places and 0 elsewhere."""
+    return v.new_zeros(3 * height * width).index_copy(0, places, v).view(3, height, width)
+
+
+def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tensor:
+    """Nearer to the global model's features than to the client's own of before (ATPFL eq 4), one value per row.
+
+    -log( e^(z.z_g / G) / (e^(z.z_g / G) + e^(z.z_prev / G)) ) = softplus((z.z_prev - z.z_g) / G)
+
+    Args:
+        z: [.., N, D] unit rows; the only argument a gradient should reach.
+        z_g: [.., N, D] unit rows made with the prompts received.
+        z_prev: [.., N, D] unit rows made with the client's prompts at the end of its last participation.
+        gamma: G, a number or a tensor that broadcasts against [.., N].
+
+    Returns:
+        [.., N]; log 2 with zero gradient where ``z_g`` is ``z_prev``.
+    """
+    return softplus((z * (z_prev - z_g)).sum(-1) / gamma)
