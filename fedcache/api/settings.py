@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcache.api import live
 from fedcache.api.partitions import load_partition, make_partition, need_labels
 from fedcache.api.sources import store_for
 from fedcache.api.stores import more_features
@@ -160,7 +161,8 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
 
 def arrays_for(method: Method, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
     """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate."""
-    if "text" not in method.needs:
+    names = live.without_images(method, names)
+    if "text" not in method.needs and not live.wants_towers(method):
         keys = chosen_arrays(store, names)
         if not names:
             observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
@@ -336,13 +338,14 @@ def prepare_run(
 
         raise FedcacheError(Exit.USAGE, "No method was named.", f"--method {' | '.join(METHODS)}")
     method = find_method(train.method)
-    hp = method.resolve(train.preset, train.set)
+    hp = live.with_rounds(method.resolve(train.preset, train.set), train.rounds or method.defaults.rounds)
     seeds = parse_seeds(train.seeds)
     began = time.perf_counter()
     store, extracted = store_for(method, train, home, extract=extract, observer=observer, stop=stop)
     seconds = {"extract": extracted}
     keys = arrays_for(method, store, train.backbones, observer)
     need_labels(method, store, None)
+    brought = live.bring(method, store, keys[0], home)
     if train.domain:
         for name in train.domain:
             if name not in store.samples.domains:
@@ -354,7 +357,13 @@ def prepare_run(
         observer.note("No test row has a label: the models are made, and nothing is scored.")
     feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
-    data, digests = load_features(method, hp, store, keys, feat_post, rows)
+    if brought is None or brought.images is None:
+        data, digests = load_features(method, hp, store, keys, feat_post, rows)
+    else:
+        keys = [*keys, brought.images]
+        data, digests = live.load_images(store, brought.images), [str(store.arrays[k].digest) for k in keys]
+    if brought is not None:
+        data, digests = brought.attach(data, store), [*digests, brought.digest]
     seconds["load"] = time.perf_counter() - began - extracted
     dataset = {
         "slug": str(store.dataset["slug"]),

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedcache.api import live
 from fedcache.api.settings import Setting, chosen_arrays, feat_post_for, find_method, parse_seeds
-from fedcache.config import TrainConfig
+from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import Data, prepare
 from fedcache.federate.partition import Client, Partition
@@ -69,7 +70,7 @@ def open_clients(folder: Path) -> list[Store]:
     return stores
 
 
-def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
+def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> Setting:
     """The setting of ``--clients-from``.
 
     Rows that several clients hold (shared test rows) are taken once, in the parent's order, so that every sum runs in
@@ -78,12 +79,18 @@ def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
     if config.method is None or config.clients_from is None:
         raise FedcacheError(Exit.USAGE, "No method was named.", "fedcache train --method fed3r --clients-from DIR")
     method = find_method(config.method)
-    hp = method.resolve(config.preset, config.set)
+    if "image tower" in method.needs:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{method.name} trains on images, and --clients-from on the features of client stores.",
+            f"Train on the store they were cut from: fedcache train --method {method.name} --partition NAME",
+        )
+    hp = live.with_rounds(method.resolve(config.preset, config.set), config.rounds or method.defaults.rounds)
     began = time.perf_counter()
     stores = open_clients(Path(config.clients_from))
     first = stores[0]
     observer.note(f"{len(stores)} client stores in {config.clients_from}.")
-    keys = keys_of(stores, config, "text" in method.needs)
+    keys = keys_of(stores, config, "text" in method.needs or live.wants_towers(method))
     parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in stores]
     rows = np.unique(np.concatenate(parents))
     where = [np.searchsorted(rows, p) for p in parents]
@@ -140,6 +147,9 @@ def prepare_from_shards(config: TrainConfig, observer: Observer) -> Setting:
         widths=tuple(a.shape[2] for a in arrays),
         domain=torch.from_numpy(domain),
     )
+    brought = live.bring(method, first, keys[0], home)
+    if brought is not None:
+        data, digests = brought.attach(data, first), [*digests, brought.digest]
     ok = int(sum(int(s.rows_ok) for s in stores))
     dataset = {"slug": first.dataset["slug"], "digest": parent, "rows": int(sum(s.rows for s in stores)), "ok": ok}
     return Setting(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcache.api import live
 from fedcache.api.extraction import extract as run_extract
 from fedcache.api.planning import memory_of, plan, roots_of, store_path
 from fedcache.api.stores import find_store
@@ -116,7 +117,7 @@ def needed(method: Method, store: Store, names: Sequence[str], begun: Sequence[U
         for a in complete.values():
             have |= {str(a.recipe.get("backbone")), f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}"}
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
-    if "text" in method.needs:
+    if "text" in method.needs or live.wants_towers(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
             return []
         return [u.key for u in begun if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None]
@@ -187,7 +188,7 @@ def store_for(
         FedcacheError: STORE, with the command, for what is missing and may not be extracted; as ``extract``.
     """
     store = find_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
-    needs_text = "text" in method.needs
+    needs_text = "text" in method.needs or live.wants_towers(method)
     began = time.perf_counter()
     spent = 0.0
     if store is not None:
@@ -206,6 +207,8 @@ def store_for(
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
     backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
+    backbones, recipe = live.to_extract(method, backbones, home)
+    more = f"--backbones {','.join(backbones)}{live.options(recipe)}"
     dataset = train.dataset or "digits"
     if store is None and train.dataset is not None:
         refuse_part(home, train.dataset, train.backbones)
@@ -213,20 +216,20 @@ def store_for(
         raise FedcacheError(
             Exit.STORE,
             f"{store.path} holds no features that {method.name} could train on yet.",
-            f"fedcache extract --store {store.path} --backbones {','.join(backbones)}",
+            f"fedcache extract --store {store.path} {more}",
         )
     if not extract:
         raise FedcacheError(
             Exit.STORE,
             f"There are no features of {dataset} to train on yet.",
-            f"fedcache extract --dataset {dataset} --backbones {','.join(backbones)}",
+            f"fedcache extract --dataset {dataset} {more}",
         )
     why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
     observer.note(
         f"Nothing extracted yet: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
     )
     names = tuple(b.partition("@")[0] for b in backbones)
-    done = run_extract(ExtractConfig(dataset=dataset, backbones=names), home, observer=observer, stop=stop)
+    done = run_extract(ExtractConfig(dataset=dataset, backbones=names, recipe=recipe), home, observer=observer, stop=stop)
     return done.store, time.perf_counter() - began
 
 

@@ -105,7 +105,7 @@ def train(
     if config.clients_from is not None:
         from fedcache.api.shards import prepare_from_shards
 
-        setting = prepare_from_shards(config, observer)
+        setting = prepare_from_shards(config, home, observer)
     else:
         setting, _ = prepare_run(
             config,
@@ -192,15 +192,17 @@ def check_values(config: TrainConfig) -> None:
     parse_participation(config.participation)
 
 
-def training_device(requested: str, observer: Observer) -> str:
+def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
     """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
+
+    With ``live`` encoders ``auto`` takes a GPU when torch can use one.
 
     Raises:
         FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
     """
     import torch
 
-    if requested == "auto":
+    if requested == "auto" and not live:
         if torch.cuda.is_available():
             observer.note(
                 "Training on the CPU, although there is a GPU: heads are light (--device cuda moves it there)."
@@ -220,6 +222,7 @@ def on_device(setting: Setting, device: str) -> Setting:
         y=d.y.to(device),
         text=None if d.text is None else d.text.to(device),
         domain=None if d.domain is None else d.domain.to(device),
+        towers=None if d.towers is None else d.towers.to(device),
     )
     return replace(setting, data=moved)
 
@@ -247,7 +250,7 @@ def train_setting(
         observer.note(
             f"Clients a round {share}: the setting of {setting.method.name}'s paper (--participation chooses)."
         )
-    resolved["device"] = device = training_device(config.device, observer)
+    resolved["device"] = device = training_device(config.device, observer, live=setting.data.towers is not None)
     setting = on_device(setting, device)
     identity = Identity(
         resolved,
