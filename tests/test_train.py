@@ -21,16 +21,16 @@ IID = ("--scheme", "iid", "--clients", 3)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Two domains of three classes, with features of two backbones and text features of one."""
+    """Two domains of three classes, with features of two backbones, text features of one, and its images."""
     images = folder(tmp_path / "shapes", train=12, test=4, domains=("ink", "chalk"))
     done = ok(
         "extract",
         "--dataset",
         f"folder:{images}",
         "--backbones",
-        "random-projection,glyph-clip",
+        "random-projection,glyph-clip,pixels",
         "--recipe",
-        "random-projection:size=16",
+        "random-projection:size=16,pixels:size=32,pixels:resize=squash",
         *SMALL,
     )
     return Path(done.data["path"])

@@ -229,7 +229,9 @@ def store_for(
         f"Nothing extracted yet: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
     )
     names = tuple(b.partition("@")[0] for b in backbones)
-    done = run_extract(ExtractConfig(dataset=dataset, backbones=names, recipe=recipe), home, observer=observer, stop=stop)
+    done = run_extract(
+        ExtractConfig(dataset=dataset, backbones=names, recipe=recipe), home, observer=observer, stop=stop
+    )
     return done.store, time.perf_counter() - began
 
 

@@ -297,9 +297,9 @@ class Rounds:
             self.met[c] = True
             self.traffic.up[c] += sent
             self.traffic.down[c] += received + text
-            known = self.ctx([c], 0)
             paper_up, paper_down = sent, received
             if method.paper_count is not None:
+                known = self.ctx([c], 0)
                 paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
             totals["paper_up"] += paper_up
             totals["up"] += sent

@@ -11,6 +11,8 @@ from fedcache.errors import unknown
 from fedcache.federate.method import Method
 
 NAMES = (
+    "atpfl",
+    "atpfl-feat",
     "central",
     "clip-zs",
     "ditto",
@@ -33,15 +35,19 @@ NAMES = (
     "flesd-cc",
     "flesd-head",
     "fst-cbdg",
+    "local-prompt",
     "min-local",
     "moon",
     "non-fl",
     "perfedavg",
     "pfedme",
+    "promptfl",
     "scaffold",
     "solo",
     "supcon",
     "tip-local",
+    "tpfl",
+    "tpfl-feat",
 )
 
 

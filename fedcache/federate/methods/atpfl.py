@@ -1,0 +1,84 @@
+"""ATPFL: TPFL whose clients are drawn to the features of the prompts they received and away from their own of before.
+
+Zhao et al., UbiComp/ISWC 2023 companion, eqs 4 and 5:
+    l_aug(z, z_g, z_prev) = -log( e^(cos(z, z_g)/G) / (e^(cos(z, z_g)/G) + e^(cos(z, z_prev)/G)) ),
+    L = l_con + mu ( mean_c l_aug(t_c) + mean_i l_aug(z_v,i) ).
+z_g comes from the prompts received this round, z_prev from the client's own at the end of its last participation (the
+received ones in its first); neither takes a gradient. They are constant during the round, so they are computed once
+per class and image; a random patch moves, so its images are encoded again with each batch, at that batch's place.
+
+mu and G are not printed (D-62: 0.5 and 0.5). Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug
+is log 2 until the first step moves its prompts, and its first gradient 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero
+from fedcache.federate.methods import tpfl
+from fedcache.federate.prompting import AUG, class_names, encode_rows, frozen_text, image_features, paint, train_prompts
+from fedcache.federate.steps import Batch, keep_optimiser
+from fedcache.heads.linear import Tree
+from fedcache.heads.prompt import l_aug
+
+PREVIOUS = "prev/"
+Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
+"""A batch's z_g and z_prev [B, D]."""
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own prompts of before: those it receives first."""
+    return {**{PREVIOUS + k: t for k, t in down.items()}, **keep_optimiser(down, tuple(down), ctx)}
+
+
+def fixed_images(down: Tree, previous: Tree, data: LaneData, ctx: Ctx) -> Fixed:
+    """z_g and z_prev of a batch's images: looked up, or encoded at the batch's place for a random patch."""
+    if "v" not in down or ctx.hp["vp_template"] != "random_patch":
+        z_g = encode_rows(data, down, ctx)
+        same = "v" not in down or torch.equal(down["v"], previous["v"])
+        z_prev = z_g if same else encode_rows(data, previous, ctx)
+        return lambda batch: (z_g[batch["i"]], z_prev[batch["i"]])
+
+    def again(batch: Batch) -> tuple[Tensor, Tensor]:
+        at = batch["at"].tolist()
+        with torch.no_grad():
+            g, prev = (image_features(batch["x"], paint(p, ctx, at), ctx) for p in (down, previous))
+        return g, prev
+
+    return again
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of eq 5 from the received prompts; the client remembers what it sends."""
+    names, mu, gamma = class_names(ctx, down["ctx"].shape[-2]), ctx.number("mu_aug"), ctx.number("gamma_aug")
+    previous = {k: state[PREVIOUS + k] for k in down}
+    if not is_zero(mu):
+        t_g, t_prev = (frozen_text(p["ctx"], names, ctx) for p in (down, previous))
+        images = fixed_images(down, previous, data, ctx)
+
+    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
+        value, z, t = tpfl.forward(p, batch, names, lanes)
+        if is_zero(mu):
+            return value  # the same bits as tpfl, at the same price
+        visual = (batch["w"] * l_aug(z, *images(batch), gamma)).sum(-1)
+        return value + mu * (l_aug(t, t_g, t_prev, gamma).mean(-1) + visual)
+
+    kept = {k: t for k, t in state.items() if not k.startswith(PREVIOUS)}
+    p = train_prompts(loss, {**down, **kept}, data, ctx)
+    return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {k: p[k] for k in down}
+
+
+METHOD = replace(
+    tpfl.METHOD,
+    name="atpfl",
+    summary="TPFL with a pull of texts and images towards the global prompts' features; needs images.",
+    hparams=(*tpfl.METHOD.hparams, *AUG),
+    enter=enter,
+    fit=fit,
+)

@@ -1,0 +1,61 @@
+"""ATPFL on cached features, an approximation: ``tpfl-feat`` with the pull of ``atpfl``.
+
+Not of the paper. ATPFL's eqs 4 and 5 on the features of ``tpfl-feat``: z_g from the vectors received this round, z_prev
+from the client's own at the end of its last participation (the received ones in its first). On cached features both
+cost an addition, so they are made with each batch.
+
+Limits: mu_aug = 0 is ``tpfl-feat`` bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, is_zero, over
+from fedcache.federate.methods import tpfl_feat
+from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
+from fedcache.federate.prompting import AUG, scheduled
+from fedcache.federate.steps import Batch, keep_optimiser, train
+from fedcache.heads.linear import Tree
+from fedcache.heads.prompt import l_aug
+
+PREVIOUS = "prev/"
+
+
+def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own vectors of before: those it receives first."""
+    return {**{PREVIOUS + k: down[k] for k in NAMES}, **keep_optimiser(down, NAMES, ctx)}
+
+
+def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
+    """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); p holds the vectors of before, which nothing moves."""
+    value, z, t = tpfl_feat.forward(p, batch, ctx)
+    mu, gamma = ctx.number("mu_aug"), ctx.number("gamma_aug")
+    if is_zero(mu):
+        return value  # the same bits as tpfl-feat, at the same price
+    x, w = batch["x"], batch["w"]
+    visual = l_aug(z, images(down["u"], x), images(p[PREVIOUS + "u"], x), over(gamma, w))
+    text = l_aug(t, texts(down["rho"], ctx), texts(p[PREVIOUS + "rho"], ctx), over(gamma, w))
+    return value + mu * (text.mean(-1) + (w * visual).sum(-1))
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of it from the received vectors; the client remembers what it sends."""
+    now = scheduled(ctx)
+    p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, down, data, now)
+    sent = {k: p[k] for k in NAMES}
+    return {**{k: p[k] for k in state}, **{PREVIOUS + k: t for k, t in sent.items()}}, sent
+
+
+METHOD = replace(
+    tpfl_feat.METHOD,
+    name="atpfl-feat",
+    paper="after Zhao et al., UbiComp companion 2023; an approximation of atpfl",
+    summary="Approximates ATPFL on cached features: tpfl-feat with a pull towards the global features.",
+    hparams=(*tpfl_feat.METHOD.hparams, *AUG),
+    enter=enter,
+    fit=fit,
+)

@@ -1,0 +1,57 @@
+"""Every client learns its two prompts alone; the lower bound of TPFL's tables ("Local").
+
+The computation of ``tpfl`` without the server; each client's prompts are scored on the test rows of all clients, and
+the report is the mean over clients. D's text speaks of gains up to 18.5 points over it, its tables show 54.6 (D-63).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import everywhere
+from fedcache.federate.methods import tpfl
+from fedcache.federate.steps import keep_optimiser
+from fedcache.heads.linear import Tree
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own prompts; all start from the same draw."""
+    p = tpfl.init(ctx)
+    return {**p, **keep_optimiser(p, tuple(p), ctx)}
+
+
+def fit(_down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of tpfl's eq 2, from where the client was; nothing is sent."""
+    prompts = {k: t for k, t in state.items() if not k.startswith("opt/")}
+    kept = {k: t for k, t in state.items() if k not in prompts}
+    kept, p = tpfl.fit(prompts, kept, data, ctx)
+    return {**p, **kept}, {}
+
+
+def deploy(_down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """The client's prompts and their class features."""
+    return tpfl.deploy({k: t for k, t in state.items() if not k.startswith("opt/")}, {}, data, ctx)
+
+
+def predict(down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C] of images uint8 [N, H W 3]."""
+    return tpfl.predict(down, {}, data, x, ctx)
+
+
+METHOD = replace(
+    tpfl.METHOD,
+    name="local-prompt",
+    summary="Every client learns a text and a visual prompt alone, scored on all test rows; needs images.",
+    hparams=tuple(h for h in tpfl.METHOD.hparams if h.name != "agg"),
+    init=lambda _ctx: {},
+    enter=enter,
+    fit=fit,
+    deploy=deploy,
+    predict=predict,
+    protocol=everywhere,
+    paper_count=lambda *_: (0, 0),
+)

@@ -1,0 +1,108 @@
+"""PromptFL: clients learn the words around the class names of a frozen CLIP; the server averages those vectors.
+
+Guo et al., "PromptFL", arXiv:2208.11625, 2022; the prompt is CoOp's (Zhou et al., IJCV 2022):
+    t_c = g([START, v_1 .. v_n, name_c, END]),  p(c | x) = softmax_c(100 cos(f(x), t_c)),  v <- sum_i a_i v_i.
+Image features are the cached ones: only the text tower needs a gradient, so this is exact.
+
+Readings: eq 2 of ATPFL indexes its denominator by c_i, read c_j (D-60). a_i = n_i / N; the released code averages
+uniformly, and by a slip keeps the last client's vectors (D-64, D-65; only the first is offered). Optimiser, rate and
+schedule are those of ATPFL's comparison; the released code has SGD, five local epochs and a warm-up (D-66).
+
+Limits: context vectors that are the embedded words of a template, and no step, are clip-zs with that template; one
+client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Hp, HParam, Method, Value
+from fedcache.federate.models import AGG, FEAT_POST, declare
+from fedcache.federate.prompting import (
+    CONTEXT,
+    PROMPT_TRAINING,
+    SCALE,
+    check_prompts,
+    class_names,
+    frozen_text,
+    init_context,
+    scale,
+    scheduled,
+    text_features,
+)
+from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import cross_entropy
+
+NAMES = ("ctx",)
+RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
+"""Values of the released code (D-66), for a ViT; it has ten epochs for RN50."""
+
+
+def check(hp: Hp, ctx: Ctx) -> None:
+    """Prompts that fit, and stored views where they are asked for."""
+    check_prompts(hp, ctx)
+    if hp["train_view"] == "aug" and ctx.env.views == 1:
+        raise FedcacheError(
+            Exit.STORE,
+            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
+            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
+        )
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
+    names, now = class_names(ctx, down["ctx"].shape[-2]), scheduled(ctx)
+
+    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
+        u = scale(lanes) * affine(batch["x"], text_features(p["ctx"], names, lanes))
+        return cross_entropy(u, batch["y"], batch["w"])
+
+    def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        views = drawn_views(data, now, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
+        return minibatches(data, now, epoch, views=views)
+
+    p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now, batches=batches)
+    return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
+
+
+def deploy(down: Tree, _state: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The class features of the prompt, made once per scored model and not once per block of rows."""
+    return {"T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C]."""
+    return scale(ctx) * affine(x, down["T"])
+
+
+METHOD = Method(
+    name="promptfl",
+    paper="Guo et al., PromptFL, arXiv:2208.11625, 2022",
+    summary="Clients learn the context words of CLIP's prompts; the server averages the vectors.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="l2"),
+        AGG,
+        *CONTEXT,
+        SCALE,
+        *(replace(h, official=RELEASED.get(h.name)) for h in PROMPT_TRAINING),
+        HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-66)", choices=("center", "aug")),
+    ),
+    defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
+    init=lambda ctx: {"ctx": init_context(ctx)},
+    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    fit=fit,
+    deploy=deploy,
+    predict=predict,
+    needs=frozenset({"labels", "text tower"}),
+    lifts=("loop",),
+    fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
+    check=check,
+    paper_count=None,
+)

@@ -1,0 +1,97 @@
+"""TPFL: a prompt among the words and a prompt on the pixels, both learnt by clients and averaged.
+
+Zhao et al., UbiComp/ISWC 2023 companion ("Inclusive data representation in federated learning: a novel approach
+integrating textual and visual prompt"), eqs 2 and 3:
+    z_v = f(x + v),  t_c = g(ctx, c),  p(c | x) = softmax_c(100 cos(z_v, t_c)),  (ctx, v) <- sum_i a_i (ctx_i, v_i),
+with v added after CLIP's normalisation, a_i = n_i / N, Adam 1e-3 and a cosine over T_g = 20 rounds. It needs the images
+and a gradient through both frozen towers; ``tpfl-feat`` is the approximation on cached features.
+
+Not printed: sizes, clients, local epochs (D-62). Templates of v are those of Bahng et al.: a border, a fixed patch, or
+a patch that moves with every forward pass, at test time too. Their code starts from N(0, 1), ``vp_init=randn``.
+
+Limits: ``vp_size=0`` has no visual prompt and is ``promptfl`` on live features, bit for bit; a border of zeros leaves
+the logits as they are.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Method
+from fedcache.federate.models import AGG, declare
+from fedcache.federate.prompting import (
+    CONTEXT,
+    PROMPT_TRAINING,
+    SCALE,
+    VISUAL,
+    Names,
+    check_prompts,
+    class_names,
+    encode_images,
+    frozen_text,
+    image_features,
+    init_context,
+    init_visual,
+    paint,
+    scale,
+    text_features,
+    train_prompts,
+    trained,
+)
+from fedcache.federate.steps import Batch, keep_optimiser
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import cross_entropy
+
+
+def init(ctx: Ctx) -> Tree:
+    """Both prompts."""
+    made = {"ctx": init_context(ctx)}
+    return {**made, "v": init_visual(ctx)} if "v" in trained(ctx.hp) else made
+
+
+def forward(p: Tree, batch: Batch, names: Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of a batch (eq 2), its unit image features z_v [B, D], and the class features [C, D]."""
+    z = image_features(batch["x"], paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx)
+    t = text_features(p["ctx"], names, ctx)
+    return cross_entropy(scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of eq 2 on both prompts."""
+    names = class_names(ctx, down["ctx"].shape[-2])
+
+    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
+        return forward(p, batch, names, lanes)[0]
+
+    p = train_prompts(loss, {**down, **state}, data, ctx)
+    return {k: p[k] for k in state}, {k: p[k] for k in down}
+
+
+def deploy(down: Tree, _state: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The class features of the prompt, made once per scored model."""
+    return {**down, "T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C] of images uint8 [N, H W 3]."""
+    return scale(ctx) * affine(encode_images(x, down, ctx), down["T"])
+
+
+METHOD = Method(
+    name="tpfl",
+    paper="Zhao et al., TPFL/ATPFL, UbiComp companion 2023",
+    summary="Clients learn a text prompt and a visual prompt through both frozen towers; needs images.",
+    hparams=(*declare(AGG, agg="weighted"), *CONTEXT, *VISUAL, SCALE, *PROMPT_TRAINING),
+    defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
+    init=init,
+    enter=lambda down, _data, ctx: keep_optimiser(down, tuple(down), ctx),
+    fit=fit,
+    deploy=deploy,
+    predict=predict,
+    needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
+    lifts=("loop",),
+    check=check_prompts,
+    paper_count=None,
+)

@@ -1,0 +1,98 @@
+"""TPFL on cached features, an approximation: both prompts become vectors added to the features.
+
+Not of the paper. ``tpfl`` needs images and a gradient through both towers; here, to first order in the visual prompt,
+    z_v = norm(f(x) + u)              u stands for J_x v, taken the same for every image,
+    t'_c = norm(t_c + a rho_c)        a residual on the class text features (TaskRes, Yu et al., CVPR 2023),
+    p(c | x) = softmax_c(100 cos(z_v, t'_c)),
+with u and rho averaged by n_i / N as the prompts are; rho is one vector for all classes, or with ``csc`` one for each.
+A client sends 2 D numbers (D + C D), which says nothing about what ``tpfl`` sends.
+
+Limits: u = rho = 0 is clip-zs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.models import AGG, FEAT_POST, declare
+from fedcache.federate.prompting import PROMPT_TRAINING, scheduled
+from fedcache.federate.steps import Batch, keep_optimiser, local
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import cross_entropy
+
+NAMES = ("u", "rho")
+
+
+def names(_hp: Hp) -> tuple[str, ...]:
+    """What is trained, sent and averaged."""
+    return NAMES
+
+
+def init(ctx: Ctx) -> Tree:
+    """u [D] and rho [1, D] or [C, D], both 0."""
+    rows = ctx.env.classes if ctx.hp["csc"] else 1
+    rho = torch.zeros(rows, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
+    return {"u": torch.zeros_like(rho[0]), "rho": rho}
+
+
+def images(u: Tensor, x: Tensor) -> Tensor:
+    """norm(x + u), [.., N, D], for features x [.., N, D] and u [.., D]."""
+    return normalize(x + u.unsqueeze(-2), dim=-1)
+
+
+def texts(rho: Tensor, ctx: Ctx) -> Tensor:
+    """norm(T + a rho), [.., C, D], for rho [.., 1, D] or [.., C, D]."""
+    return normalize(ctx.text + over(ctx.number("a"), rho) * rho, dim=-1)
+
+
+def forward(p: Tree, batch: Batch, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of a batch, one value per lane, its unit features [.., B, D] and the class features [.., C, D]."""
+    z, t = images(p["u"], batch["x"]), texts(p["rho"], ctx)
+    u = affine(z, t)
+    return cross_entropy(over(ctx.number("scale"), u) * u, batch["y"], batch["w"]), z, t
+
+
+def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
+    """Cross-entropy of 100 cos(norm(x + u), norm(T + a rho))."""
+    return forward(p, batch, ctx)[0]
+
+
+learn = local(loss, names, names, names)
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """``epochs`` of it at this round's learning rate."""
+    return learn(down, state, data, scheduled(ctx))
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [.., N, C]."""
+    u = affine(images(down["u"], x), texts(down["rho"], ctx))
+    return over(ctx.number("scale"), u) * u
+
+
+METHOD = Method(
+    name="tpfl-feat",
+    paper="after Zhao et al., UbiComp companion 2023; an approximation of tpfl",
+    summary="Approximates TPFL on cached features: a vector added to images, a residual to class texts.",
+    hparams=(
+        *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
+        HParam("csc", False, "bool", "every class has a residual of its own"),
+        HParam("a", 0.5, "float", "factor of the text residual", low=0.0),
+        HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6),
+        *PROMPT_TRAINING,
+    ),
+    defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
+    init=init,
+    enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
+    fit=fit,
+    predict=predict,
+    needs=frozenset({"labels", "text"}),
+    fidelity=lambda _hp, _views: "approx",
+    paper_count=None,
+)
