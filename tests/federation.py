@@ -64,6 +64,29 @@ def small(name):
     return {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes  # a step runs a tower
 
 
+TINY = (6, 11, 1, 7)  # rows of four clients; the first may be a public set
+LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch": {4: 2}}
+"""Sizes that the cases have for the nine clients -> those for four."""
+
+
+def tiny(seed=0, *, sizes=TINY, **kwargs):
+    """The federation of the laws over all methods: 4 clients, 3 classes, 5 features; one client has one row."""
+    return federation(seed, sizes=sizes, classes=3, width=5, per_client=2, tests=2, **kwargs)
+
+
+def scaled(settings):
+    """Settings of a case, with sizes for the tiny federation."""
+    return {k: LAW_SIZES.get(k, {}).get(v, v) for k, v in settings.items()}
+
+
+def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
+    """``go`` on the tiny federation: 3 of 4 clients, 2 rounds."""
+    if data is None:
+        data, clients = tiny()
+    return go(name, scaled({**small(name), **(settings or {})}), data, clients,
+              **{"rounds": 2, "participation": 3, **kwargs})  # fmt: skip
+
+
 def images_of(data):
     """The same rows as images of 4 x 4: the features, repeated, as bytes."""
     x = data.x[:, :1].double()
