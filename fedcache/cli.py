@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache import __version__
-from fedcache.commands import demo, doctor, extract, lists, output, partition, reproduce, stores, train
+from fedcache.commands import demo, doctor, extract, lists, methods, output, partition, reproduce, stores, train
 from fedcache.errors import Exit, FedcacheError
 
 app = typer.Typer(
@@ -31,7 +31,7 @@ for panel, commands in (
 ):
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-for group in (lists.methods, lists.backbones, lists.datasets):
+for group in (methods.methods, lists.backbones, lists.datasets):
     app.add_typer(group, rich_help_panel=LISTS)
 
 

@@ -118,6 +118,8 @@ class TrainConfig:
     device: str = "auto"
     dtype: str = "float32"
     set: Mapping[str, Any] = field(default_factory=dict)
+    client_backbones: tuple[str, ...] = ()
+    client_set: Mapping[str, Any] = field(default_factory=dict)
 
 
 SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}

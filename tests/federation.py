@@ -207,7 +207,7 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
     if kwargs.get("lift") == "stack" and method.lifts == ("loop",):
         pytest.skip("live encoders have one batch axis: test_every_method_that_reads_features_alone_stacks")
     data = fitted(method, data)
-    hp = method.resolve("paper", {**small(name), **(settings or {})})
+    hp = method.resolve("paper", settings or {})
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
     return run(method, hp, data, clients, **kwargs)
 

@@ -107,7 +107,11 @@ def test_config_shows_every_key_with_its_meaning_and_can_be_read_again(tmp_path:
     for section, kind in SECTIONS.items():
         assert list(found[section]) == [f.name for f in fields(kind)]
         for name, value in found[section].items():
-            place = f"[{section}.{name}]" if name in ("recipe", "weights", "data", "options", "set") else f"{name} = "
+            place = (
+                f"[{section}.{name}]"
+                if name in ("recipe", "weights", "data", "options", "set", "client_set")
+                else f"{name} = "
+            )
             (line,) = [line for line in shown.partition(f"[{section}]")[2].splitlines() if place in line][:1]
             assert line.startswith("# ") == (value is None), line
             assert value is not None or len(line.partition("  # ")[2]) > 10, line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import federation, go
+from federation import federation, go, small
 
 from fedcache.federate.methods import METHODS
 
@@ -91,7 +91,7 @@ def test_text_features_reach_a_client_once(lift):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_totals_are_the_sum_over_clients(name):
-    out = go(name, {})
+    out = go(name, small(name))
     assert out.traffic.totals()["up"] == sum(out.traffic.up)
     assert out.traffic.totals()["down"] == sum(out.traffic.down)
     assert len(out.traffic.rounds) == len(out.records) == (1 if METHODS[name].one_shot else 3)

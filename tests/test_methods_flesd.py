@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, go, images_of, small, unit
+from federation import difference, federation, gap, images_of, small, unit
+from federation import go as go_on
 from torch import nn
 from torchvision.models import resnet18
 
@@ -23,6 +24,11 @@ from fedcache.heads.contrast import Ensemble, nt_xent, one_way, similarity_diver
 from fedcache.heads.encoder import Encoder
 
 SSL = ("fedavg-simclr", "fedprox-simclr", "flesd-head", "flesd-cc", "min-local", "non-fl")
+
+
+def go(name, settings=None, data=None, clients=None, **kwargs):
+    """A run with small encoders."""
+    return go_on(name, {**small(name), **(settings or {})}, data, clients, **kwargs)
 
 
 def units(seed, *shape):
@@ -241,7 +247,8 @@ def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
 def test_labels_reach_the_probe_and_nothing_else(name):
     data, clients = federation(views=4)
     shuffled = replace(data, y=data.y[torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0))])
-    a, b = (go(name, {}, d, clients, rounds=1) for d in (data, shuffled))
+    probe = {"probe_epochs": 60, "probe_lr": 1.0}
+    a, b = (go(name, probe, d, clients, rounds=1) for d in (data, shuffled))
     assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
     assert not np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
 
@@ -409,3 +416,13 @@ def test_an_encoder_that_cannot_read_the_rows_is_refused():
     hp = method.resolve("paper", {**small("fedavg-simclr"), "encoder": "conv"})
     with pytest.raises(FedcacheError, match="needs pixels"):
         run(method, hp, data, clients, rounds=1)
+
+
+def test_the_encoder_is_what_training_sets():
+    data, clients = federation(views=4)
+    encoder = 7 * 11 + 7 + 7 * 7 + 7 + 4 * 7 + 4
+    assert {n: go(n, {}, data, clients, rounds=1).trainable for n in SSL} == dict.fromkeys(SSL, encoder)
+    conv = go("flesd", {}, *federation(sizes=(8, 20, 20)), rounds=1, participation=None)
+    assert conv.trainable == sum(
+        t.numel() for n, t in conv.server.items() if n in Encoder("conv", proj=4, channels=1).trained()
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import apart, fedcache, ok, start
+from federation import small
 from pictures import folder
 
 from fedcache.federate.methods import METHODS
@@ -38,7 +39,8 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
-    done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1")
+    sizes = [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")] if "hidden" in small(name) else []
+    done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1", *sizes)
     data = done.data
     for key in (
         "method",

@@ -52,6 +52,8 @@ def to_extract(method: Method, backbones: Sequence[str], home: Home) -> tuple[tu
     them.
     """
     if "image tower" not in method.needs:
+        if "pixels" in method.needs:
+            return ("pixels",), {"size": "32"}
         return tuple(backbones), {}
     towers = tuple(without_images(method, backbones)) or ("glyph-clip",)
     recipe = registry.lookup(towers[0].partition("@")[0], home=home.root).recipe

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedcache.api import live
+from fedcache.api.features import arrays_for, feat_post_for, load_features
+from fedcache.api.mixed import named_backbones, own_of
 from fedcache.api.partitions import load_partition, make_partition, need_labels
 from fedcache.api.sources import store_for
-from fedcache.api.stores import more_features
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partition import InfeasibleError, Partition
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from fedcache.extract.stop import Stop
     from fedcache.federate.clients import Data
     from fedcache.federate.method import Method, Value
-
-TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
+    from fedcache.federate.mixed import Own
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Setting:
         features: their recipe digests, and the text features' digest.
         partitions: one per seed.
         names: the saved name of each, or ``partition-<seed>`` for one made for this run.
+        own: in what single clients differ.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class Setting:
     partitions: dict[int, Partition]
     named: str | None
     seconds: dict[str, float] = field(default_factory=dict)
+    own: dict[int, Own] = field(default_factory=dict)
 
 
 def find_method(name: str) -> Method:
@@ -114,139 +116,6 @@ def parse_participation(text: str | None) -> int | float | None:
         f"--participation {text} is neither a number of clients nor a share.",
         "For example 10, 0.1, 10% or all",
     )
-
-
-def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
-    """Array keys for ``--backbones``: the names given, or every array of features, in stored order.
-
-    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one.
-
-    Raises:
-        FedcacheError: STORE when the store lacks one; USAGE when a name means several.
-    """
-    info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
-    if not info:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{store.path.name} holds no features yet.",
-            more_features(store, "efficientnet-lite0"),
-        )
-    if not names:
-        by_name: dict[str, list[str]] = {}
-        for key in info:
-            by_name.setdefault(str(info[key].recipe.get("backbone", key)), []).append(key)
-        return [chosen_arrays(store, [name])[0] for name in by_name]
-    chosen = []
-    for name in names:
-        labels = {
-            k: (str(a.recipe.get("backbone", k)), f"{a.recipe.get('backbone', k)}@{a.recipe.get('size', 0)}")
-            for k, a in info.items()
-        }
-        found = [k for k, both in labels.items() if name == k or name in both]
-        if not found:
-            have = ", ".join(both[1] for both in labels.values())
-            raise FedcacheError(
-                Exit.STORE,
-                f"{store.path.name} has no features of {name!r}; it has {have}.",
-                more_features(store, name.partition("@")[0]),
-            )
-        if len(found) > 1:
-            options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
-            raise FedcacheError(
-                Exit.USAGE, f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}"
-            )
-        chosen.append(found[0])
-    return list(dict.fromkeys(chosen))
-
-
-def arrays_for(method: Method, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
-    """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate."""
-    names = live.without_images(method, names)
-    if "text" not in method.needs and not live.wants_towers(method):
-        keys = chosen_arrays(store, names)
-        if not names:
-            observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
-        return keys
-    with_text = [k for k in chosen_arrays(store, names) if store.has_text(str(store.arrays[k].recipe.get("backbone")))]
-    if not with_text:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
-            more_features(store, "glyph-clip", "text/NAME"),
-        )
-    if names and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
-            f"--backbones {names[0]}",
-        )
-    backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
-    first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
-    if first is None and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"Several backbones have text features: {', '.join(backbone)}.",
-            f"--backbones {next(iter(backbone))}",
-        )
-    key = first or with_text[0]
-    if not names:
-        observer.note(f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses).")
-    return [key]
-
-
-def feat_post_for(hp: Mapping[str, Value], asked: bool, preset: str, store: Store, keys: Sequence[str]) -> str:
-    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better.
-
-    Nobody asked and the method does nothing: CLIP features go to the sphere (l2) when every backbone has a text tower,
-    and the released FedPCL's ResNets give signs (D-01) under the official preset.
-    """
-    chosen = str(hp.get("feat_post") or "none")
-    if asked or chosen != "none":
-        return chosen
-    names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
-    if preset == "official" and all(n.startswith("resnet18-") for n in names):
-        return "sign"
-    return "l2" if all(store.has_text(n) for n in names) else "none"
-
-
-def load_features(
-    method: Method, hp: Mapping[str, Value], store: Store, keys: Sequence[str], feat_post: str, train: np.ndarray
-) -> tuple[Data, list[str]]:
-    """Read the arrays, apply ``feat_post``, and take the text features of a backbone that has some.
-
-    Returns:
-        data, and the digests of what it was made from.
-    """
-    import torch
-
-    from fedcache.federate.clients import Data, prepare
-    from fedcache.store.files import sha256_hex
-
-    arrays = [store.reader(key).all() for key in keys]
-    for key, array in zip(keys, arrays, strict=True):
-        if array.ndim != 3:
-            raise FedcacheError(
-                Exit.USAGE, f"{key} holds images, and {method.name} needs features.", "Choose other --backbones."
-            )
-    x = prepare(arrays, feat_post, train)
-    samples = store.samples
-    digests = [str(store.arrays[key].digest) for key in keys]
-    text = None
-    backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
-    if len(keys) == 1 and store.has_text(backbone):
-        matrix = store.text(backbone)
-        how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
-        if "text" in method.needs or how == "text":
-            text = torch.from_numpy(np.array(matrix, np.float32))
-            digests.append(sha256_hex(np.ascontiguousarray(matrix).tobytes()))
-    return Data(
-        x=x,
-        y=torch.from_numpy(samples.label.astype(np.int64)),
-        classes=len(samples.classes),
-        text=text,
-        widths=tuple(a.shape[2] for a in arrays),
-        domain=torch.from_numpy(samples.domain.astype(np.int64)),
-    ), digests
 
 
 def default_partition(
@@ -343,7 +212,7 @@ def prepare_run(
     began = time.perf_counter()
     store, extracted = store_for(method, train, home, extract=extract, observer=observer, stop=stop)
     seconds = {"extract": extracted}
-    keys = arrays_for(method, store, train.backbones, observer)
+    keys = arrays_for(method, hp, store, named_backbones(train), observer)
     need_labels(method, store, None)
     brought = live.bring(method, store, keys[0], home)
     if train.domain:
@@ -357,13 +226,22 @@ def prepare_run(
         observer.note("No test row has a label: the models are made, and nothing is scored.")
     feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
-    if brought is None or brought.images is None:
-        data, digests = load_features(method, hp, store, keys, feat_post, rows)
-    else:
+    if brought is not None and brought.images is not None:
         keys = [*keys, brought.images]
-        data, digests = live.load_images(store, brought.images), [str(store.arrays[k].digest) for k in keys]
+    if "pixels" in method.reads(hp):
+        data, digests = live.load_images(store, keys[-1]), [str(store.arrays[k].digest) for k in keys]
+    else:
+        data, digests = load_features(method, hp, store, keys, feat_post, rows, observer)
     if brought is not None:
         data, digests = brought.attach(data, store), [*digests, brought.digest]
+    if not method.reads(hp) & {"labels", "text"} and (store.samples.label[rows] < 0).all():
+        observer.note("No training row has a label: no linear probe can be trained, and nothing is scored.")
+    if "views" in method.reads(hp) and data.x.shape[1] < 3:
+        observer.note(
+            f"Views stored of each image: {data.x.shape[1]}. {method.name} wants augmentations: approx; "
+            "fedcache extract --views 8 stores some."
+        )
+    own = own_of(method, train, store, keys, data.widths, len(next(iter(made.values())).clients))
     seconds["load"] = time.perf_counter() - began - extracted
     dataset = {
         "slug": str(store.dataset["slug"]),
@@ -373,5 +251,5 @@ def prepare_run(
     }
     backbones = [str(store.arrays[k].recipe.get("backbone", k)) for k in keys]
     return Setting(
-        method, hp, feat_post, data, keys, backbones, digests, dataset, store.samples.domains, made, named, seconds
+        method, hp, feat_post, data, keys, backbones, digests, dataset, store.samples.domains, made, named, seconds, own
     ), store

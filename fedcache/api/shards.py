@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedcache.api import live
-from fedcache.api.settings import Setting, chosen_arrays, feat_post_for, find_method, parse_seeds
+from fedcache.api.features import chosen_arrays, feat_post_for
+from fedcache.api.settings import Setting, find_method, parse_seeds
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import Data, prepare
@@ -79,13 +80,20 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
     if config.method is None or config.clients_from is None:
         raise FedcacheError(Exit.USAGE, "No method was named.", "fedcache train --method fed3r --clients-from DIR")
     method = find_method(config.method)
-    if "image tower" in method.needs:
+    hp = method.resolve(config.preset, config.set)
+    if "pixels" in method.reads(hp):
         raise FedcacheError(
             Exit.USAGE,
             f"{method.name} trains on images, and --clients-from on the features of client stores.",
             f"Train on the store they were cut from: fedcache train --method {method.name} --partition NAME",
         )
-    hp = live.with_rounds(method.resolve(config.preset, config.set), config.rounds or method.defaults.rounds)
+    if config.client_backbones or config.client_set:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--client-backbones and --client-set deal differences to clients by number, --clients-from to stores.",
+            "Train on the store they were cut from:  fedcache train --partition NAME",
+        )
+    hp = live.with_rounds(hp, config.rounds or method.defaults.rounds)
     began = time.perf_counter()
     stores = open_clients(Path(config.clients_from))
     first = stores[0]

@@ -148,6 +148,8 @@ def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
         "set": {
             **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
         },
+        **({"client_backbones": list(config.client_backbones)} if config.client_backbones else {}),
+        **({"client_set": {k: str(v) for k, v in config.client_set.items()}} if config.client_set else {}),
     }
 
 
@@ -365,5 +367,6 @@ def _one_seed(
         eval_every=int(resolved["eval_every"]),
         state=state,
         on_round=on_round,
+        own=setting.own,
     )
     return seed_record(outcome, setting.domains, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""``fedcache methods``, ``backbones`` and ``datasets``: what there is, and whether it would work right now."""
+"""``fedcache backbones`` and ``datasets``: what there is, and whether it would work right now."""
 
 from __future__ import annotations
 
@@ -10,75 +10,10 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 
-methods = typer.Typer(name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True)
 backbones = typer.Typer(name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True)
 datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name from the list.")]
-
-
-@methods.command("list")
-def methods_list(json: o.Json = False) -> None:
-    """Every method in one line."""
-
-    def call(story: Story) -> Answer:
-        from fedcache.federate.methods import METHODS
-
-        entries = [
-            {"name": m.name, "summary": m.summary, "paper": m.paper, "needs": sorted(m.needs), "one_shot": m.one_shot}
-            for m in METHODS.values()
-        ]
-        rows = [(m.name, m.summary, ", ".join(sorted(m.needs)) or "nothing", m.paper) for m in METHODS.values()]
-        return Answer(
-            {"methods": entries}, [], renderables=[table("", ("method", "what it does", "clients read", "paper"), rows)]
-        )
-
-    answer("methods list", json, call)
-
-
-@methods.command("info")
-def methods_info(name: Name, json: o.Json = False) -> None:
-    """One method: its hyperparameters with both presets, and its paper's setting."""
-
-    def call(story: Story) -> Answer:
-        from fedcache.api.settings import find_method
-
-        m = find_method(name)
-        entries = [
-            {
-                "name": h.name,
-                "default": h.show(),
-                "official": h.show(h.official) if h.official is not None else h.show(),
-                "legal": h.legal(),
-                "help": h.help,
-            }
-            for h in m.hparams
-        ]
-        d = m.defaults
-        data = {
-            "name": m.name,
-            "paper": m.paper,
-            "summary": m.summary,
-            "needs": sorted(m.needs),
-            "hyperparameters": entries,
-            "defaults": {
-                "rounds": d.rounds,
-                "participation": d.participation,
-                "clients": d.clients,
-                "scheme": d.scheme,
-            },
-        }
-        share = "all" if d.participation is None else d.participation
-        lines = [
-            f"{m.name}: {m.summary}",
-            m.paper,
-            f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
-        ]
-        rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
-        shown = table("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)
-        return Answer(data, lines, renderables=[shown] if rows else [])
-
-    answer("methods info", json, call)
 
 
 @backbones.command("list")

@@ -209,7 +209,7 @@ def export(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.settings import chosen_arrays
+        from fedcache.api.features import chosen_arrays
         from fedcache.api.stores import need_store
         from fedcache.store.exchange import export as write
 

@@ -23,6 +23,14 @@ Seeds = Annotated[str | None, typer.Option("--seeds", help="0,1,2 or 0-4.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the method; see `fedcache methods info`. Repeatable.")
 ]
+Mixed = Annotated[
+    list[str] | None,
+    typer.Option("--client-backbones", help="a,b,a+b: clients take turns with these, where the method allows it."),
+]
+MixedSet = Annotated[
+    list[str] | None,
+    typer.Option("--client-set", help="key=v1,v2: clients take turns with these values. Repeatable."),
+]
 Every = Annotated[int | None, typer.Option("--eval-every", min=0, help="Also score after every k-th round.")]
 Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack: how clients are computed.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | float64.")]
@@ -78,6 +86,8 @@ def train(
     participation: Share = None,
     seeds: Seeds = None,
     settings: Settings = None,
+    client_backbones: Mixed = None,
+    client_set: MixedSet = None,
     eval_every: Every = None,
     lift: Lift = None,
     device: o.Device = None,
@@ -117,6 +127,8 @@ def train(
             "lift": lift,
             "device": device,
             "dtype": dtype,
+            "client_backbones": o.listed(client_backbones),
+            "client_set": o.pairs(client_set, "--client-set"),
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
@@ -228,6 +240,8 @@ def grid(
     participation: Share = None,
     seeds: Seeds = None,
     settings: Settings = None,
+    client_backbones: Mixed = None,
+    client_set: MixedSet = None,
     lift: Lift = None,
     dtype: Dtype = None,
     runs: Runs = None,
@@ -259,6 +273,8 @@ def grid(
             "seeds": seeds,
             "lift": lift,
             "dtype": dtype,
+            "client_backbones": o.listed(client_backbones),
+            "client_set": o.pairs(client_set, "--client-set"),
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}

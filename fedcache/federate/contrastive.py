@@ -163,7 +163,10 @@ def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
     p = {k: {**down, **state}[k] for k in names(ctx.hp)}
     x = data.full()[0]
-    h = represent(p, x, ctx, project=False) if len(x) else x.new_zeros(0, p["p1.W"].shape[-1])
+    if not len(x):  # no label, no probe: its scores are no numbers, and nothing is scored
+        lost = p["p1.b"].new_full((ctx.env.classes,), torch.nan)
+        return {**down, **state, "probe.W": lost.unsqueeze(-1).expand(-1, p["p1.W"].shape[-1]), "probe.b": lost}
+    h = represent(p, x, ctx, project=False)
     frozen = LaneData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
     start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1])))
     head = {"W": start, "b": start.new_zeros(len(start))}
@@ -202,6 +205,12 @@ def check(hp: Hp, ctx: Ctx) -> None:
         f"encoder={hp['encoder']} cannot read {found}.",
         f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
     )
+
+
+def trainable(server: Tree, state: Tree) -> int:
+    """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe."""
+    known = {**server, **state}
+    return sum(t.numel() for n, t in known.items() if n[:2] in ("t.", "p1", "p2") and not n.endswith((".mean", ".var")))
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:

@@ -19,13 +19,19 @@ Scores = Callable[[Tensor], Tensor]
 
 
 def predict_rows(scores: Scores, x: Tensor, rows: np.ndarray) -> np.ndarray:
-    """The class of the highest score of view 0 of each row; int64 [len(rows)]."""
+    """The class of the highest score of view 0 of each row; int64 [len(rows)].
+
+    A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
+    """
     out = np.empty(len(rows), np.int64)
+    blind = True
     with torch.no_grad():
         for start in range(0, len(rows), BLOCK):
             index = torch.from_numpy(rows[start : start + BLOCK]).to(x.device)
-            out[start : start + BLOCK] = scores(x[index, 0]).argmax(-1).cpu().numpy()
-    return out
+            u = scores(x[index, 0])
+            out[start : start + BLOCK] = u.argmax(-1).cpu().numpy()
+            blind = blind and bool(torch.isnan(u).all())
+    return np.full_like(out, -1) if blind else out
 
 
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
@@ -84,8 +90,8 @@ def evaluate_personal(
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """1 where right, 0 where wrong, NaN where the label is unknown: such a row is predicted and not scored."""
-    return np.where(labels >= 0, predicted == labels, np.nan)
+    """1 where right, 0 where wrong, NaN where label or prediction is unknown (-1): such a row is not scored."""
+    return np.where((labels >= 0) & (predicted >= 0), predicted == labels, np.nan)
 
 
 def _mean(right: np.ndarray) -> float:

@@ -58,9 +58,10 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     """Unweighted mean over the classes present in ``label`` of the F1 score of [N] predictions.
 
     A class that is only predicted lowers the score of those it was taken for, and has none of its own: scikit-learn's
-    ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows of label -1 are unknown and left out.
+    ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows whose label or prediction is -1
+    (unknown) are left out.
     """
-    known = label >= 0
+    known = (label >= 0) & (predicted >= 0)
     label, predicted = label[known], predicted[known]
     right = np.bincount(label[label == predicted], minlength=classes)
     truth, guess = np.bincount(label, minlength=classes), np.bincount(predicted, minlength=classes)

@@ -20,6 +20,7 @@ from fedcache.federate.contrastive import (
     parameters,
     predict,
     probe,
+    trainable,
 )
 from fedcache.federate.method import Defaults, Method
 from fedcache.federate.models import AGG, declare
@@ -38,6 +39,7 @@ METHOD = Method(
     needs=frozenset({"views"}),
     needs_for=needs,
     received=parameters,
+    trainable=trainable,
     fidelity=fidelity,
     paper_count=None,
 )

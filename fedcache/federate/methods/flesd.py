@@ -109,6 +109,7 @@ METHOD = Method(
     lifts=("loop",),
     sent=sent,
     received=ssl.parameters,
+    trainable=ssl.trainable,
     fidelity=ssl.fidelity,
     paper_count=None,
 )

@@ -1,0 +1,192 @@
+"""What there is to say of a method: its objective, its switches and their sides of each disagreement, what travels."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcache.api import live
+from fedcache.api.features import TEXT_ORDER
+from fedcache.api.planning import memory_of
+from fedcache.api.stores import find_store
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+
+if TYPE_CHECKING:
+    from fedcache.federate.clients import Data
+    from fedcache.federate.live import Towers
+    from fedcache.federate.method import Method
+
+CLIENTS = 3
+PER_CLASS = 2
+IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
+"""Numbers of passes over the rows: what travels does not depend on them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths at which traffic is counted.
+
+    Attributes:
+        width: D, all backbones together.
+        text_width: D of the backbone that methods with text take.
+        classes: C.
+        source: where they come from, for a person.
+    """
+
+    width: int = 512
+    text_width: int = 512
+    classes: int = 10
+    source: str = "512 features, 10 classes"
+
+
+def current_sizes(home: Home) -> Sizes:
+    """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
+    try:
+        store = find_store(home)
+    except FedcacheError:
+        store = None
+    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
+    if store is None or not arrays:
+        return Sizes()
+    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
+    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
+    width, classes = sum(by_name.values()), len(store.samples.classes)
+    return Sizes(width, text, classes, f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes")
+
+
+def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
+    """What one client that owns every class sends and receives in a round, counted on a round of no training.
+
+    Returns:
+        ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down``.
+    """
+    import torch
+
+    from fedcache.federate.lifts import Lift
+    from fedcache.federate.partition import Client
+    from fedcache.federate.rounds import Rounds
+
+    hp = method.resolve()
+    data = _rows(method, sizes)
+    per = PER_CLASS * sizes.classes
+    rows = np.arange(CLIENTS * per)
+    clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(CLIENTS)]
+    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+    small = {"anchors": "all"} if "anchors" in hp else {}
+    job = Rounds(method, live.with_rounds({**hp, **idle, **small}, 1), data, clients, 0, torch.float32)
+    job.start()
+    done = job.one_round(None, Lift("loop", 1))
+    served = max(1, done.clients)
+    keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
+    return {key: getattr(done, key) // served for key in keys}
+
+
+def _rows(method: Method, sizes: Sizes) -> Data:
+    """Rows of every class for every client: noise, as traffic does not depend on it."""
+    import torch
+
+    from fedcache.federate.clients import Data
+
+    need = method.reads(method.resolve())
+    towers = _towers() if live.wants_towers(method) else None
+    width = towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
+    count = CLIENTS * PER_CLASS * sizes.classes
+    y = torch.arange(sizes.classes).repeat(CLIENTS * PER_CLASS)
+    g = torch.Generator().manual_seed(0)
+    side = 32
+    if "pixels" in need:
+        x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
+    else:
+        x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
+    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+    return replace(
+        Data(x, y, sizes.classes, text if "text" in need else None, (width,)),
+        names=tuple(f"class {i}" for i in range(sizes.classes)),
+        image=(side, side) if "pixels" in need else None,
+        towers=None if towers is None else towers.towers,
+    )
+
+
+@dataclass(frozen=True)
+class _Tower:
+    towers: Towers
+    width: int
+
+
+def _towers() -> _Tower:
+    """glyph-clip's towers, which ship with the package."""
+    from fedcache.extract import backbones
+    from fedcache.extract.backbones.live import load_towers
+
+    row = backbones.lookup("glyph-clip")
+    home = Home.from_environment()
+    weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
+    return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+
+
+def objective(name: str) -> str:
+    """The equations of a method and where papers and code part: the docstring of its file."""
+    from fedcache.federate.methods import module_of
+
+    return (sys.modules[module_of(name)].__doc__ or "").strip()
+
+
+def disagreements(method: Method) -> list[dict[str, str]]:
+    """Each switch that decides a numbered disagreement, with the value on either side."""
+    return [
+        {
+            "d": ", ".join(re.findall(r"D-\d\d", h.help)),
+            "switch": h.name,
+            "paper": h.show(),
+            "official": h.show(h.official) if h.official is not None else h.show(),
+        }
+        for h in method.hparams
+        if re.search(r"D-\d\d", h.help)
+    ]
+
+
+def fidelities(method: Method) -> str:
+    """What a result may call itself: with one stored view, and with four where that differs."""
+    hp = method.resolve()
+    one, four = method.fidelity(hp, 1), method.fidelity(hp, 4)
+    return one if one == four else f"{one}; {four} with views"
+
+
+def page(name: str) -> str:
+    """The documentation page of a method, in Markdown; the same text for the same code."""
+    from fedcache.federate.methods import METHODS
+
+    m = METHODS[name]
+    d = m.defaults
+    share = "all" if d.participation is None else d.participation
+    lines = [
+        f"# {name}",
+        "",
+        m.summary,
+        "",
+        f"{m.paper}. Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
+        f"{', '.join(m.lifts)}.",
+        "",
+        f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} rounds.",
+        "",
+        "```text",
+        objective(name),
+        "```",
+        "",
+        "## Switches",
+        "",
+        "`--set key=value`; *official* is `--preset official`.",
+        "",
+        "| key | paper | official | legal | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for h in m.hparams:
+        official = h.show(h.official) if h.official is not None else ""
+        cells = (f"`{h.name}`", h.show(), official, h.legal(), h.help)
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    return "\n".join(lines) + "\n"

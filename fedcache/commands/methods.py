@@ -1,0 +1,132 @@
+"""``fedcache methods``: every method, what it sends, and which side of each disagreement it is on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, table
+
+methods = typer.Typer(name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A name from the list.")]
+
+
+@methods.command("list")
+def methods_list(json: o.Json = False) -> None:
+    """Every method in one line, with what a client that owns every class sends in a round.
+
+    Counted at the widths of the store last used, else at 512 features and 10 classes; image methods at 32 px with
+    glyph-clip's towers.
+
+    Example: fedcache methods list
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.describe import current_sizes, fidelities, traffic_of
+        from fedcache.federate.methods import METHODS
+
+        sizes = current_sizes(o.home())
+        entries: list[dict[str, Any]] = []
+        for m in METHODS.values():
+            sends = traffic_of(m, sizes)
+            entries.append(
+                {
+                    "name": m.name,
+                    "summary": m.summary,
+                    "paper": m.paper,
+                    "needs": sorted(m.needs),
+                    "sends": {
+                        "scalars": sends["up"], "bytes": sends["up_bytes"], "paper_scalars": sends["paper_up"]
+                    },
+                    "receives": {
+                        "scalars": sends["down"], "bytes": sends["down_bytes"], "paper_scalars": sends["paper_down"]
+                    },
+                    "counted_at": sizes.source,
+                    "fidelity": fidelities(m),
+                    "one_shot": m.one_shot,
+                }
+            )  # fmt: skip
+        rows = [
+            (
+                e["name"],
+                e["summary"],
+                ", ".join(e["needs"]) or "features",
+                f"{e['sends']['scalars']:,}",
+                f"{e['sends']['bytes']:,}",
+                e["fidelity"],
+                e["paper"],
+            )
+            for e in entries
+        ]
+        names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
+        shown = table("", names, rows, right=("sends", "bytes"))
+        said = f"Scalars and bytes that one client sends in a round, at {sizes.source}."
+        return Answer({"methods": entries}, [said], renderables=[shown])
+
+    answer("methods list", json, call)
+
+
+@methods.command("info")
+def methods_info(name: Name, json: o.Json = False) -> None:
+    """One method: its objective, its switches with both presets, its side of each disagreement, its paper's setting.
+
+    Example: fedcache methods info fedpcl
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.describe import current_sizes, disagreements, fidelities, objective, traffic_of
+        from fedcache.api.settings import find_method
+
+        m = find_method(name)
+        entries = [
+            {
+                "name": h.name,
+                "default": h.show(),
+                "official": h.show(h.official) if h.official is not None else h.show(),
+                "legal": h.legal(),
+                "help": h.help,
+            }
+            for h in m.hparams
+        ]
+        d, sizes = m.defaults, current_sizes(o.home())
+        sends, sides = traffic_of(m, sizes), disagreements(m)
+        data = {
+            "name": m.name,
+            "paper": m.paper,
+            "summary": m.summary,
+            "objective": objective(m.name),
+            "needs": sorted(m.needs),
+            "fidelity": fidelities(m),
+            "lifts": list(m.lifts),
+            "hyperparameters": entries,
+            "disagreements": sides,
+            "traffic": {**sends, "counted_at": sizes.source},
+            "defaults": {
+                "rounds": d.rounds,
+                "participation": d.participation,
+                "clients": d.clients,
+                "scheme": d.scheme,
+            },
+        }
+        share = "all" if d.participation is None else d.participation
+        lines = [
+            f"{m.name}: {m.summary}",
+            m.paper,
+            f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
+            f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {fidelities(m)}.",
+            f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
+            f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round, at {sizes.source}.",
+            "",
+            objective(m.name),
+        ]
+        rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
+        shown = [table("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)] if rows else []
+        if sides:
+            decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
+            shown.append(table("where paper and code differ", ("D", "switch", "paper", "official"), decided))
+        return Answer(data, lines, renderables=shown)
+
+    answer("methods info", json, call)
