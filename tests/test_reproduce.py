@@ -18,7 +18,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.adapt import Options
+from fedcache.reproduce.adapt import Options, plan
 from fedcache.reproduce.metrics import Compared, Got, compare, over_seeds, subtract
 from fedcache.reproduce.needs import DIAGNOSTICS, READS, Looker
 from fedcache.reproduce.prepare import as_read
@@ -291,3 +291,19 @@ def test_images_beside_a_live_encoder_are_stored_as_it_reads_them(own_home: Path
         getattr(row, k) for k in ("size", "resize", "interpolation", "crop_pct")
     ]
     assert as_read(entry("flesd-fig5").cells[0], Home(own_home)) == {}
+
+
+def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> None:
+    planned = plan(
+        entry("flesd-table1"), Options(on="digits", backbones=("glyph-clip",)), Looker(Home.from_environment())
+    )
+    for p in planned:
+        assert p.cell.backbones == ("glyph-clip",)
+        assert p.cell.views == 8
+        assert p.cell.set["encoder"] == "mlp"
+        assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
+        assert any("head on 8 cached views instead of a ResNet-18" in said for said in p.departures)
+        METHODS[p.cell.method].resolve(p.cell.preset, p.cell.set)
+    same = plan(entry("flesd-table1"), Options(on="digits"), Looker(Home.from_environment()))
+    assert {p.cell.backbones for p in same} == {("pixels",)}
+    assert {p.cell.views for p in same} == {1}

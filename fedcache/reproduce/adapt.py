@@ -122,7 +122,8 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
         said.append(f"data: {options.on} instead of {paper.dataset}")
     if options.limit is not None and paper.dataset:
         said.append(f"data: {options.limit} evenly spaced images")
-    taken = [b if b == "pixels" else mapping.get(b) for b in paper.backbones]
+    alone = paper.backbones == ("pixels",)
+    taken = [b if b == "pixels" and not alone else mapping.get(b) for b in paper.backbones]
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
     said += [f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old]
@@ -136,6 +137,9 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
         others = ", ".join(b for b in left if b not in paper.backbones)
         said.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
     cell = replace(cell, backbones=left)
+    if alone and left and left != ("pixels",):
+        cell, heads = _as_head(cell)
+        said.append(heads)
     if _one_shot(paper.method):
         cell = replace(cell, rounds=None)
     elif options.rounds is not None and options.rounds != paper.rounds and paper.method:
@@ -146,6 +150,20 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
         said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
     refused = "no backbone is named in place of its own" if paper.backbones and not left else None
     return Planned(paper, cell, tuple(said), refused)
+
+
+VIEWS = 8
+"""Stored views of an image where a head on features takes the place of an encoder on images; it wants four or more."""
+
+HEADS = {"flesd": "flesd-head"}
+"""Methods of which the version on features has a name of its own."""
+
+
+def _as_head(cell: Cell) -> tuple[Cell, str]:
+    """A cell that trains an encoder on images, as a head on cached views; and the sentence that says so."""
+    method = HEADS.get(cell.method, cell.method)
+    made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
+    return made, f"encoder: {method} trains a head on {VIEWS} cached views instead of a ResNet-18 on images"
 
 
 def _one_shot(method: str) -> bool:

@@ -93,12 +93,13 @@ class Bench:
         from fedcache.api.extraction import extract
         from fedcache.api.partitions import columns_of
 
-        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())))
+        key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views)
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
                 backbones=cell.backbones,
                 recipe={**cell.recipe, **as_read(cell, self.home)},
+                views=cell.views,
                 limit=self.options.limit,
                 weights=self.options.weights,
                 data=self.options.data,

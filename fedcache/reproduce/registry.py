@@ -53,6 +53,7 @@ class Cell:
         participation: clients a round, None for the method's own.
         seeds: of the runs; each draws its own partition.
         eval_every: rounds between scores, for curves.
+        views: stored augmentations of each image, the plain one included.
         metrics: what is measured.
         printed: one per metric; None where nothing is printed.
         options: what kinds other than ``runs`` read.
@@ -72,6 +73,7 @@ class Cell:
     participation: str | None = None
     seeds: str = "0"
     eval_every: int = 0
+    views: int = 1
     metrics: tuple[str, ...] = ()
     printed: tuple[Printed | None, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -125,9 +127,9 @@ class Entry:
     differences: tuple[Difference, ...]
 
     def roles(self) -> tuple[str, ...]:
-        """The backbones it names, in order of appearance; ``pixels`` has no weights and plays no role."""
-        named = [b for cell in self.cells for b in cell.backbones]
-        return tuple(b for b in dict.fromkeys(named) if b != "pixels")
+        """The backbones it names, in order of appearance; ``pixels`` plays a role only where it stands alone."""
+        named = [b for cell in self.cells for b in cell.backbones if b != "pixels" or len(cell.backbones) == 1]
+        return tuple(dict.fromkeys(named))
 
 
 @cache

@@ -1,0 +1,85 @@
+"""Clients of one run that differ, and encoders trained on images, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from federation import small
+from pictures import folder
+
+A, B = "random-projection:16", "random-projection:8"
+IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2, "--participation", "all")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, own_home: Path) -> Path:
+    images = folder(tmp_path / "shapes", train=8, test=4)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"{A},{B},pixels", "--recipe", "pixels:size=8",
+              "--workers", 0)  # fmt: skip
+    return Path(done.data["path"])
+
+
+def test_clients_take_turns_with_backbones() -> None:
+    mixed = ok("train", "--method", "solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
+    alone = [ok("train", "--method", "solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
+    assert mixed["accuracy"]["per_client"] == [a["accuracy"]["per_client"][i] for i, a in enumerate(alone)]
+    assert mixed["digest"] not in {a["digest"] for a in alone}
+    assert mixed["lift"] == "loop"
+    again = ok("train", "--method", "solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
+    assert again["reused"]
+    assert ok("train", "--method", "fedproto", *IID, "--client-backbones", f"{A},{B}").data["accuracy"]["mean"] >= 0.0
+
+
+def test_a_mixed_run_is_run_again_by_its_config() -> None:
+    first = ok("train", "--method", "fedproto", *IID, "--client-backbones", f"{A},{B}").data
+    config = Path(first["path"]) / "config.toml"
+    assert "client_backbones" in config.read_text()
+    assert ok("train", "--config", config).data["digest"] == first["digest"]
+
+
+def test_clients_take_turns_with_values() -> None:
+    mixed = ok("train", "--method", "solo", *IID, "--backbones", A, "--client-set", "dim=4,9").data
+    alone = [ok("train", "--method", "solo", *IID, "--backbones", A, "--set", f"dim={d}").data for d in (4, 9)]
+    want = [alone[i % 2]["accuracy"]["per_client"][i] for i in range(3)]
+    assert mixed["accuracy"]["per_client"] == want
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--method", "fedavg", "--client-backbones", f"{A},{B}"), "Clients of fedavg may differ in nothing"),
+        (("--method", "fedproto", "--client-set", "dim=4,8"), "may differ in backbones, not in dim"),
+        (("--method", "fedproto", "--client-set", "dmi=4,8"), "Did you mean 'dim'"),
+        (("--method", "solo", "--client-set", "dim=0"), "expected an integer of at least 1"),
+        (("--method", "solo", "--backbones", A, "--client-backbones", B), "not among the run's backbones"),
+        (("--method", "solo", "--client-backbones", f"{A},{B}", "--lift", "stack"), "cannot serve solo"),
+    ],
+)
+def test_what_cannot_differ_is_refused(words: tuple[str, ...], expected: str) -> None:
+    done = fedcache("train", *words, *IID)
+    assert done.code == 2
+    assert expected in done.err
+
+
+def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
+    sizes = [word for k, v in small("flesd").items() for word in ("--set", f"{k}={v}")]
+    done = ok("train", "--method", "flesd", *IID, *sizes).data
+    assert done["fidelity"] == "exact"
+    assert done["backbones"] == ["pixels"]
+    heads = ok("train", "--method", "flesd-head", *IID, *sizes, "--backbones", A).data
+    assert heads["fidelity"] == "approx"
+    other = fedcache("train", "--method", "flesd", *IID, *sizes, "--backbones", A)
+    assert other.code == 2
+    assert "trains on one array of images" in other.err
+    wrong = fedcache("train", "--method", "fedavg-simclr", *IID, "--set", "encoder=conv", "--backbones", A)
+    assert wrong.code == 2
+
+
+def test_images_that_are_missing_are_asked_for_with_the_command(tmp_path: Path) -> None:
+    images = folder(tmp_path / "more", train=4, test=2)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", A, "--workers", 0)
+    done = fedcache("train", "--method", "flesd", *IID)
+    assert done.code == 4
+    assert "--backbones pixels --recipe size=32" in done.err
