@@ -29,7 +29,7 @@ PARTITIONS: tuple[tuple[str, PartitionConfig], ...] = (
 ROUNDS = 10
 
 SHOWN = (
-    "central", "clip-zs", "fed-tip-proto", "fed3r", "fed3r-prior", "fedavg", "fedcgs", "fedcof", "fedncm", "fedntd",
+    "central", "clip-zs", "fed-tip-proto", "fed3r", "fed3r-prior", "fedavg", "fedcgs", "fedcof", "fedncm",
     "fedpcl", "fedproto", "fedprox", "fst-cbdg", "solo",
 )  # fmt: skip
 """One of each kind, in a minute on two cores; the others take longer or train encoders. ``--methods`` takes any."""
