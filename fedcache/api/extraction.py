@@ -246,7 +246,7 @@ def compute(
     """Create or open the store and compute what it lacks."""
     from fedcache.extract import device as where
     from fedcache.extract.batches import How, Job
-    from fedcache.extract.run import extract_arrays
+    from fedcache.extract.run import check_chunk_rows, extract_arrays
     from fedcache.extract.stop import Stop
 
     device = where.resolve_device(config.device)
@@ -257,6 +257,8 @@ def compute(
     }
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
     max_bad = parse_max_bad(config.max_bad, len(data.names))
+    if config.chunk_rows is not None:
+        check_chunk_rows(config.chunk_rows, how.batch, planned[0].recipe.key)
     check_disk(path, data, planned)
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
     store = Store.create(path, samples_of(data), dataset=dataset_meta(data))

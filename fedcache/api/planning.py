@@ -80,6 +80,8 @@ def plan(
     missing: list[FedcacheError] = []
     # Unknown names first: a typo in the second name should not wait for the download of the first.
     wanted = [registry.lookup(name, home=home.root) for name in dict.fromkeys(config.backbones)]
+    for backbone in wanted:  # before any weights are sought, and long before a store is made
+        backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
     for backbone in wanted:
         try:
             weights = registry.locate(backbone, given=given, home=home.root, memory=memory, offline=home.offline)

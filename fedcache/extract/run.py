@@ -170,6 +170,20 @@ def plan_tasks(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> lis
     return tasks
 
 
+def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
+    """Refuse chunks that would end within a batch.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if chunk_rows % batch:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--chunk-rows {chunk_rows} is not a multiple of the batch {batch} ({key}).",
+            f"For example --chunk-rows {max(1, chunk_rows // batch) * batch}",
+        )
+
+
 def extract_arrays(
     store: Store,
     data: Dataset,
@@ -215,12 +229,7 @@ def extract_arrays(
         for job in jobs
     }
     for key, size in sizes.items():
-        if size % how.batch:
-            raise FedcacheError(
-                Exit.USAGE,
-                f"--chunk-rows {size} is not a multiple of the batch {how.batch} ({key}).",
-                f"For example --chunk-rows {max(1, size // how.batch) * how.batch}",
-            )
+        check_chunk_rows(size, how.batch, key)
     with ExitStack() as stack:
         writers = open_writers(stack, store, jobs, shapes, sizes, records, wait_for=wait_for, fresh=fresh)
         tasks = plan_tasks(writers, rows, how.batch)
