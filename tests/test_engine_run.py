@@ -130,7 +130,8 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
 
 
 @pytest.mark.parametrize(
-    ("lift", "message"), [("dual", "cannot serve"), ("stak", "Did you mean 'stack'"), ("looop", "Did you mean 'loop'")]
+    ("lift", "message"),
+    [("dual", "Unknown lift 'dual'"), ("stak", "Did you mean 'stack'"), ("looop", "Did you mean 'loop'")],
 )
 def test_a_lift_that_cannot_serve_is_refused(lift, message):
     with pytest.raises(FedcacheError, match=message) as info:

@@ -125,7 +125,8 @@ def grid(
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Raises:
-        FedcacheError: CORRUPT, once all other points are trained and kept, when a stored point is damaged.
+        FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
+            when one could not be trained.
     """
     names = (methods,) if isinstance(methods, str) else tuple(methods)
     config = _config(None, store, parts, seeds, settings, options or {})
@@ -135,8 +136,9 @@ def grid(
     }
     home = Home.from_environment()
     done = grids.grid(names, words, config, home, partition=PartitionConfig(), fresh=fresh, observer=observer)
-    if done.damaged:
-        raise FedcacheError(Exit.CORRUPT, "\n".join(d.message for d in done.damaged), done.damaged[0].hint)
+    lost = [*done.damaged, *done.failed]
+    if lost:
+        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
     return done
 
 

@@ -34,8 +34,8 @@ class Point:
 
 
 @dataclass
-class Damaged:
-    """A point whose stored run is damaged, with what was found and what to do."""
+class Lost:
+    """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
 
     method: str
     sweep: dict[str, str]
@@ -45,10 +45,22 @@ class Damaged:
 
 @dataclass
 class Grid:
-    """All points of a grid, in the order of the product; those whose stored run is damaged are apart."""
+    """All points of a grid, in the order of the product; damaged and failed ones are apart.
+
+    Attributes:
+        points: those with a result.
+        damaged: those whose stored run is damaged.
+        failed: those that could not be trained.
+    """
 
     points: list[Point]
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[Lost] = field(default_factory=list)
+    failed: list[Lost] = field(default_factory=list)
+
+    @property
+    def code(self) -> Exit:
+        """CORRUPT when a stored run is damaged, else FEDERATED when a point failed, else OK."""
+        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if self.failed else Exit.OK
 
     @property
     def reused(self) -> int:
@@ -65,6 +77,7 @@ class Grid:
         return {
             "points": [{"method": p.method, "sweep": p.sweep, **p.run.to_dict()} for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],
+            "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
             "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
         }
@@ -121,17 +134,19 @@ def grid(
 ) -> Grid:
     """Train every point; see ``train`` for the arguments.
 
-    A point whose stored run is damaged does not stop the others; it is in ``Grid.damaged``.
+    A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
+    ``Grid.damaged`` or ``Grid.failed``.
 
     Raises:
-        FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept. CORRUPT, when
-            every point is damaged.
+        FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept. CORRUPT or
+            FEDERATED, when no point has a result.
     """
     observer, stop = observer or Silent(), stop or Stop()
     base = partition or PartitionConfig()
     todo = combinations(methods, sweeps)
     points: list[Point] = []
-    damaged: list[Damaged] = []
+    damaged: list[Lost] = []
+    failed: list[Lost] = []
     for number, (name, sweep) in enumerate(todo, 1):
         observer.note(
             f"Point {number} of {len(todo)}: {name} {' '.join(f'{k}={v}' for k, v in sweep.items())}".rstrip()
@@ -158,12 +173,19 @@ def grid(
             )
         except DamagedRunError as error:
             observer.warn(error.message)
-            damaged.append(Damaged(name, sweep, error.message, error.hint))
+            damaged.append(Lost(name, sweep, error.message, error.hint))
+            continue
+        except FedcacheError as error:
+            if error.code is not Exit.FEDERATED:
+                raise
+            observer.warn(error.message)
+            failed.append(Lost(name, sweep, error.message, error.hint))
             continue
         points.append(Point(name, sweep, run))
-    if damaged and not points:
-        raise FedcacheError(Exit.CORRUPT, "\n".join(d.message for d in damaged), damaged[0].hint)
-    return Grid(points, damaged)
+    done, lost = Grid(points, damaged, failed), [*damaged, *failed]
+    if lost and not points:
+        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+    return done
 
 
 def _dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:

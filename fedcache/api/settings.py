@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fedcache.federate.method import Method, Value
     from fedcache.federate.mixed import Own
 
+LARGEST_SEED = 999_999_999
+MOST_SEEDS = 10_000
+
 
 @dataclass
 class Setting:
@@ -73,21 +76,22 @@ def parse_seeds(text: str) -> list[int]:
     """``0,1,2`` or ``0-4`` as numbers, without repeats, in the order given.
 
     Raises:
-        FedcacheError: USAGE.
+        FedcacheError: USAGE, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
-    seeds: list[int] = []
+    example = "For example --seeds 0,1,2 or --seeds 0-4"
+    seeds: dict[int, None] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
-        if (
-            match is None
-            or (match[2] and int(match[2]) < int(match[1]))
-            or (match[2] and int(match[2]) - int(match[1]) > 9999)
-        ):
-            raise FedcacheError(
-                Exit.USAGE, f"--seeds {text} is not a list of seeds.", "For example --seeds 0,1,2 or --seeds 0-4"
-            )
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return list(dict.fromkeys(seeds))
+        match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise FedcacheError(Exit.USAGE, f"--seeds {text} is not a list of seeds.", example)
+        if last > LARGEST_SEED:
+            raise FedcacheError(Exit.USAGE, f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
+        if last - first < MOST_SEEDS:
+            seeds.update(dict.fromkeys(range(first, last + 1)))
+        if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
+            raise FedcacheError(Exit.USAGE, f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
+    return list(seeds)
 
 
 def parse_participation(text: str | None) -> int | float | None:

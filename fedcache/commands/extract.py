@@ -82,7 +82,7 @@ def extract(
         keep_memory()  # for what is computed in this process
         flags = {
             "dataset": dataset,
-            "backbones": o.listed(backbones),
+            "backbones": o.listed(backbones, "--backbones"),
             "views": views,
             "text": tuple(text or ()),
             "recipe": o.pairs(recipe, "--recipe", split=True),

@@ -70,26 +70,46 @@ def home() -> Home:
     return Home.from_environment()
 
 
-def listed(values: Sequence[str] | None) -> tuple[str, ...]:
-    """Repeated and comma-separated values as one tuple."""
-    return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+def listed(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
+    """Repeated and comma-separated values as one tuple.
+
+    Args:
+        values: as given; None or none at all is an option that was left out.
+        name: of the option, for the message.
+
+    Raises:
+        FedcacheError: USAGE, for an option that was given and names nothing, as ``,``.
+    """
+    found = tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+    if values and not found:
+        raise FedcacheError(
+            Exit.USAGE, f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+        )
+    return found
 
 
-def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> dict[str, str]:
+def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once: bool = False) -> dict[str, str]:
     """``key=value`` options as a dict.
 
     Args:
         values: as given.
         name: of the option, for the message.
         split: whether one value may hold several pairs, comma-separated.
+        once: whether a key that comes twice is refused; else the last one holds.
 
     Raises:
-        FedcacheError: USAGE, for a pair without ``=``.
+        FedcacheError: USAGE, for a pair without ``=``, or a repeated key under ``once``.
     """
     out: dict[str, str] = {}
-    for value in listed(values) if split else values or ():
+    for value in listed(values, name) if split else values or ():
         key, sign, rest = value.partition("=")
         if not sign or not key.strip() or not rest.strip():
             raise FedcacheError(Exit.USAGE, f"{name} {value!r} is not key=value.", f"For example {name} key=value")
+        if once and key.strip() in out:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{name} {key.strip()} is given twice.",
+                f"Give its values at once: {name} {key.strip()}={out[key.strip()]},{rest.strip()}",
+            )
         out[key.strip()] = rest.strip()
     return out

@@ -45,7 +45,7 @@ def partition(
 
         given = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
         if domain:
-            given["domain"] = o.listed(domain)
+            given["domain"] = o.listed(domain, "--domain")
         flags = {"scheme": scheme, "clients": clients, "seed": seed}
         resolved = resolve(PartitionConfig, read_file(config).get("partition", {}), flags)
         if resolved.scheme is None:

@@ -76,7 +76,7 @@ def reproduce(
             raise FedcacheError(Exit.USAGE, f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
         chosen = Options(
             on=on,
-            backbones=o.listed(backbones),
+            backbones=o.listed(backbones, "--backbones"),
             rounds=rounds,
             seeds=seeds,
             limit=limit,

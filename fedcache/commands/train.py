@@ -19,7 +19,7 @@ Rounds = Annotated[int | None, typer.Option("--rounds", "-r", min=1, help="Round
 Share = Annotated[
     str | None, typer.Option("--participation", help="Clients a round: a number, a share (0.1, 10%) or all.")
 ]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="0,1,2 or 0-4.")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="0,1,2 or 0-4; at most 10,000, each below 10^9.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the method; see `fedcache methods info`. Repeatable.")
 ]
@@ -116,8 +116,8 @@ def train(
             "preset": preset,
             "dataset": dataset,
             "store": str(store) if store else None,
-            "backbones": o.listed(backbones),
-            "domain": o.listed(domain),
+            "backbones": o.listed(backbones, "--backbones"),
+            "domain": o.listed(domain, "--domain"),
             "partition": partition,
             "clients_from": clients_from,
             "rounds": rounds,
@@ -127,8 +127,8 @@ def train(
             "lift": lift,
             "device": device,
             "dtype": dtype,
-            "client_backbones": o.listed(client_backbones),
-            "client_set": o.pairs(client_set, "--client-set"),
+            "client_backbones": o.listed(client_backbones, "--client-backbones"),
+            "client_set": o.pairs(client_set, "--client-set", once=True),
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
@@ -260,26 +260,27 @@ def grid(
         from fedcache.extract.stop import Stop
 
         file = read_file(config)
-        names = o.listed(method)
+        names = o.listed(method, "--method")
         flags = {
             "preset": preset,
             "dataset": dataset,
             "store": str(store) if store else None,
-            "backbones": o.listed(backbones),
-            "domain": o.listed(domain),
+            "backbones": o.listed(backbones, "--backbones"),
+            "domain": o.listed(domain, "--domain"),
             "partition": partition,
             "rounds": rounds,
             "participation": participation,
             "seeds": seeds,
             "lift": lift,
             "dtype": dtype,
-            "client_backbones": o.listed(client_backbones),
-            "client_set": o.pairs(client_set, "--client-set"),
+            "client_backbones": o.listed(client_backbones, "--client-backbones"),
+            "client_set": o.pairs(client_set, "--client-set", once=True),
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
         resolved = resolve(TrainConfig, section, flags)
-        sweeps = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in o.pairs(sweep, "--sweep").items()}
+        swept = o.pairs(sweep, "--sweep", once=True)
+        sweeps = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in swept.items()}
         chosen = names or ((resolved.method,) if resolved.method else ())
         if not chosen:
             raise FedcacheError(
@@ -317,15 +318,18 @@ def grid(
             )
             for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
         ]
-        shown = table("", columns, rows, right=columns[1:])
+        blank = ("",) * (len(columns) - len(sweeps) - 2)
+        lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
+        shown = table("", columns, [*rows, *lost_rows], right=columns[1:])
         values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
         last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
         lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
         if not all(tails):
             lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
-        for d in done.damaged:
-            point = " ".join([d.method, *(f"{k}={v}" for k, v in d.sweep.items())])
-            lines += [f"Damaged, left out: {point}. {d.message}", f"  {d.hint}"]
-        return Answer(data, lines, Exit.CORRUPT if done.damaged else Exit.OK, [shown])
+        for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
+            for one in lost:
+                point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
+                lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
+        return Answer(data, lines, done.code, [shown])
 
     answer("grid", json, call)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.method import Hp, Method
 
-LIFTS = ("loop", "stack", "dual")
-SERVED = ("loop", "stack")
+LIFTS = ("loop", "stack")
 
 SMALL_HEAD = 64 << 10
 """Heads up to this many bytes are stacked whatever the optimiser."""
@@ -61,7 +60,7 @@ def choose(
     """
     if lift != "auto" and lift not in LIFTS:
         raise unknown("lift", lift, ("auto", *LIFTS))
-    can = ("loop",) if mixed else tuple(x for x in SERVED if x in method.lifts)
+    can = ("loop",) if mixed else tuple(x for x in LIFTS if x in method.lifts)
     if lift != "auto" and lift not in can:
         why = " when its clients differ" if mixed else ""
         raise FedcacheError(

@@ -1,0 +1,122 @@
+"""What a user gets wrong, end to end: the right exit code, the word that is wrong, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+
+IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
+GRID = ("grid", "--method", "fedavg", *IID, "--rounds", 1)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes", train=6, test=2)
+
+
+@pytest.fixture
+def store(images: Path) -> Path:
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(done.data["path"])
+
+
+def test_a_point_that_diverges_fails_alone(store: Path) -> None:
+    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,1e30,0.01", *IID, "--rounds", 2)
+    done = fedcache(*words, "--json")
+    assert done.code == 7, done.err
+    assert done.envelope["status"] == "problem"
+    assert [p["sweep"]["lr"] for p in done.data["points"]] == ["0.1", "0.01"]
+    (failed,) = done.data["failed"]
+    assert (failed["method"], failed["sweep"]) == ("fedavg", {"lr": "1e30"})
+    assert "round" in failed["message"]
+    assert "learning rate" in failed["hint"]
+    assert done.data["best"]["sweep"]["lr"] in ("0.1", "0.01")
+    shown = fedcache(*words)
+    assert shown.code == 7
+    (row,) = [line for line in shown.out.splitlines() if line.split()[:2] == ["fedavg", "1e30"]]
+    assert row.split() == ["fedavg", "1e30", "failed"]
+    assert f"Failed: fedavg lr=1e30. {failed['message']}" in shown.out
+    assert "2 of them were there already" in shown.out
+    alone = fedcache("grid", "--method", "fedavg", "--sweep", "lr=1e30", *IID, "--rounds", 2, "--json")
+    assert alone.code == 7
+    assert alone.envelope["error"]["message"] == failed["message"]
+    with pytest.raises(fc.FedcacheError, match="in round") as info:
+        fc.grid("fedavg", store, None, lr=[0.1, 1e30], options={"rounds": 2})
+    assert info.value.code == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "joined"),
+    [
+        ((*GRID, "--sweep", "lr=0.1", "--sweep", "lr=0.01,0.2"), "--sweep lr", "--sweep lr=0.1,0.01,0.2"),
+        (("train", "--client-set", "wd=1", "--client-set", "wd=2"), "--client-set wd", "--client-set wd=1,2"),
+    ],
+)
+def test_a_key_that_is_swept_twice_is_refused(words: tuple[object, ...], name: str, joined: str) -> None:
+    done = fedcache(*words, "--json")
+    assert done.code == 2
+    assert name in done.envelope["error"]["message"]
+    assert done.envelope["error"]["hint"].endswith(joined)
+
+
+def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images: Path, own_home: Path) -> None:
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,glyph-clip", "--size", 64)
+    for _ in range(2):  # the second must not find a store or a lock of the first
+        done = fedcache(*words, "--json")
+        assert done.code == 2
+        assert "glyph-clip takes images of" in done.envelope["error"]["message"]
+    rows = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--chunk-rows", 7)
+    assert rows.code == 2
+    assert "--chunk-rows 7" in rows.err
+    assert not list(own_home.glob("stores/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("train", "--method", "fedavg", "--domain", ","), "--domain"),
+        (("train", "--method", "fedavg", "--backbones", ","), "--backbones"),
+        (("train", "--method", "fedavg", "--client-backbones", " , "), "--client-backbones"),
+        (("grid", "--method", ","), "--method"),
+        (("partition", "--scheme", "iid", "--domain", ","), "--domain"),
+        (("extract", "--backbones", ","), "--backbones"),
+        (("extract", "--backbones", "pixels", "--recipe", ","), "--recipe"),
+    ],
+)
+def test_a_list_that_names_nothing_is_refused(words: tuple[str, ...], name: str) -> None:
+    done = fedcache(*words, "--json")
+    assert done.code == 2
+    assert done.envelope["error"]["message"].startswith(f"{name} '")
+    assert "names nothing" in done.envelope["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "limit"),
+    [
+        ("0-99999999", "more than 10,000 seeds"),
+        ("0-9999,10000", "more than 10,000 seeds"),
+        ("18446744073709551616", "at most 999,999,999"),
+        ("5-1000000000", "at most 999,999,999"),
+        ("3-1", "not a list of seeds"),
+    ],
+)
+def test_seeds_out_of_range_are_told_the_limit(store: Path, seeds: str, limit: str) -> None:
+    done = fedcache("train", "--method", "fedncm", *IID, "--seeds", seeds, "--json")
+    assert done.code == 2
+    assert limit in done.envelope["error"]["message"]
+
+
+def test_seeds_may_be_as_large_as_is_said(store: Path) -> None:
+    assert ok("train", "--method", "fedncm", *IID, "--seeds", "999999999").data["seeds"] == [999_999_999]
+
+
+def test_lifts_are_named_alike_in_help_and_errors() -> None:
+    done = fedcache("train", "--method", "fedavg", "--lift", "dual", "--json")
+    assert done.code == 2
+    assert done.envelope["error"]["hint"] == "Known: auto, loop, stack"
+    assert "auto | loop | stack" in fedcache("train", "--help").out
