@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, Any
 
@@ -57,13 +56,17 @@ def main(argv: list[str] | None = None) -> None:
     arguments, so that a script never has to read prose.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    code: Any
     try:
-        code: Any = app(args=arguments, standalone_mode=False, prog_name="fedcache")
+        code = app(args=arguments, standalone_mode=False, prog_name="fedcache")
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.OK
+    except OSError as error:  # of help and --version; commands see to their own
+        code = output.unwritable(error)
+    except SystemExit as left:
+        # click and rich leave with 1 when the reader of help has enough; nothing of fedcache leaves with 1.
+        code = output.unwritable(BrokenPipeError()) if left.code == 1 else left.code
     except Exception as error:  # the parser's errors; those of commands never get here
         if not hasattr(error, "format_message"):
             raise

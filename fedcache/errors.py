@@ -7,6 +7,7 @@ traceback exits with it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -63,3 +64,20 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
     guess = f" Did you mean {near!r}?" if near else ""
     listing = ", ".join(names) if names else "(none)"
     return FedcacheError(Exit.USAGE, f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
+
+
+def memory_error(error: BaseException) -> FedcacheError | None:
+    """An allocation of numpy, torch or CUDA that failed, as an error with what was asked for; None for other errors."""
+    text = str(error)
+    refused = r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and re.search(refused, text)):
+        return None
+    size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
+    shape = re.search(r"with shape (\([\d, ]+\))", text)
+    asked = [size[1]] if size else []
+    asked += [f"an array of shape {shape[1]}"] if shape else []
+    return FedcacheError(
+        Exit.ENVIRONMENT,
+        f"There is not enough memory{' for ' if asked else ''}{', '.join(asked)}.",
+        "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory.",
+    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
+import torch
+from command import environment, fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.errors import memory_error
 
 IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
 GRID = ("grid", "--method", "fedavg", *IID, "--rounds", 1)
@@ -120,3 +124,60 @@ def test_lifts_are_named_alike_in_help_and_errors() -> None:
     assert done.code == 2
     assert done.envelope["error"]["hint"] == "Known: auto, loop, stack"
     assert "auto | loop | stack" in fedcache("train", "--help").out
+
+
+def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
+    """``fedcache WORDS AFTER`` in bash, with AFTER a pipe or a redirection: its own exit code, stdout, stderr."""
+    line = f'"$0" -m fedcache {" ".join(words)} {after}; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable], capture_output=True, text=True, env=environment(home), check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
+@pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 3)"])
+@pytest.mark.parametrize("words", [("methods", "info", "fedpcl"), ("methods", "list", "--json"), ("train", "--help")])
+def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], after: str) -> None:
+    code, out, err = piped(own_home, after, *words)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == ("head" in after)
+
+
+def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
+    code, _, err = piped(own_home, "| (exec <&-; sleep 3)", "inspect", "nowhere.zarr", "--json")
+    assert code == 4
+    assert "nowhere.zarr" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "words", [("ls",), ("ls", "--json"), ("methods", "info", "fedpcl"), ("train", "--help"), ("--version",)]
+)
+def test_a_full_device_is_one_sentence(own_home: Path, words: tuple[str, ...]) -> None:
+    code, _, err = piped(own_home, "> /dev/full", *words)
+    assert code == 6
+    assert err == "fedcache: The answer could not be written to stdout: No space left on device.\n"
+
+
+def test_what_does_not_fit_in_memory_is_no_bug(store: Path) -> None:
+    done = fedcache("train", "--method", "fedavg", "--set", "dim=1000000000000", *IID, "--rounds", 1, "--json")
+    assert done.code == 6, done.err
+    assert "TiB, an array of shape (1000000000000, " in done.envelope["error"]["message"]
+    assert "smaller dim" in done.envelope["error"]["hint"]
+    assert "Traceback" not in done.err
+
+
+def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as info:
+        torch.empty(1 << 58, dtype=torch.uint8)
+    told = memory_error(info.value)
+    assert told is not None
+    assert told.code == 6
+    assert str(1 << 58) in told.message
+    gpu = memory_error(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1 GiB."))
+    assert gpu is not None
+    assert "20.00 GiB" in gpu.message
+    assert memory_error(RuntimeError("shape '[3]' is invalid")) is None
+    assert memory_error(MemoryError()) is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, memory_error
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -122,6 +123,8 @@ class Answer:
 def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None:
     """Run a command's call and leave with its exit code.
 
+    A reader that has enough (``| head -1``) changes nothing but what is printed: the exit code stays the command's own.
+
     Raises:
         typer.Exit: always.
     """
@@ -151,6 +154,10 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
         raise typer.Exit(int(Exit.ENVIRONMENT)) from None
     except Exception as error:
         story.stop()
+        short = memory_error(error)
+        if short is not None:
+            fail(command, as_json, short, story.warnings)
+            raise typer.Exit(int(short.code)) from None
         traceback.print_exc()
         bug = FedcacheError(
             Exit.BUG,
@@ -159,20 +166,45 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
         )
         fail(command, as_json, bug, story.warnings)
         raise typer.Exit(int(Exit.BUG)) from None
+    try:
+        show(command, as_json, result, story.warnings)
+    except OSError as error:
+        raise typer.Exit(int(unwritable(error) or result.code)) from None
+    raise typer.Exit(int(result.code))
+
+
+def show(command: str, as_json: bool, result: Answer, warnings: Sequence[str]) -> None:
+    """Print what a command found; raises OSError when stdout takes no more."""
     if as_json:
         status = "ok" if result.code in (Exit.OK, Exit.QUARANTINED) else "problem"
-        envelope(command, status, {"data": result.data}, story.warnings)
+        envelope(command, status, {"data": result.data}, warnings)
     else:
         for line in result.lines:
             print(line)
         if result.renderables:
             from rich.console import Console
 
-            console = Console(width=None if sys.stdout.isatty() else 160)
+            class Told(Console):
+                def on_broken_pipe(self) -> None:
+                    raise BrokenPipeError  # and not exit 1, as rich does
+
+            console = Told(width=None if sys.stdout.isatty() else 160)
             for item in result.renderables:
                 console.print(item)
     sys.stdout.flush()
-    raise typer.Exit(int(result.code))
+
+
+def unwritable(error: OSError) -> Exit:
+    """What to leave with when stdout cannot be written; what is still unprinted is dropped.
+
+    Returns:
+        OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more when it ends
+    if isinstance(error, BrokenPipeError):
+        return Exit.OK
+    print(f"fedcache: The answer could not be written to stdout: {error.strerror or error}.", file=sys.stderr)
+    return Exit.ENVIRONMENT
 
 
 def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[str] = ()) -> None:
@@ -181,7 +213,11 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
     print(error.hint, file=sys.stderr)
     if as_json:
         detail = {"code": int(error.code), "name": error.code.name, "message": error.message, "hint": error.hint}
-        envelope(command, "error", {"error": detail}, warnings)
+        try:
+            envelope(command, "error", {"error": detail}, warnings)
+            sys.stdout.flush()
+        except OSError as unwritten:
+            unwritable(unwritten)  # the exit code is that of the error itself
 
 
 def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable[str]) -> None:
