@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,11 @@ from command import environment, fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.api.extraction import extract
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import memory_error
+from fedcache.extract.stop import Stop
+from fedcache.progress import Silent
 
 IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
 GRID = ("grid", "--method", "fedavg", *IID, "--rounds", 1)
@@ -181,3 +186,42 @@ def test_torch_running_out_of_memory_is_told_from_other_errors() -> None:
     assert "20.00 GiB" in gpu.message
     assert memory_error(RuntimeError("shape '[3]' is invalid")) is None
     assert memory_error(MemoryError()) is not None
+
+
+class Impatient(Silent):
+    """Asks to stop after the first images."""
+
+    def __init__(self) -> None:
+        self.flag = Stop()
+
+    def advance(self, units: int) -> None:
+        self.flag.ask()
+
+
+def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(images: Path, own_home: Path) -> None:
+    nothing = fedcache("verify", "--json")
+    assert nothing.code == 4
+    assert "There is no store under" in nothing.envelope["error"]["message"]
+    config = ExtractConfig(
+        dataset=f"folder:{images}", backbones=("random-projection",), batch=4, chunk_rows=4, workers=0
+    )
+    observer = Impatient()
+    with pytest.raises(fc.FedcacheError) as caught:
+        extract(config, Home(own_home), observer=observer, stop=observer.flag)
+    assert caught.value.code == 130
+    (entry,) = ok("ls").data["entries"]
+    for words in (("verify",), ("inspect",), ("train", "--method", "fed3r", "--no-extract")):
+        done = fedcache(*words, "--json")
+        assert done.code == 4
+        error = done.envelope["error"]
+        assert error["message"].startswith("No finished extraction is remembered.")
+        assert f"{entry['name']} (unfinished)" in error["message"]
+        assert f"fedcache inspect {entry['name']}" in error["hint"]
+    command = error["hint"].partition("To go on:  fedcache ")[2]
+    assert ok(*shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
+    assert ok("verify").data["problems"] == []
+    own_home.joinpath("last.json").unlink()
+    lost = fedcache("verify", "--json")
+    assert lost.code == 4
+    assert lost.envelope["error"]["message"].endswith(f": {entry['name']}.")
+    assert "To go on" not in lost.envelope["error"]["hint"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedcache.api import live
 from fedcache.api.extraction import extract as run_extract
 from fedcache.api.planning import memory_of, plan, roots_of, store_path
-from fedcache.api.stores import find_store
+from fedcache.api.stores import find_store, unremembered
 from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
@@ -218,16 +218,16 @@ def store_for(
             f"{store.path} holds no features that {method.name} could train on yet.",
             f"fedcache extract --store {store.path} {more}",
         )
+    others = unremembered(home) if train.dataset is None else None
     if not extract:
-        raise FedcacheError(
+        raise others or FedcacheError(
             Exit.STORE,
             f"There are no features of {dataset} to train on yet.",
             f"fedcache extract --dataset {dataset} {more}",
         )
     why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
-    observer.note(
-        f"Nothing extracted yet: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
-    )
+    found = "No finished extraction is remembered" if others else "Nothing extracted yet"
+    observer.note(f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids).")
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
         ExtractConfig(dataset=dataset, backbones=names, recipe=recipe), home, observer=observer, stop=stop

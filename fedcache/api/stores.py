@@ -83,6 +83,9 @@ def need_path(
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     if found is None:
+        known = None if dataset else unremembered(home)
+        if known is not None:
+            raise known
         what = f"of {dataset} " if dataset else ""
         raise FedcacheError(
             Exit.STORE,
@@ -90,6 +93,35 @@ def need_path(
             f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
         )
     return found
+
+
+def unremembered(home: Home) -> FedcacheError | None:
+    """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
+
+    Returns:
+        STORE with the names and the commands that go on; None when the home has no store.
+    """
+    from fedcache.api.sources import unfinished_of
+
+    shown, following = [], []
+    paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    for path in paths:
+        try:
+            store = Store.open(path)
+            begun = unfinished_of(store, home)
+        except FedcacheError:
+            shown.append(f"{path.name} (damaged)")
+            continue
+        shown.append(path.name + (" (unfinished)" if begun else "" if store.arrays else " (empty)"))
+        following += [array.command(store, home) for array in begun]
+    if not paths:
+        return None
+    ways = [f"Name the one you mean, as in:  fedcache inspect {paths[0].name}   (train and others: --store NAME)"]
+    return FedcacheError(
+        Exit.STORE,
+        f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
+        "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
+    )
 
 
 def need_store(
