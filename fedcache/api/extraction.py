@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from fedcache.api.planning import (
     recipe_of,
     roots_of,
     store_path,
+    templates_of,
 )
 from fedcache.api.stores import ingested_path, named_path
 from fedcache.config import ExtractConfig, Home, to_table
@@ -55,6 +56,8 @@ class Extraction:
         rate: images per second.
         busy: share of the cores' time spent in decoding and the models.
         skipped: backbones left out by ``skip_missing``.
+        text: per backbone with text {backbone, templates, state}: computed | made current | current, and in a plan
+            to compute | complete.
         notes: the story's lines.
     """
 
@@ -70,6 +73,7 @@ class Extraction:
     busy: float = 0.0
     workers: int = 0
     skipped: list[str] = field(default_factory=list)
+    text: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
@@ -96,11 +100,13 @@ def extract(
     wait: bool = False,
     fresh: bool = False,
     rehash: bool = False,
+    keep_text: bool = False,
 ) -> Extraction:
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is
-    not imported.
+    not imported. The prompt templates asked for (``config.text``, else the default) become the current ones, which
+    training reads; with ``keep_text`` a default leaves a backbone's current text as it is.
 
     Raises:
         FedcacheError: USAGE, STORE (locked, other dataset), CORRUPT (too many bad images), ENVIRONMENT (weights,
@@ -121,7 +127,7 @@ def extract(
     known = None if rehash else peek_limited(spec, config.limit, **where)
     if known is not None:
         path = store or store_path(home, *known)
-        done = finished(path, known[1], planned, config)
+        done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
         if done is not None:
             done.skipped = skipped
             if config.device != "auto":
@@ -133,7 +139,7 @@ def extract(
     path = store or store_path(home, data.slug, data.digest)
     if dry_run:
         return describe(path, data, planned, config, observer, skipped)
-    extraction = compute(path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh)
+    extraction = compute(path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh, keep_text=keep_text)
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
@@ -186,7 +192,51 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[Planned], confi
         memory.remember(["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)])
 
 
-def finished(path: Path, digest: str, planned: Sequence[Planned], config: ExtractConfig) -> Extraction | None:
+def wanted_text(
+    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig, *, keep: bool
+) -> dict[str, tuple[str, ...]]:
+    """Templates per array key whose text features are to be the current ones.
+
+    Args:
+        store: of the features; None when there is none yet.
+        planned: backbones; those without a text tower are left out.
+        template: the dataset's.
+        config: with the templates asked for.
+        keep: leave out a backbone that has text features, when no template was asked for.
+    """
+    found = {}
+    for item in planned:
+        name, weights = item.backbone.name, item.recipe.weights
+        kept = keep and not config.text and store is not None and store.has_text(name, weights=weights)
+        if item.backbone.text_width is not None and not kept:
+            found[item.recipe.key] = templates_of(item.backbone, template, config)
+    return found
+
+
+def make_current(
+    store: Store, planned: Sequence[Planned], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
+) -> list[dict[str, Any]]:
+    """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
+    said = []
+    for item in planned:
+        if item.recipe.key not in wanted:
+            continue
+        name, templates = item.backbone.name, list(wanted[item.recipe.key])
+        changed = store.use_text(name, templates, weights=item.recipe.weights)
+        state = "computed" if item.recipe.key in computed else "made current" if changed else "current"
+        said.append({"backbone": name, "templates": templates, "state": state})
+    return said
+
+
+def finished(
+    path: Path,
+    digest: str,
+    planned: Sequence[Planned],
+    config: ExtractConfig,
+    *,
+    keep_text: bool,
+    dry_run: bool,
+) -> Extraction | None:
     """The extraction that was asked for, when a store at ``path`` already holds all of it."""
     try:
         store = Store.open(path)
@@ -196,9 +246,13 @@ def finished(path: Path, digest: str, planned: Sequence[Planned], config: Extrac
         raise
     if store.dataset["digest"] != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
-    if missing_text(store, planned, store.dataset.get("template"), config):
+    template = store.dataset.get("template")
+    wanted = wanted_text(store, planned, template, config, keep=keep_text)
+    if wanted.keys() & missing_text(store, planned, template, config).keys():
         return None
-    return summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
+    done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
+    done.text = make_current(store, planned, {} if dry_run else wanted, ())
+    return done
 
 
 def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str], tally: Tally | None) -> Extraction:
@@ -242,6 +296,7 @@ def compute(
     *,
     wait: bool,
     fresh: bool,
+    keep_text: bool,
 ) -> Extraction:
     """Create or open the store and compute what it lacks."""
     from fedcache.extract import device as where
@@ -263,6 +318,8 @@ def compute(
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
     store = Store.create(path, samples_of(data), dataset=dataset_meta(data))
     remember_orders(home, data, planned, config)
+    wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
+    text = {k: v for k, v in missing_text(store, planned, data.template, config).items() if k in wanted}
     states = {p.recipe.key: "complete" if p.recipe.key in store.arrays else "new" for p in planned}
     jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
     tally = extract_arrays(
@@ -274,7 +331,7 @@ def compute(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
         max_bad=max_bad,
-        text=missing_text(store, planned, data.template, config),
+        text=text,
         wait_for=wait,
         fresh=fresh,
         stop=stop or Stop(),
@@ -295,7 +352,9 @@ def compute(
             "device": device.name,
         }
     )
-    return summary(Store.open(path), planned, states, tally)
+    done = summary(Store.open(path), planned, states, tally)
+    done.text = make_current(done.store, planned, wanted, text)
+    return done
 
 
 def samples_of(data: Dataset) -> Samples:
@@ -361,6 +420,17 @@ def describe(
         for p in planned
     ]
     out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=len(data.names), skipped=skipped)
+    out.ok = store.rows_ok if store is not None and not todo else 0
+    lacking = missing_text(store, planned, data.template, config)
+    out.text = [
+        {
+            "backbone": p.backbone.name,
+            "templates": list(templates_of(p.backbone, data.template, config)),
+            "state": "to compute" if p.recipe.key in lacking else "complete",
+        }
+        for p in planned
+        if p.backbone.text_width is not None
+    ]
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)
         out.seconds = len(data.names) / out.rate

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.api import live
 from fedcache.api.stores import more_features
@@ -146,13 +147,13 @@ def load_features(
     feat_post: str,
     train: np.ndarray,
     observer: Observer,
-) -> tuple[Data, list[str]]:
+) -> tuple[Data, list[str], list[str]]:
     """Read the arrays, apply ``feat_post``, and take the text features of a backbone that has some.
 
     Backbones with different numbers of views are read as far as all have them.
 
     Returns:
-        data, and the digests of what it was made from.
+        data, the digests of what it was made from, and the templates of the text features among it.
     """
     import torch
 
@@ -172,19 +173,40 @@ def load_features(
     x = prepare(arrays, feat_post, train)
     samples = store.samples
     digests = [str(store.arrays[key].digest) for key in keys]
-    text = None
+    text, templates = text_of(method, hp, store, keys)
+    if text is not None:
+        digests.append(sha256_hex(text.tobytes()))
+    return (
+        Data(
+            x=x,
+            y=torch.from_numpy(samples.label.astype(np.int64)),
+            classes=len(samples.classes),
+            text=None if text is None else torch.from_numpy(text),
+            widths=tuple(a.shape[2] for a in arrays),
+            domain=torch.from_numpy(samples.domain.astype(np.int64)),
+        ),
+        digests,
+        templates,
+    )
+
+
+def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[NDArray[np.float32] | None, list[str]]:
+    """The current text features of a run's only backbone, float32 [C, D], where the method reads some, and the
+    templates they were made from.
+    """
     backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
-    if len(keys) == 1 and store.has_text(backbone):
-        matrix = store.text(backbone)
-        how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
-        if "text" in method.needs or how == "text":
-            text = torch.from_numpy(np.array(matrix, np.float32))
-            digests.append(sha256_hex(np.ascontiguousarray(matrix).tobytes()))
-    return Data(
-        x=x,
-        y=torch.from_numpy(samples.label.astype(np.int64)),
-        classes=len(samples.classes),
-        text=text,
-        widths=tuple(a.shape[2] for a in arrays),
-        domain=torch.from_numpy(samples.domain.astype(np.int64)),
-    ), digests
+    how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
+    if len(keys) > 1 or not store.has_text(backbone) or not ("text" in method.needs or how == "text"):
+        return None, []
+    return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
+
+
+def say_templates(templates: Sequence[str], observer: Observer) -> None:
+    """Which template made the text a run uses: nobody may have to guess it."""
+    if templates:
+        observer.note(f"Text: {quoted(templates)} (fedcache extract --text chooses).")
+
+
+def quoted(templates: Sequence[str]) -> str:
+    """Templates as they are written in a sentence."""
+    return " + ".join(f'"{t}"' for t in templates)

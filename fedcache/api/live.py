@@ -12,7 +12,7 @@ from fedcache.api.planning import memory_of
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
-from fedcache.extract.recipe import Recipe, slug
+from fedcache.extract.recipe import Recipe
 from fedcache.extract.text import prompts
 from fedcache.store.files import digest_of
 from fedcache.store.store import Store
@@ -118,8 +118,8 @@ def load_towers(store: Store, key: str, home: Home) -> Towers:
             f" {weights.sha256[:12]}.",
             f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",
         )
-    entries = store.texts.get(slug(backbone.name), [])
-    template = entries[-1]["templates"][0] if entries else backbone.template or "a photo of a {}."
+    known = store.templates(backbone.name)
+    template = known[0] if known else backbone.template or "a photo of a {}."
     return load(backbone, weights, recipe, template)
 
 

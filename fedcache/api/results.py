@@ -160,6 +160,7 @@ def summarise(
         "dataset": setting.dataset,
         "backbones": list(setting.backbones),
         "arrays": list(setting.keys),
+        "text_templates": list(setting.templates),
         "widths": list(setting.data.widths),
         "classes": setting.data.classes,
         "partition": {

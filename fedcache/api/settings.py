@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcache.api import live
-from fedcache.api.features import arrays_for, feat_post_for, load_features
+from fedcache.api.features import arrays_for, feat_post_for, load_features, say_templates
 from fedcache.api.mixed import named_backbones, own_of
 from fedcache.api.partitions import load_partition, make_partition, need_labels
 from fedcache.api.sources import store_for
@@ -46,6 +46,7 @@ class Setting:
         partitions: one per seed.
         names: the saved name of each, or ``partition-<seed>`` for one made for this run.
         own: in what single clients differ.
+        templates: of the text the run uses.
     """
 
     method: Method
@@ -61,6 +62,7 @@ class Setting:
     named: str | None
     seconds: dict[str, float] = field(default_factory=dict)
     own: dict[int, Own] = field(default_factory=dict)
+    templates: list[str] = field(default_factory=list)
 
 
 def find_method(name: str) -> Method:
@@ -234,10 +236,13 @@ def prepare_run(
         keys = [*keys, brought.images]
     if "pixels" in method.reads(hp):
         data, digests = live.load_images(store, keys[-1]), [str(store.arrays[k].digest) for k in keys]
+        templates: list[str] = []
     else:
-        data, digests = load_features(method, hp, store, keys, feat_post, rows, observer)
+        data, digests, templates = load_features(method, hp, store, keys, feat_post, rows, observer)
     if brought is not None:
         data, digests = brought.attach(data, store), [*digests, brought.digest]
+        templates = templates or [brought.towers.template]
+    say_templates(templates, observer)
     if not method.reads(hp) & {"labels", "text"} and (store.samples.label[rows] < 0).all():
         observer.note("No training row has a label: no linear probe can be trained, and nothing is scored.")
     if "views" in method.reads(hp) and data.x.shape[1] < 3:
@@ -255,5 +260,18 @@ def prepare_run(
     }
     backbones = [str(store.arrays[k].recipe.get("backbone", k)) for k in keys]
     return Setting(
-        method, hp, feat_post, data, keys, backbones, digests, dataset, store.samples.domains, made, named, seconds, own
+        method=method,
+        hp=hp,
+        feat_post=feat_post,
+        data=data,
+        keys=keys,
+        backbones=backbones,
+        features=digests,
+        dataset=dataset,
+        domains=store.samples.domains,
+        partitions=made,
+        named=named,
+        seconds=seconds,
+        own=own,
+        templates=templates,
     ), store

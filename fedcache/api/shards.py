@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedcache.api import live
-from fedcache.api.features import chosen_arrays, feat_post_for
+from fedcache.api.features import chosen_arrays, feat_post_for, say_templates, text_of
 from fedcache.api.settings import Setting, find_method, parse_seeds
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -129,12 +129,9 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     x = prepare(arrays, feat_post, np.concatenate([c.train for c in clients]))
     digests = [first.arrays[key].digest for key in keys]
-    text = None
-    backbone = str(first.arrays[keys[0]].recipe.get("backbone"))
-    if len(keys) == 1 and first.has_text(backbone):
-        matrix = first.text(backbone)
-        text = torch.from_numpy(np.array(matrix, np.float32))
-        digests.append(sha256_hex(np.ascontiguousarray(matrix).tobytes()))
+    text, templates = text_of(method, hp, first, keys)
+    if text is not None:
+        digests.append(sha256_hex(text.tobytes()))
     parent = str(first.dataset["shard"]["parent"])
     tested = np.unique(np.concatenate([c.test for c in clients]))
     partition = Partition(
@@ -151,13 +148,15 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
         x=x,
         y=torch.from_numpy(label),
         classes=len(first.samples.classes),
-        text=text,
+        text=None if text is None else torch.from_numpy(text),
         widths=tuple(a.shape[2] for a in arrays),
         domain=torch.from_numpy(domain),
     )
     brought = live.bring(method, first, keys[0], home)
     if brought is not None:
         data, digests = brought.attach(data, first), [*digests, brought.digest]
+        templates = templates or [brought.towers.template]
+    say_templates(templates, observer)
     ok = int(sum(int(s.rows_ok) for s in stores))
     dataset = {"slug": first.dataset["slug"], "digest": parent, "rows": int(sum(s.rows for s in stores)), "ok": ok}
     return Setting(
@@ -173,6 +172,7 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
         partitions=dict.fromkeys(parse_seeds(config.seeds), partition),
         named=None,
         seconds={"extract": 0.0, "load": time.perf_counter() - began},
+        templates=templates,
     )
 
 

@@ -145,7 +145,7 @@ def complete(
             "the weights it was begun with",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
-    run_extract(array.order, home, store=store.path, observer=observer, stop=stop)
+    run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
 
 
 def refuse_part(home: Home, dataset: str, names: Sequence[str]) -> None:
@@ -230,7 +230,11 @@ def store_for(
     observer.note(f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids).")
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
-        ExtractConfig(dataset=dataset, backbones=names, recipe=recipe), home, observer=observer, stop=stop
+        ExtractConfig(dataset=dataset, backbones=names, recipe=recipe),
+        home,
+        observer=observer,
+        stop=stop,
+        keep_text=True,  # what the user chose by extract --text stays
     )
     return done.store, time.perf_counter() - began
 

@@ -79,7 +79,10 @@ def say(story: Story, *words: str) -> None:
 
 
 def extracted(home: Home, story: Story, stop: Stop) -> str:
-    """Features of both backbones, each image decoded once."""
+    """Features of both backbones, each image decoded once.
+
+    The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
+    """
     from fedcache.api.extraction import extract
 
     say(

@@ -121,7 +121,7 @@ def extract(
                 rehash=rehash,
             )
         payload = done.to_dict()
-        lines = [describe_line(done)]
+        lines = [describe_line(done), *text_lines(done)]
         if partition is not None and not dry_run:
             from fedcache.api.partitions import make_partition, partition_flags, write_shards
 
@@ -157,7 +157,32 @@ def describe_line(done: object) -> str:
         )
     if done.seconds:
         return f"Plan for {done.images:,} images: about {done.rate:,.0f} images/s, {done.seconds:,.0f} s."
-    return f"Everything is there: {done.ok:,} of {done.images:,} images{quarantined}. Nothing was computed."
+    if any(a["state"] == "to compute" for a in done.arrays):
+        return f"Plan for {done.images:,} images; their rate is not known, as weights are missing."
+    if any(t["state"] == "to compute" for t in done.text):
+        return f"The features of all {done.images:,} images are there; only text features are to compute."
+    images = f"{done.ok:,} of {done.images:,} images{quarantined}"
+    if any(t["state"] == "computed" for t in done.text):
+        return f"The features of all images were there: {images}. Text features were computed."
+    return f"Everything is there: {images}. Nothing was computed."
+
+
+def text_lines(done: object) -> list[str]:
+    """What became of the prompt templates; nothing where they were current before."""
+    from fedcache.api.extraction import Extraction
+    from fedcache.api.features import quoted
+
+    assert isinstance(done, Extraction)
+    words = {
+        "computed": "computed and current from now on",
+        "made current": "current again, as stored",
+        "to compute": "to be computed",
+    }
+    return [
+        f"Text of {t['backbone']}: {quoted(t['templates'])}, {words[t['state']]}."
+        for t in done.text
+        if t["state"] in words
+    ]
 
 
 def arrays_table(done: object) -> object:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import Exit, FedcacheError
+
+if TYPE_CHECKING:
+    from fedcache.store.store import Store
 
 Where = Annotated[
     Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
@@ -116,6 +119,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
             "arrays": arrays,
             "unfinished": unfinished,
             "text": sorted(opened.texts),
+            "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
             "partitions": sorted(opened.partitions),
         }
         more = " ..." if len(samples.classes) > 12 else ""
@@ -127,7 +131,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
             *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
             f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
             f"domains     {', '.join(samples.domains)}",
-            f"text        {', '.join(sorted(opened.texts)) or 'none'}",
+            *(text_of(opened) or ["text        none"]),
             f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
         ]
         lines += [
@@ -155,6 +159,19 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
         return Answer(data, lines, Exit.OK, shown)
 
     answer("inspect", json, call)
+
+
+def text_of(store: Store) -> list[str]:
+    """The text features of each backbone: the current templates, and how many others are stored."""
+    from fedcache.api.features import quoted
+
+    lines = []
+    for name, entries in sorted(store.texts.items()):
+        current, others = quoted(entries[-1]["templates"]) or "from the file of embeddings", len(entries) - 1
+        more = f"; {others} more stored" if others else ""
+        chooses = " (fedcache extract --text chooses)" if entries[-1]["templates"] else ""
+        lines.append(f"text        {name}: {current}{chooses}{more}")
+    return lines
 
 
 def verify(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:

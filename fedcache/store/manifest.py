@@ -73,7 +73,7 @@ class Manifest:
         domains: names, in domain order.
         samples: crc32c per column of ``samples/``.
         arrays: complete feature arrays by key.
-        texts: per backbone slug the text features, oldest first: {id, templates, shape, crc, meta}.
+        texts: per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}.
         files: sha256 of every sidecar by its path in the store.
     """
 

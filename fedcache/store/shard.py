@@ -82,9 +82,10 @@ def write_shard(
             writer.complete()
     for entries in store.texts.values():
         for entry in entries:
-            backbone = str(entry["meta"].get("backbone"))
-            if not shard.has_text(backbone, entry["templates"], weights=entry["meta"].get("weights")):
+            backbone, weights = str(entry["meta"].get("backbone")), entry["meta"].get("weights")
+            if not shard.has_text(backbone, entry["templates"], weights=weights):
                 shard.put_text(backbone, entry["templates"], store.text(backbone, entry["templates"]), entry["meta"])
+        shard.use_text(backbone, entry["templates"], weights=weights)  # an older shard may hold others last
     return shard
 
 

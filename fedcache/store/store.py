@@ -248,7 +248,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, list[dict[str, Any]]]:
-        """Text features per backbone, oldest first."""
+        """Text features per backbone slug; the last are the current ones."""
         return self._manifest.texts
 
     def _text_entry(self, backbone: str, templates: Sequence[str] | None, weights: str | None) -> dict[str, Any] | None:
@@ -266,19 +266,47 @@ class Store:
         """Whether there are text features of a backbone, for these templates and weights if given."""
         return self._text_entry(backbone, templates, weights) is not None
 
+    def templates(self, backbone: str) -> list[str] | None:
+        """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
+        entry = self._text_entry(backbone, None, None)
+        return None if entry is None else list(entry["templates"])
+
+    def use_text(self, backbone: str, templates: Sequence[str], *, weights: str | None = None) -> bool:
+        """Make stored text features the current ones of their backbone, as if they had been written last.
+
+        Returns:
+            whether others were current; when not, nothing is written.
+
+        Raises:
+            FedcacheError: STORE, when there are none of these templates and weights.
+        """
+        entry = self._text_entry(backbone, templates, weights)
+        if entry is None:
+            raise self._without_text(backbone)
+        slug = slug_of(backbone)
+        if self._manifest.texts[slug][-1]["id"] == entry["id"]:
+            return False
+        with self._edit() as manifest:
+            now = manifest.texts.get(slug, [])
+            manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])  # stable: only this one moves
+        return True
+
+    def _without_text(self, backbone: str) -> FedcacheError:
+        return FedcacheError(
+            Exit.STORE,
+            f"{self.path.name} has no text features of {backbone}.",
+            f"fedcache extract --store {self.path} --backbones {backbone}",
+        )
+
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """Text features [C, D], unit rows; those written last unless templates are named.
+        """Text features [C, D], unit rows; the current ones unless templates are named.
 
         Raises:
             FedcacheError: STORE, with the command that makes them; CORRUPT.
         """
         entry = self._text_entry(backbone, templates, None)
         if entry is None:
-            raise FedcacheError(
-                Exit.STORE,
-                f"{self.path.name} has no text features of {backbone}.",
-                f"fedcache extract --store {self.path} --backbones {backbone}",
-            )
+            raise self._without_text(backbone)
         place = files.chunk_path(self.path / "text" / slug_of(backbone) / entry["id"], 0, 2)
         size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
         raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
@@ -287,7 +315,9 @@ class Store:
     def put_text(
         self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
     ) -> None:
-        """Write text features [C, D] of a backbone; the same templates and meta again replace what they made before.
+        """Write text features [C, D] of a backbone; they become the current ones.
+
+        The same templates and meta again replace what they made before.
 
         Raises:
             FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
