@@ -7,9 +7,11 @@ import json
 
 import numpy as np
 import pytest
+from command import fedcache, ok
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import DATASET, even_columns
+from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate import partition as module
@@ -103,6 +105,19 @@ def test_another_dataset_is_a_store_error_that_shows_both(tmp_path):
     assert "e" * 12 in error.value.message
 
 
+@pytest.mark.parametrize("words", [("train", "--method", "fed3r"), ("shard",)])
+def test_the_file_of_a_larger_dataset_is_of_another_dataset(tmp_path, words):
+    ok("extract", "--dataset", f"folder:{folder(tmp_path / 'large', train=12)}", "--backbones", "random-projection",
+       "--workers", 0)  # fmt: skip
+    ok("partition", "--scheme", "iid", "--clients", 2, "--out", tmp_path / "large.json")
+    assert ok(*words, "--partition", tmp_path / "large.json").code == 0
+    ok("extract", "--dataset", f"folder:{folder(tmp_path / 'small', train=4)}", "--backbones", "random-projection",
+       "--workers", 0)  # fmt: skip
+    done = fedcache(*words, "--partition", tmp_path / "large.json", "--json")
+    assert done.code == Exit.STORE
+    assert "was made for the dataset with digest" in done.envelope["error"]["message"]
+
+
 def test_a_missing_file_is_a_store_error(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(FedcacheError, match="Cannot read partition") as error:
@@ -113,7 +128,7 @@ def test_a_missing_file_is_a_store_error(tmp_path):
 def test_a_row_beyond_the_store_is_corruption():
     assert from_payload(SOUND.to_payload(), rows=36).digest == SOUND.digest
     with pytest.raises(FedcacheError, match="expected rows from 0 to 19") as error:
-        from_payload(SOUND.to_payload(), rows=20)
+        from_payload(SOUND.to_payload(), dataset=SOUND.dataset, rows=20)
     assert error.value.code == Exit.CORRUPT
 
 

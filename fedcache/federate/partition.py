@@ -241,7 +241,7 @@ def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> 
 
     Raises:
         FedcacheError: store error when the file is missing or of another dataset; corruption when it is not a
-            partition file or its digest does not match its content.
+            partition file, its digest does not match its content, or it holds rows the store of its dataset has not.
     """
     return from_payload(files.read_json(path), dataset=dataset, rows=rows, origin=str(path))
 
@@ -250,7 +250,7 @@ def from_payload(
     payload: object, *, dataset: str | None = None, rows: int | None = None, origin: str = "partition"
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
-    fields = files.decode(payload, rows=rows, origin=origin)
+    fields = files.decode(payload, origin=origin)
     clients = tuple(Client(*parts) for parts in fields.pop("clients"))
     digest = fields.pop("digest")
     try:
@@ -265,6 +265,13 @@ def from_payload(
             f"{origin} was made for the dataset with digest {partition.dataset[:12]}, the store holds {dataset[:12]}.",
             "Make it again for this store: fedcache partition --help",
         )
+    # Only now: a sound file of a larger dataset has rows beyond this store, and what is wrong is the dataset.
+    for where, held in (
+        ("test", partition.test),
+        *((f"client {c.name!r}", part) for c in clients for part in (c.train, c.test)),
+    ):
+        if rows is not None and len(held) and held[-1] >= rows:
+            raise files.corrupt(origin, f"{where} holds {held[-1]}, expected rows from 0 to {rows - 1}")
     return partition
 
 

@@ -83,12 +83,11 @@ def read_json(path: Path) -> object:
         raise corrupt(str(path), f"it is not JSON ({type(error).__name__})") from error
 
 
-def decode(payload: object, *, rows: int | None, origin: str) -> dict[str, Any]:
+def decode(payload: object, *, origin: str) -> dict[str, Any]:
     """The fields of a partition, with exact types; ``clients`` as (name, train, test) and ``digest`` as claimed.
 
     Args:
         payload: any JSON value.
-        rows: every row must be below; None for no limit but the format's.
         origin: names the payload in messages.
 
     Raises:
@@ -102,10 +101,9 @@ def decode(payload: object, *, rows: int | None, origin: str) -> dict[str, Any]:
     def row_list(value: object, where: str) -> np.ndarray:
         if not isinstance(value, list):
             raise corrupt(origin, f"{where} should be a list of rows")
-        limit = LARGEST_ROW if rows is None else rows
         for row in value:  # type() and not isinstance(): True is an int to Python
-            if type(row) is not int or not 0 <= row < limit:
-                raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {limit - 1}")
+            if type(row) is not int or not 0 <= row < LARGEST_ROW:
+                raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}")
         return np.array(value, np.int64)
 
     if not isinstance(payload, dict):
