@@ -128,10 +128,37 @@ def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
     features = store.reader(done.data["arrays"][0]["key"]).all()
     assert np.isnan(features[row]).all()
     assert np.isfinite(np.delete(features, row, axis=0)).all()
-    assert done.data["bad"][0][0] == row
+    (entry,) = done.data["bad"]
+    assert (entry["row"], entry["name"]) == (row, "train/class1/broken.png")
+    assert entry["reason"]
+    assert done.envelope["status"] == "problem"  # as exit 3 says
     again = extract(images)
     assert again.code == 3  # the second run says the same as the first
     assert again.data["decoded"] == 0
+    assert (again.data["bad"], again.envelope["status"]) == ([entry], "problem")
+    told = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
+    assert told.code == 3
+    assert "1 image could not be read" in told.out
+    assert f"  train/class1/broken.png: {entry['reason']}\n" in told.out
+    assert str(store.path / "quarantine.jsonl") in told.out
+
+
+def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> None:
+    for i in range(12):
+        (images / "train" / "class0" / f"bad{i:02}.png").write_bytes(b"no")
+    done = fedcache(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--max-bad", 12
+    )
+    assert done.code == 3
+    assert done.out.count("train/class0/bad") == 10
+    assert "and 2 more: " in done.out
+    seen = ok("inspect").data
+    assert (seen["images"], seen["ok"]) == (60, 48)
+    assert seen["splits"] == {"train": 36, "test": 12, "validation": 0}
+    assert [e["name"] for e in seen["bad"]] == [f"train/class0/bad{i:02}.png" for i in range(12)]
+    shown = fedcache("inspect").out
+    assert "images      48 readable of 60; 36 train, 12 test\n" in shown
+    assert f"unreadable  12: {Path(seen['path']) / 'quarantine.jsonl'}\n" in shown
 
 
 def test_too_many_bad_images_stop_the_run_and_it_can_go_on(images: Path) -> None:

@@ -50,7 +50,7 @@ class Extraction:
         arrays: per array {key, backbone, recipe, shape, state before, kept chunks, forward batches}.
         images: rows of the dataset.
         ok: rows whose image was readable.
-        bad: [row, reason] of images found bad in this run.
+        bad: {row, name, reason} of every unreadable image of the store, found in this run or before.
         decoded: images decoded in this run.
         seconds: wall time of decoding and the models (0 when nothing was to do).
         rate: images per second.
@@ -66,7 +66,7 @@ class Extraction:
     arrays: list[dict[str, Any]]
     images: int = 0
     ok: int = 0
-    bad: list[list[Any]] = field(default_factory=list)
+    bad: list[dict[str, Any]] = field(default_factory=list)
     decoded: int = 0
     seconds: float = 0.0
     rate: float = 0.0
@@ -275,11 +275,10 @@ def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str],
             }
         )
     out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
-    out.images, out.ok = store.rows, store.rows_ok
+    out.images, out.ok, out.bad = store.rows, store.rows_ok, store.quarantined()
     if tally is not None:
         from fedcache.extract.device import cores
 
-        out.bad = [[row, reason] for row, reason in sorted(tally.bad.items())]
         out.decoded, out.seconds, out.rate = tally.images, tally.seconds, tally.rate
         out.busy, out.workers = tally.busy(cores()), tally.workers
     return out

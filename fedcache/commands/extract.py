@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -10,6 +12,9 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import ExtractConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
+
+SHOWN = 10
+"""Unreadable images that are named on the terminal; quarantine.jsonl names all."""
 
 
 def extract(
@@ -121,7 +126,7 @@ def extract(
                 rehash=rehash,
             )
         payload = done.to_dict()
-        lines = [describe_line(done), *text_lines(done)]
+        lines = [describe_line(done), *text_lines(done), *bad_lines(done.bad, done.path)]
         if partition is not None and not dry_run:
             from fedcache.api.partitions import make_partition, partition_flags, write_shards
 
@@ -183,6 +188,19 @@ def text_lines(done: object) -> list[str]:
         for t in done.text
         if t["state"] in words
     ]
+
+
+def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
+    """The images that could not be read, by name and reason: the first ten, then where the others are."""
+    from fedcache.store.quarantine import NAME
+
+    if not bad:
+        return []
+    what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
+    lines = [f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"]
+    lines += [f"  {entry['name']}: {entry['reason']}" for entry in bad[:SHOWN]]
+    more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""
+    return [*lines, f"  {more}{store / NAME}"]
 
 
 def arrays_table(done: object) -> object:

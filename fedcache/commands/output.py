@@ -176,7 +176,7 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
 def show(command: str, as_json: bool, result: Answer, warnings: Sequence[str]) -> None:
     """Print what a command found; raises OSError when stdout takes no more."""
     if as_json:
-        status = "ok" if result.code in (Exit.OK, Exit.QUARANTINED) else "problem"
+        status = "ok" if result.code is Exit.OK else "problem"
         envelope(command, status, {"data": result.data}, warnings)
     else:
         for line in result.lines:

@@ -90,10 +90,13 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
 
     def call(story: Story) -> Answer:
         from fedcache.api.stores import need_store
+        from fedcache.store import quarantine
 
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         samples = opened.samples
-        splits = {name: int((samples.split == code).sum()) for code, name in enumerate(("train", "test", "validation"))}
+        codes = enumerate(("train", "test", "validation"))
+        splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
+        bad = opened.quarantined()
         arrays: list[dict[str, Any]] = [
             {
                 "name": key,
@@ -116,6 +119,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
             "classes": list(samples.classes),
             "domains": list(samples.domains),
             "splits": splits,
+            "bad": bad,
             "arrays": arrays,
             "unfinished": unfinished,
             "text": sorted(opened.texts),
@@ -128,6 +132,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
             f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
             f"images      {opened.rows_ok:,} readable of {opened.rows:,}; "
             + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
+            *([f"unreadable  {len(bad):,}: {opened.path / quarantine.NAME}"] if bad else []),
             *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
             f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
             f"domains     {', '.join(samples.domains)}",
