@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,25 @@ def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
     for thing in (store, run, grid):
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 400
+
+
+def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_path: Path) -> None:
+    dataset = f"folder:{folder(tmp_path / 'shapes', train=8, test=3)}"
+    store = fc.extract(dataset, backbones=["random-projection"], size=16, workers=0)
+    parts = fc.partition(store, "dirichlet", clients=3, alpha=0.5, seed=0)
+    alone = fc.train("fed3r", store, parts, backbones=["random-projection"])
+    store = fc.extract(dataset, backbones=["glyph-clip"], workers=0)
+    again = fc.train("fed3r", store, parts, backbones=["random-projection"])
+    assert again.reused
+    assert again.path == alone.path
+    assert "random-projection" in repr(again)
+    every = fc.train("fed3r", store, parts)
+    assert every.path != alone.path
+    assert "glyph-clip + random-projection" in repr(every)
+    (snippet,) = re.findall("```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+    trained = [line for line in snippet.splitlines() if "fc.train(" in line or "fc.grid(" in line]
+    assert len(trained) == 2
+    assert all('"backbones": ["' in line or 'backbones=["' in line for line in trained)
 
 
 def test_extract_can_be_called_whatever_was_imported_first() -> None:

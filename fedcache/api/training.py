@@ -67,7 +67,7 @@ class Run:
 
     def __repr__(self) -> str:
         a = self.accuracy
-        what = f"{self.result['method']} on {self.result['dataset']['slug']}"
+        what = f"{self.result['method']} on {self.result['dataset']['slug']}, {' + '.join(self.result['backbones'])}"
         return f"Run({what}: {a['mean']:.4f} +- {a['std'] or 0:.4f}, {self.path})"
 
 
