@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,10 @@ from fedcache.api.planning import (
     recipe_of,
     roots_of,
     store_path,
-    templates_of,
 )
+from fedcache.api.rates import measured_rate
 from fedcache.api.stores import ingested_path, named_path
+from fedcache.api.templates import make_current, planned_text, wanted_text
 from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
@@ -190,42 +191,6 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[Planned], confi
             skip_missing=False,
         )
         memory.remember(["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)])
-
-
-def wanted_text(
-    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig, *, keep: bool
-) -> dict[str, tuple[str, ...]]:
-    """Templates per array key whose text features are to be the current ones.
-
-    Args:
-        store: of the features; None when there is none yet.
-        planned: backbones; those without a text tower are left out.
-        template: the dataset's.
-        config: with the templates asked for.
-        keep: leave out a backbone that has text features, when no template was asked for.
-    """
-    found = {}
-    for item in planned:
-        name, weights = item.backbone.name, item.recipe.weights
-        kept = keep and not config.text and store is not None and store.has_text(name, weights=weights)
-        if item.backbone.text_width is not None and not kept:
-            found[item.recipe.key] = templates_of(item.backbone, template, config)
-    return found
-
-
-def make_current(
-    store: Store, planned: Sequence[Planned], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
-) -> list[dict[str, Any]]:
-    """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
-    said = []
-    for item in planned:
-        if item.recipe.key not in wanted:
-            continue
-        name, templates = item.backbone.name, list(wanted[item.recipe.key])
-        changed = store.use_text(name, templates, weights=item.recipe.weights)
-        state = "computed" if item.recipe.key in computed else "made current" if changed else "current"
-        said.append({"backbone": name, "templates": templates, "state": state})
-    return said
 
 
 def finished(
@@ -420,45 +385,9 @@ def describe(
     ]
     out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=len(data.names), skipped=skipped)
     out.ok = store.rows_ok if store is not None and not todo else 0
-    lacking = missing_text(store, planned, data.template, config)
-    out.text = [
-        {
-            "backbone": p.backbone.name,
-            "templates": list(templates_of(p.backbone, data.template, config)),
-            "state": "to compute" if p.recipe.key in lacking else "complete",
-        }
-        for p in planned
-        if p.backbone.text_width is not None
-    ]
+    out.text = planned_text(store, planned, data.template, config)
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)
         out.seconds = len(data.names) / out.rate
         observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
     return out
-
-
-def measured_rate(data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> float:
-    """Images per second to expect, from one batch decoded and run in this process."""
-    from fedcache.extract import device as where
-    from fedcache.extract.arrangements import Inline
-    from fedcache.extract.batches import How, Job
-
-    device = where.resolve_device(config.device)
-    how = How(
-        device.kind,
-        where.resolve_dtype(config.dtype, device.kind),
-        min(config.batch or (256 if device.kind == "cuda" else 32), len(data.names)),
-        config.threads,
-    )
-    jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
-    compute = Inline(jobs, data, how)
-    try:
-        compute.warm()
-        computed = compute.submit(0, [j.key for j in jobs]).result()
-    finally:
-        compute.close()
-    forward = sum(computed.forward_seconds.values()) / computed.decoded
-    decode = computed.decode_seconds / computed.decoded
-    if device.kind == "cuda":
-        return float(1 / max(forward, decode / max(1, where.cores() - 1)))
-    return float((config.workers or where.cores()) / (forward + decode))

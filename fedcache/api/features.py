@@ -199,14 +199,3 @@ def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[
     if len(keys) > 1 or not store.has_text(backbone) or not ("text" in method.needs or how == "text"):
         return None, []
     return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
-
-
-def say_templates(templates: Sequence[str], observer: Observer) -> None:
-    """Which template made the text a run uses: nobody may have to guess it."""
-    if templates:
-        observer.note(f"Text: {quoted(templates)} (fedcache extract --text chooses).")
-
-
-def quoted(templates: Sequence[str]) -> str:
-    """Templates as they are written in a sentence."""
-    return " + ".join(f'"{t}"' for t in templates)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcache.api import live
-from fedcache.api.features import arrays_for, feat_post_for, load_features, say_templates
+from fedcache.api.features import arrays_for, feat_post_for, load_features
 from fedcache.api.mixed import named_backbones, own_of
 from fedcache.api.partitions import load_partition, make_partition, need_labels
 from fedcache.api.sources import store_for
+from fedcache.api.templates import say_templates
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partition import InfeasibleError, Partition

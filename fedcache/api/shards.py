@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from fedcache.api import live
-from fedcache.api.features import chosen_arrays, feat_post_for, say_templates, text_of
+from fedcache.api.features import chosen_arrays, feat_post_for, text_of
 from fedcache.api.settings import Setting, find_method, parse_seeds
+from fedcache.api.templates import say_templates
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import Data, prepare

@@ -175,7 +175,7 @@ def describe_line(done: object) -> str:
 def text_lines(done: object) -> list[str]:
     """What became of the prompt templates; nothing where they were current before."""
     from fedcache.api.extraction import Extraction
-    from fedcache.api.features import quoted
+    from fedcache.api.templates import quoted
 
     assert isinstance(done, Extraction)
     words = {

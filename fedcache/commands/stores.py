@@ -168,7 +168,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
 
 def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
-    from fedcache.api.features import quoted
+    from fedcache.api.templates import quoted
 
     lines = []
     for name, entries in sorted(store.texts.items()):

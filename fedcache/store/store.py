@@ -24,13 +24,14 @@ from fedcache.store.files import canonical_json, digest_of, fsync_directory, sha
 from fedcache.store.history import append_event
 from fedcache.store.journal import journals
 from fedcache.store.lock import held
-from fedcache.store.manifest import COLUMNS, SAFE, ArrayInfo, Manifest, read_manifest, was_store
+from fedcache.store.manifest import COLUMNS, ArrayInfo, Manifest, read_manifest, was_store
 from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
 from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
+from fedcache.store.texts import check_name, find, read, slug_of, without
 from fedcache.store.writer import ArrayWriter
 
-__all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
+__all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store", "slug_of"]
 
 T = TypeVar("T")
 
@@ -241,7 +242,7 @@ class Store:
         fresh: bool = False,
     ) -> ArrayWriter:
         """The one writer of an array; see ``ArrayWriter``. Use it in a ``with`` block."""
-        _safe("array", key)
+        check_name("array", key)
         return ArrayWriter(
             self, key, shape=shape, dtype=dtype, chunk_rows=chunk_rows, recipe=recipe, how=how, wait=wait, fresh=fresh
         )
@@ -251,24 +252,13 @@ class Store:
         """Text features per backbone slug; the last are the current ones."""
         return self._manifest.texts
 
-    def _text_entry(self, backbone: str, templates: Sequence[str] | None, weights: str | None) -> dict[str, Any] | None:
-        entries: list[dict[str, Any]] = self._manifest.texts.get(slug_of(backbone), [])
-        for entry in reversed(entries):
-            if templates is not None and entry["templates"] != list(templates):
-                continue
-            if weights is not None and entry["meta"].get("weights") != weights:
-                continue
-            found: dict[str, Any] = entry
-            return found
-        return None
-
     def has_text(self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None) -> bool:
         """Whether there are text features of a backbone, for these templates and weights if given."""
-        return self._text_entry(backbone, templates, weights) is not None
+        return find(self._manifest, backbone, templates, weights) is not None
 
     def templates(self, backbone: str) -> list[str] | None:
         """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
-        entry = self._text_entry(backbone, None, None)
+        entry = find(self._manifest, backbone, None, None)
         return None if entry is None else list(entry["templates"])
 
     def use_text(self, backbone: str, templates: Sequence[str], *, weights: str | None = None) -> bool:
@@ -280,9 +270,9 @@ class Store:
         Raises:
             FedcacheError: STORE, when there are none of these templates and weights.
         """
-        entry = self._text_entry(backbone, templates, weights)
+        entry = find(self._manifest, backbone, templates, weights)
         if entry is None:
-            raise self._without_text(backbone)
+            raise without(self.path, backbone)
         slug = slug_of(backbone)
         if self._manifest.texts[slug][-1]["id"] == entry["id"]:
             return False
@@ -291,26 +281,16 @@ class Store:
             manifest.texts[slug] = sorted(now, key=lambda e: e["id"] == entry["id"])  # stable: only this one moves
         return True
 
-    def _without_text(self, backbone: str) -> FedcacheError:
-        return FedcacheError(
-            Exit.STORE,
-            f"{self.path.name} has no text features of {backbone}.",
-            f"fedcache extract --store {self.path} --backbones {backbone}",
-        )
-
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
         """Text features [C, D], unit rows; the current ones unless templates are named.
 
         Raises:
             FedcacheError: STORE, with the command that makes them; CORRUPT.
         """
-        entry = self._text_entry(backbone, templates, None)
+        entry = find(self._manifest, backbone, templates, None)
         if entry is None:
-            raise self._without_text(backbone)
-        place = files.chunk_path(self.path / "text" / slug_of(backbone) / entry["id"], 0, 2)
-        size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
-        raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
-        return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(entry["shape"])
+            raise without(self.path, backbone)
+        return read(self.path, backbone, entry)
 
     def put_text(
         self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
@@ -329,7 +309,7 @@ class Store:
             )
         values = files.stored(values, "float32", (), 0, f"text features of {backbone}")
         slug = slug_of(backbone)
-        _safe("backbone", slug)
+        check_name("backbone", slug)
         entry = {"templates": list(templates), "meta": dict(meta)}
         name = digest_of(entry)[:8]
         place = self.path / "text" / slug / name
@@ -394,7 +374,7 @@ class Store:
 
     def put_partition(self, name: str, payload: Mapping[str, Any]) -> None:
         """Save a partition under a name, replacing one of that name; the same content again writes nothing."""
-        _safe("partition", name)
+        check_name("partition", name)
         raw = canonical_json(dict(payload))
         relative = f"partitions/{name}.json"
         path = self.path / relative
@@ -409,16 +389,3 @@ class Store:
         """Note what was measured; the one file of a store with times in it."""
         with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
             append_event(self.path, event)
-
-
-def slug_of(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
-
-
-def _safe(what: str, name: str) -> None:
-    if not SAFE.fullmatch(name):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{what} name {name!r} is not usable as a file name.",
-            "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
-        )
