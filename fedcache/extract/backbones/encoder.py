@@ -102,6 +102,28 @@ class ModuleEncoder:
         return torch.autocast(self.device.type, dtype=self.compute)
 
 
+class ClipImages(nn.Module):
+    """The image half of an open_clip model as a module of its own; ``clip`` is the whole model."""
+
+    def __init__(self, clip: Any) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Projected image embeddings [B, D] before normalisation."""
+        features: Tensor = self.clip.encode_image(x)
+        return features
+
+
+def clip_encoder(
+    name: str, clip: Any, tokenize: Tokenize, recipe: Recipe, *, device: str | torch.device, dtype: str
+) -> ModuleEncoder:
+    """The encoder over both towers of an open_clip model."""
+    return ModuleEncoder(
+        name, ClipImages(clip), recipe, device=device, dtype=dtype, text=clip.encode_text, tokenize=tokenize
+    )
+
+
 def no_text(name: str) -> FedcacheError:
     """The error of asking a backbone without a text tower for text features."""
     return FedcacheError(

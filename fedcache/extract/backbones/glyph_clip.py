@@ -105,30 +105,11 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
     """
-    from torch import nn
-
     from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
+    from fedcache.extract.backbones.encoder import clip_encoder
 
     path = weights.file(backbone.name)
     model = build()
     load_strict(model, read_state(path), backbone=backbone.name, path=path)
 
-    class Image(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.clip = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            features: Tensor = self.clip.encode_image(x)
-            return features
-
-    return ModuleEncoder(
-        backbone.name,
-        Image(),
-        recipe,
-        device=device,
-        dtype=dtype,
-        text=model.encode_text,
-        tokenize=tokenize,
-    )
+    return clip_encoder(backbone.name, model, tokenize, recipe, device=device, dtype=dtype)

@@ -53,34 +53,15 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit, or the architecture needs a download.
     """
-    from torch import nn
-
     from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
+    from fedcache.extract.backbones.encoder import clip_encoder
 
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
     state = _fit(read_state(path, hub=backbone.hub), model)
     load_strict(model, state, backbone=backbone.name, path=path, ignore=EXTRA)
 
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.clip = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            features: Tensor = self.clip.encode_image(x)
-            return features
-
-    return ModuleEncoder(
-        backbone.name,
-        Towers(),
-        recipe,
-        device=device,
-        dtype=dtype,
-        text=model.encode_text,
-        tokenize=tokenizer,
-    )
+    return clip_encoder(backbone.name, model, tokenizer, recipe, device=device, dtype=dtype)
 
 
 def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
