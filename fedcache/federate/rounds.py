@@ -98,7 +98,8 @@ class Rounds:
         self.eligible = self._eligible()
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
-            self.env = replace(self.env, public=self.data.x[public])
+            self.public_columns = Columns(self.data.x[public])
+            self.env = replace(self.env, public=self.public_columns.cut(()))
         if method.reads_test(hp):
             self.warnings.append(
                 f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
@@ -165,11 +166,8 @@ class Rounds:
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
-            env = replace(
-                env,
-                width=self.columns.cut(own.columns).shape[-1],
-                public=None if env.public is None else Columns(env.public).cut(own.columns),
-            )
+            public = self.public_columns.cut(own.columns) if self.public else None
+            env = replace(env, width=self.columns.cut(own.columns).shape[-1], public=public)
         return Ctx((len(ids),) if axes else (), hp, env, draws, tuple(ids), self.round)
 
     def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
