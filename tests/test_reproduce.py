@@ -98,6 +98,24 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path:
     assert all(line.lstrip().startswith("PROXY") for line in lines if "%" in line)
 
 
+def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_way(images: str) -> None:
+    words = (
+        "reproduce",
+        "fedpcl-table5",
+        "--on",
+        images,
+        *TINY,
+        "--only",
+        "loss=FedPCL",
+        "--only",
+        "loss=Cross Entropy",
+    )
+    done = ok(*words, "--recipe", "random-projection:16:size=16").data
+    assert [c["labels"]["loss"] for c in done["cells"]] == ["Cross Entropy", "FedPCL"]
+    assert "images: random-projection:16:size 16" in done["departures"]
+    assert all(c["protocol"]["recipe"] == {"random-projection:16:size": "16"} for c in done["cells"])
+
+
 def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
     done = ok("reproduce", "fedpcl-table5", "--on", images, *TINY, "--only", "loss=FedPCL").data
     (cell,) = done["cells"]
@@ -151,6 +169,7 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
         (("fedpcl-table5", "--on", "digist"), 2, "digits"),
         (("fedpcl-table5", "--on", "digits", "--backbones", "glyph-clop"), 2, "glyph-clip"),
         (("fst-fig2", "--on", "digits", "--backbones", "glyph-clip,cnn2"), 2, "clip-rn50"),
+        (("fst-fig2", "--on", "digits", "--recipe", "cnn2:size=16"), 2, "takes no role"),
         (("fedpcl-fig4", "--on", "digits", "--backbones", "glyph-clip"), 2, "--backbones"),
         (("fedpcl-table5",), 6, "--on digits"),
     ],

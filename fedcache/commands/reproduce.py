@@ -23,7 +23,10 @@ Roles = Annotated[
 Rounds = Annotated[int | None, typer.Option("--rounds", "-r", min=1, help="Rounds of every row: a departure.")]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds of every row (0,1,2 or 0-4): a departure.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only so many images, evenly spaced: a proxy.")]
-Only = Annotated[list[str] | None, typer.Option("--only", help="LABEL=VALUE: only rows with that label; repeatable.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", help="LABEL=VALUE: only rows with that label; repeatable."),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
@@ -35,6 +38,7 @@ def reproduce(
     name: Which = None,
     on: On = None,
     backbones: Roles = None,
+    recipe: o.Recipe = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
     limit: Limit = None,
@@ -77,10 +81,11 @@ def reproduce(
         chosen = Options(
             on=on,
             backbones=o.listed(backbones, "--backbones"),
+            recipe=o.pairs(recipe, "--recipe", split=True),
             rounds=rounds,
             seeds=seeds,
             limit=limit,
-            only=o.pairs(only, "--only"),
+            only=_labels(only),
             weights=o.pairs(weights, "--weights"),
             data=o.pairs(data, "--data"),
             device=device or "auto",
@@ -88,6 +93,15 @@ def reproduce(
         return _run(what, chosen, runs, out, story)
 
     answer(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
+
+
+def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
+    """``--only`` as label -> the values asked for."""
+    found: dict[str, tuple[str, ...]] = {}
+    for value in values or ():
+        for label, wanted in o.pairs([value], "--only").items():
+            found[label] = (*found.get(label, ()), wanted)
+    return found
 
 
 def _list() -> Answer:

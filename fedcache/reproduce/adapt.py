@@ -22,10 +22,11 @@ class Options:
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
         backbones: in place of the paper's, role by role; makes a proxy.
+        recipe: ``[BACKBONE:]KEY`` -> value, how images are read; makes a proxy.
         rounds: of every cell.
         seeds: of every cell.
         limit: so many evenly spaced images of the dataset.
-        only: label -> value; other cells are left out.
+        only: label -> values; cells with another value are left out.
         weights: ``--weights NAME=FILE``.
         data: ``--data NAME=PATH``.
         device: of the extraction.
@@ -33,18 +34,19 @@ class Options:
 
     on: str | None = None
     backbones: tuple[str, ...] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)
     rounds: int | None = None
     seeds: str | None = None
     limit: int | None = None
-    only: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
 
     @property
     def proxy(self) -> bool:
-        """Whether what is run is not the paper's own data and backbones."""
-        return self.on is not None or bool(self.backbones) or self.limit is not None
+        """Whether what is run is not the paper's own data and backbones, read as the paper reads them."""
+        return self.on is not None or bool(self.backbones or self.recipe) or self.limit is not None
 
 
 @dataclass(frozen=True)
@@ -68,22 +70,32 @@ def plan(entry: Entry, options: Options, looker: Looker) -> list[Planned]:
     """Every chosen cell as it will be run.
 
     Raises:
-        FedcacheError: USAGE for a label or value that is not there, or for ``--backbones`` where none play a role.
+        FedcacheError: USAGE for a label or value that is not there, for ``--backbones`` where none play a role, and for
+            a recipe of a backbone that plays none.
     """
     mapping = roles(entry, options, looker)
+    for key in options.recipe:
+        named = key.rpartition(":")[0]
+        if named and named not in mapping.values():
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
+                f"In use: {', '.join(mapping.values()) or 'no backbone'}.",
+            )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
 
 
-def chosen(entry: Entry, only: Mapping[str, str]) -> list[Cell]:
-    """The cells with these labels."""
+def chosen(entry: Entry, only: Mapping[str, tuple[str, ...]]) -> list[Cell]:
+    """The cells that have, of each label, one of these values."""
     cells = list(entry.cells)
-    for label, value in only.items():
+    for label, wanted in only.items():
         if label not in entry.labels:
             raise unknown(f"label of {entry.name}", label, entry.labels)
         values = [c.labels[label] for c in cells]
-        if value not in values:
-            raise unknown(f"{label} of {entry.name}", value, dict.fromkeys(values))
-        cells = [c for c in cells if c.labels[label] == value]
+        for value in wanted:
+            if value not in values:
+                raise unknown(f"{label} of {entry.name}", value, dict.fromkeys(values))
+        cells = [c for c in cells if c.labels[label] in wanted]
     return cells
 
 
@@ -137,6 +149,10 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
         others = ", ".join(b for b in left if b not in paper.backbones)
         said.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
     cell = replace(cell, backbones=left)
+    wanted = {k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)}
+    if wanted:
+        cell = replace(cell, recipe={**cell.recipe, **wanted})
+        said.append(f"images: {_pairs(wanted)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
         said.append(heads)
