@@ -165,6 +165,8 @@ def test_text_methods_say_which_features_they_need():
 def test_the_snapshot_is_not_a_view_of_the_run():
     saved: list[Snapshot] = []
     out = go("solo", {}, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    held = {t.data_ptr() for state in out.states.values() for t in state.values()}
+    assert held.isdisjoint(t.data_ptr() for t in saved[-1].tensors.values())
     total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())
     assert sum(t.untyped_storage().nbytes() for t in saved[-1].tensors.values()) == total
     assert gap(saved[-1].tensors, {f"client/{c}/{k}": t for c, s in out.states.items() for k, t in s.items()}) == 0.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import federation, go, small
+from federation import federation, fitted, go, scaled, small
 
+from fedcache.federate.engine import run
 from fedcache.federate.methods import METHODS
 
 
@@ -95,3 +96,41 @@ def test_totals_are_the_sum_over_clients(name):
     assert out.traffic.totals()["up"] == sum(out.traffic.up)
     assert out.traffic.totals()["down"] == sum(out.traffic.down)
     assert len(out.traffic.rounds) == len(out.records) == (1 if METHODS[name].one_shot else 3)
+
+
+# Sizes of the law below: classes, features, projection, trunk, contrasted, public rows, token width, clients.
+C, D, P, H, Z, N, E, M = 3, 5, 7, 7, 4, 11, 8, 3
+LINEAR, MLP, GRAM, T = C * D + C, P * D + P + C * P + C, D * (D + 1) // 2 + C * D, C * D
+SIMCLR = (H * D + H) + (H * H + H) + (Z * H + Z)
+RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32  # one channel: w = 1
+RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)  # BatchNorm, the projection
+PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
+SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon"), MLP)
+SAME |= {"scaffold": 2 * MLP, "fedrep": P * D + P, "fedntd": LINEAR, "fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
+SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
+SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
+UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
+      "fedncm": T + C, "flesd": N * Z, "flesd-head": N * Z, "flesd-cc": N * Z}  # fmt: skip
+PER_CLASS = {"fedproto": P + 1, "fedpcl": P + 1, "fedpft": D + 3, "fed-tip-proto": D}
+ONE_SHOT = ("fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft")
+DOWN = {**SAME, "fst-cbdg": LINEAR, **dict.fromkeys(ONE_SHOT, LINEAR), "flesd": RESNET, "flesd-head": SIMCLR,
+        "flesd-cc": SIMCLR}  # fmt: skip
+LATER = {"fedproto": C * P, "fedpcl": (M + 1) * C * P}  # nothing before the first round
+TEXT = {"clip-zs", "fst-cbdg", "tip-local", "fed-tip-proto", "tpfl-feat", "atpfl-feat"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
+    method = METHODS[name]
+    data, clients = federation(sizes=(N, 13, 17), classes=C, width=D, per_client=C, tests=2)
+    hp, data = method.resolve("paper", scaled(small(name))), fitted(method, data)
+    owned = [len(np.unique(data.y[c.train])) for c in clients]
+    assert sorted(set(owned)) == [2, 3]
+    for lift in method.lifts:
+        out = run(method, hp, data, clients, rounds=3, lift=lift, dtype=torch.float64)
+        rounds, first = len(out.records), int("public" in method.reads(hp))
+        down = DOWN.get(name, D * sum(owned)) * rounds if name not in LATER else LATER[name] * (rounds - 1)
+        once = T * (name in TEXT)
+        up = [rounds * (UP[name] if name in UP else o * PER_CLASS[name]) for o in owned]
+        assert out.traffic.up == [0] * first + up[first:]
+        assert out.traffic.down == [0] * first + [down + once] * (M - first)
