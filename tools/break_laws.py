@@ -1,0 +1,199 @@
+"""Break the engine and its methods on purpose, and see every law over them fail.
+
+    OMP_NUM_THREADS=1 python tools/break_laws.py [--only LAW]
+
+A law that cannot fail says nothing. Each row of ``TABLE`` breaks one promise by a replacement in a copy of the package
+(never in this checkout), and the law that makes the promise runs there; before, all of them pass on the untouched copy.
+Caught means that an assertion of the law fails, or that the package refuses what the law planted (NaN, labels). Any
+other exception is a bad mutation. Every law of tests/test_engine_laws.py must have a row. Prints a Markdown table and
+exits 1 if a mutation survives. Five minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CAUGHT = re.compile(r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.errors\.FedcacheError)")
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """In ``file`` below fedcache/ the only ``old`` becomes ``new``; ``test_<law>`` must fail for ``-k select``."""
+
+    law: str
+    what: str
+    file: str
+    old: str
+    new: str
+    select: str = ""
+
+
+B = Breakage
+LANES, ROUNDS, STEPS = "federate/lanes.py", "federate/rounds.py", "federate/steps.py"
+RUN, OUT, SCORE, METHODS = "federate/engine.py", "federate/outcome.py", "federate/evaluate.py", "federate/methods/"
+KEY = "generator(self.seed, purpose, when, c, *key)"
+SUMS = 'return {}, {"sum": total, "count": count'
+TABLE = (
+    B("loop_and_stack_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
+      "_write_back(full, view, now)\n            now", "now", "fst-cbdg"),
+    B("loop_and_stack_agree", "lanes without rows left keep stepping", STEPS,
+      "alive = (table > 0).sum(0)", "alive = np.full(steps, len(sizes))", "solo"),
+    B("loop_and_stack_agree", "FedProto's distance is summed over the lanes", METHODS + "fedproto.py",
+      "(w * known * distance).sum(-1)", "(w * known * distance).sum()", "fedproto"),
+    B("chunks_change_nothing", "an upload weighs as much as its chunk has clients", ROUNDS,
+      "float(len(self.lanes[c].train))", "float(len(part))", "fedavg"),
+    B("chunks_change_nothing", "draws go by the place in the chunk", LANES, KEY, KEY.replace("c,", "i,"), "solo"),
+    B("the_same_seed_gives_the_same_bits_in_float32", "streams start from the system's entropy", LANES,
+      "PCG64(_hash(seed, purpose, *key))", "PCG64()", "fedavg"),
+    B("the_same_seed_gives_the_same_bits_in_float32", "noise starts from the system's entropy", LANES,
+      "manual_seed(_hash(self.seed,", "manual_seed(_hash(torch.seed(),", "fst-cbdg"),
+    B("a_seed_means_the_same_draws_in_every_process", "streams are keyed by hash()", LANES,
+      'int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")', "abs(hash(text))"),
+    B("a_resumed_run_has_the_same_bits", "the round is not restored", RUN,
+      'job.round = int(state.meta["round"])', "job.round = 0", "fedavg"),
+    B("a_resumed_run_has_the_same_bits", "the optimiser's state is not saved", OUT,
+      "for k, t in states[client].items()}", 'for k, t in states[client].items() if not k.startswith("opt/")}', "solo"),
+    B("a_resumed_run_has_the_same_bits", "who has the text features is forgotten", RUN,
+      "job.met[client] = True", "job.met[client] = False", "fst-cbdg"),
+    B("lifts_may_change_between_rounds", "draws depend on the lift", LANES,
+      KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
+    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/optim.py",
+      'count = p["opt/t"].double()', 'count = p["opt/t"].double() + 1.0', "adam"),
+    B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
+      "sorted(self.eligible, key=lambda i: self.lanes[i].name)", "list(self.eligible)", "fedavg"),
+    B("the_order_of_clients_does_not_matter", "draws go by the client's number", ROUNDS,
+      "tuple(self.lanes[i].name for i in ids)", "tuple(str(i) for i in ids)", "solo"),
+    B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "a new state is given to every client", ROUNDS,
+      "self.states[client] = {k: t.contiguous() for k, t in state.items()}",
+      "self.states = {c: dict(state) for c in range(len(self.lanes))}", "solo and loop"),
+    B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "a stacked state reaches the next client too", ROUNDS,
+      "self.states[c] = split(", "self.states[c] = self.states[(c + 1) % len(self.lanes)] = split(", "solo and stack"),
+    B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "the broadcast is charged to everybody", ROUNDS,
+      "self.traffic.down[c] += received + text", "self.traffic.down = [n + 1 for n in self.traffic.down]", "fedavg"),
+    B("no_method_trains_on_a_test_row", "clients train on their test rows too", ROUNDS,
+      "parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]",
+      "parts = [np.concatenate([self.lanes[i].train, self.lanes[i].test]) for i in ids]", "fedncm or solo"),
+    B("no_method_trains_on_a_test_row", "central training takes test rows too", ROUNDS,
+      "for c in clients]))\n", "for c in clients] + [c.test for c in clients]))\n", "central"),
+    B("no_method_trains_on_a_test_row", "the probe trains on test rows", ROUNDS,
+      "c.train, np.int64) for c in self", "c.test, np.int64) for c in self", "flesd-head"),
+    B("methods_without_labels_never_read_one", "the first soft labels read the labels", METHODS + "fst_cbdg.py",
+      "u = affine(x, ctx.text)", "u = affine(x, ctx.text) + data.labels(data.positions()).unsqueeze(-1)", "fst-cbdg"),
+    B("methods_without_labels_never_read_one", "an unsupervised method declares labels", METHODS + "fst_cbdg.py",
+      'needs=frozenset({"text"})', 'needs=frozenset({"text", "labels"})', "fst-cbdg"),
+    B("methods_without_labels_never_read_one", "every method is handed the labels", ROUNDS,
+      'if "labels" in method.reads(hp) else None', "", "fst-cbdg"),
+    B("a_missing_image_is_never_read", "padding points at the store's first row", "federate/clients.py",
+      "train[0] if len(train) else 0", "0", "fedncm or solo"),
+    B("a_missing_image_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
+      "x, mask = data.full()", "x, mask = data.full()[0] - data.x[:, 0].mean(0), data.mask()", "fedncm"),
+    B("every_method_that_reads_features_alone_stacks", "FedAvg gives up the client axis", METHODS + "fedavg.py",
+      "    protocol=protocol,\n", '    protocol=protocol,\n    lifts=("loop",),\n', "fedavg"),
+    B("every_method_that_reads_features_alone_stacks", "convolutions claim a client axis", METHODS + "flesd.py",
+      'lifts=("loop",)', 'lifts=("loop", "stack")', "flesd"),
+    B("no_example_leaves_a_client", "all rows are sent", METHODS + "fedncm.py", SUMS, SUMS + ', "x": x', "fedncm"),
+    B("no_example_leaves_a_client", "all rows are sent as one", METHODS + "fedncm.py",
+      SUMS, SUMS + ', "x": x.flatten(-2)', "fedncm"),
+    B("no_example_leaves_a_client", "the first two rows are sent", METHODS + "fedncm.py",
+      SUMS, SUMS + ', "x": x[..., :2, :]', "fedncm"),
+    B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", "federate/models.py",
+      '(up["proto"].shape[-1] + 1)', 'up["proto"].shape[-1]', "fedproto"),
+    B("the_counter_agrees_with_the_closed_form", "text features travel every round", ROUNDS,
+      "text = once if not self.met[c] else 0", "text = once", "fst-cbdg"),
+    B("totals_are_the_sum_over_clients", "only the last client's upload counts", ROUNDS,
+      'totals["up"] += sent\n', 'totals["up"] = sent\n', "fedavg"),
+    B("the_parameters_of_the_tables_come_out_of_the_counter", "the papers' count holds biases", METHODS + "fedavg.py",
+      "paper_weights(width, classes)", "paper_weights(width, classes) + classes", "fedavg"),
+    B("all_columns_by_name_are_all_columns", "columns are cut backwards", "federate/mixed.py",
+      "for a, b in ranges], -1)", "for a, b in ranges], -1).flip(-1)"),
+    B("a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those", "backbones are sorted",
+      "federate/mixed.py", "for a, b in ranges], -1)", "for a, b in sorted(ranges)], -1)"),
+    B("the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it", "the public set trains", ROUNDS,
+      "if i < self.public:", "if i < 0:"),
+    B("everywhere_scores_each_model_on_all_test_rows", "models are scored at home", SCORE,
+      "test = union if everywhere else", "test ="),
+    B("what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run", "the probe sees one client",
+      ROUNDS, "for c in self.clients]))", "for c in self.clients[:1]]))"),
+    B("clients_are_sampled_without_replacement_and_anew_each_round", "every round samples the same", ROUNDS,
+      '"sampling", self.round)', '"sampling")'),
+    B("a_result_that_is_not_finite_names_round_and_client", "NaN is let through", ROUNDS,
+      "if not t.is_floating_point() or", "if True or"),
+    B("accuracies_are_those_of_the_predictions", "clients share the first one's predictions", SCORE,
+      "place[start : start + len(test)]", "place[: len(test)]"),
+    B("classes_are_not_read_from_the_labels", "classes are counted in the labels", ROUNDS,
+      "data.classes, data.x.shape[2], data.x", "int(data.y.max()) + 1, data.x.shape[2], data.x"),
+    B("the_snapshot_is_not_a_view_of_the_run", "snapshots share the run's memory", OUT,
+      "return t.clone(memory_format=torch.contiguous_format)", "return t"),
+    B("a_test_row_that_two_clients_hold_counts_once_globally", "shared test rows count once per client", SCORE,
+      "rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)",
+      "rows = np.concatenate([*tests, np.empty(0, np.int64)]); place = np.arange(len(rows))"),
+)  # fmt: skip
+
+
+def laws() -> dict[str, Path]:
+    """Every test function, without its ``test_`` -> its file."""
+    found = {}
+    for file in sorted((ROOT / "tests").glob("test_*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found[node.name.removeprefix("test_")] = file.relative_to(ROOT)
+    return found
+
+
+def judge(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> tuple[int, str]:
+    """pytest's status and first failure (or its last words) for the laws of ``rows`` in the copy at ``tree``."""
+    chosen = " or ".join(f"(test_{r.law} and ({r.select}))" if r.select else f"test_{r.law}" for r in rows)
+    words = ["-x", "-q", "-rf", "-p", "no:cacheprovider", "--tb=short", "-k", chosen]
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *sorted({str(files[r.law]) for r in rows})],
+        cwd=tree, env={**os.environ, **env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else (done.stdout + done.stderr).strip()[-300:]
+
+
+def main() -> str:
+    """What is wrong with laws or mutations; empty when all were caught."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", metavar="LAW", default="", help="rows whose law's name contains this")
+    only, files = parser.parse_args().only.removeprefix("test_"), laws()
+    rows = [r for r in TABLE if only in r.law] or parser.error(f"no law is called {only}")
+    general = {law for law, file in files.items() if file.name == "test_engine_laws.py"}
+    wrong = [f"{law} has no row" for law in sorted(general - {r.law for r in TABLE})]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for part in ("fedcache", "tests"):
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", tree)
+        status, said = judge(tree, rows, files)
+        if status:
+            sys.exit(f"The laws do not pass on the untouched copy: {said}")
+        print(f"Untouched: {said.splitlines()[-1]}\n\n| law | mutation | caught by |\n|---|---|---|", flush=True)
+        for row in rows:
+            text = (target := tree / "fedcache" / row.file).read_text(encoding="utf-8")
+            if text.count(row.old) != 1:
+                sys.exit(f"{row.file} holds {row.old!r} {text.count(row.old)} times, expected once.")
+            target.write_text(text.replace(row.old, row.new), encoding="utf-8")
+            status, said = judge(tree, [row], files)
+            target.write_text(text, encoding="utf-8")
+            if status != 1 or not CAUGHT.search(said):
+                wrong.append(f"{row.law}: {row.what}: not caught, but {said}")
+                said = "NOTHING"
+            print(f"| {row.law} | {row.what} | {said.removeprefix(row.law)[:120]} |", flush=True)
+    return "\n".join(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main() or None)
