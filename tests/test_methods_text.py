@@ -11,6 +11,7 @@ from test_methods_grid import lanes
 from fedcache.federate.lanes import generator
 from fedcache.federate.methods import fst_cbdg
 from fedcache.federate.metrics import entropy_bits
+from fedcache.federate.synthesis import synthetic
 
 
 def states(out, name="rows/q"):
@@ -104,7 +105,7 @@ def test_synthetic_rows_are_the_text_features_without_noise(reduce):  # T-F5
         "fst-cbdg", {"sigma": 0.0, "tsamp_reduce": reduce}, lead=(2,), who=("a", "b"), classes=4, width=5, text=text
     )
     labels = [np.array([3, 1, 1]), np.array([0])]
-    drawn = fst_cbdg.synthetic(labels, ctx, 0, 0)
+    drawn = synthetic(labels, ctx, 0, 0)
     for i, k in enumerate(labels):
         assert torch.equal(drawn["z"][i, : len(k)], text[k])
         assert drawn["kw"][i].tolist() == [1 / len(k) if reduce == "mean" else 1.0] * len(k) + [0.0] * (3 - len(k))
@@ -114,7 +115,7 @@ def test_noise_has_the_size_that_was_asked_for():
     text = torch.zeros(2, 400, dtype=torch.float64)
     for sigma, norm in ((None, 1.0), (0.3, 6.0)):  # default 1/sqrt(400): unit norm; .3 * sqrt(400) = 6
         ctx = lanes("fst-cbdg", {"sigma": sigma}, classes=2, width=400, text=text)
-        z = fst_cbdg.synthetic([np.zeros(500, np.int64)], ctx, 0, 0)["z"]
+        z = synthetic([np.zeros(500, np.int64)], ctx, 0, 0)["z"]
         assert float(z.norm(dim=1).mean()) == pytest.approx(norm, rel=0.01)
         assert float(z.mean().abs()) < 0.01
 

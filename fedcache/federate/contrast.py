@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx
 from fedcache.federate.method import Hp, HParam
 from fedcache.federate.models import head_of
-from fedcache.federate.steps import Batch, drawn_views, minibatches
+from fedcache.federate.steps import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means
@@ -30,6 +30,33 @@ OWN_PROTOTYPES = (
 def body(hp: Hp) -> Head:
     """P alone: there is no classifier."""
     return head_of(hp, "projection")
+
+
+def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
+    """Prototypes [*lead, C, P] of no rows, and the counts [*lead, C] that say so."""
+    proto = torch.zeros(*lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    return proto, proto.sum(-1)
+
+
+def own_body(ctx: Ctx) -> Tree:
+    """The client's own P by the ``init`` switch, and its optimiser where it is kept."""
+    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
+    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
+    return {**p, **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+
+
+def train_body(
+    state: Tree, loss: Loss, down: Tree, data: LaneData, ctx: Ctx, batches: Callable[[int], Iterator[tuple[int, Batch]]]
+) -> Tree:
+    """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
+    p, trained = body_of(state, ctx), body(ctx.hp).trained()
+    return train(p, trained, ctx.count("epochs"), loss, down, data, ctx, batches=lambda _now, epoch: batches(epoch))
+
+
+def body_of(state: Tree, ctx: Ctx) -> Tree:
+    """P in a client's state, with its optimiser."""
+    names = body(ctx.hp).names()
+    return {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
 
 
 def view_batches(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:

@@ -6,13 +6,15 @@ scale s has variance 2 s^2, Gaussian noise s^2. No differential-privacy guarante
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch import Tensor
 
-from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, lane, over
 from fedcache.federate.method import HParam
+from fedcache.federate.steps import Batch
 
 NOISE = (
     HParam("noise_on", "off", "choice", "perturb uploaded prototypes, or training features (an approximation of image "
@@ -37,3 +39,18 @@ def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
 def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
     """(1 - p) x + s e for unit noise ``e``; p = s = 0 is ``x`` itself."""
     return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
+
+
+def noisy(batches: Iterator[tuple[int, Batch]], data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
+    noise = draw(data.n, ctx.env.width, ctx, epoch)
+    for k, batch in batches:
+        e = lane(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
+        yield k, batch | {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+
+
+def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
+    """Noise on the prototypes [.., C, P] of the classes with rows behind them, ``count`` [.., C]; the others are 0."""
+    lanes = ctx.lead[-1] if ctx.lead else 1
+    e = draw([ctx.env.classes] * lanes, proto.shape[-1], ctx)
+    return perturb(proto, e, ctx) * (count > 0).unsqueeze(-1)

@@ -6,6 +6,7 @@ covariance packed row by row (``full`` [.., D(D+1)/2]).
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -63,12 +64,30 @@ def fit_mixture(z: np.ndarray, k: int, cov: str, *, reg: float, tol: float, step
         return Gaussians(mean[None], scale[None], np.ones(1))
     from sklearn.mixture import GaussianMixture  # a second to import, needed by mixtures alone
 
-    em = GaussianMixture(k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed).fit(z)
+    em = GaussianMixture(k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
+        em = em.fit(z)
     if cov == "full":
         scale = np.stack([pack(c) for c in em.covariances_])
     else:
         scale = np.sqrt(em.covariances_).reshape(k, -1)
     return Gaussians(em.means_, scale, em.weights_)
+
+
+def of_class(mean: np.ndarray, scale: np.ndarray, weight: np.ndarray, count: np.ndarray, c: int) -> Gaussians:
+    """The Gaussians of class ``c`` of all M clients, weighted by the rows behind each, in float64.
+
+    Args:
+        mean: [M, C, K, D].
+        scale: [M, C, K, S].
+        weight: [M, C, K] of each client's mixtures; 0 where there is no Gaussian.
+        count: [M, C] rows behind each mixture.
+        c: the class.
+    """
+    rows = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
+    means, scales = (a[:, c].reshape(-1, a.shape[-1])[rows > 0].astype(np.float64) for a in (mean, scale))
+    return Gaussians(means, scales, rows[rows > 0])
 
 
 def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:

@@ -48,6 +48,12 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     return mixed.to(sets.dtype), owners.sum(-2) > 0
 
 
+def dots(z: Tensor, sets: Tensor) -> Tensor:
+    """z . C of rows z [.., N, P] and all prototypes of S sets [.., S, C, P], by one product; [.., N, S, C]."""
+    u: Tensor = z @ sets.flatten(-3, -2).mT
+    return u.reshape(*u.shape[:-1], *sets.shape[-3:-1])
+
+
 def scores(z: Tensor, prototype: Tensor, has: Tensor, rule: str) -> Tensor:
     """Similarity of each row to each class prototype, to be maximised.
 

@@ -13,7 +13,7 @@ denominator excludes the positive, so z must have unit length (D-02, D-03). Rele
 L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two views as candidates (D-04, D-08), plain
 means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
-A's table 5 compares local losses; ``supcon`` says where its rows come from and how to run them.
+For the local losses of A's table 5 see ``supcon``.
 """
 
 from __future__ import annotations
@@ -25,40 +25,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedcache.federate import contrast
 from fedcache.federate.clients import LaneData
-from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body, cached_views, embeddings, own_prototypes, view_batches
-from fedcache.federate.lanes import Ctx, lane, over
+from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body
+from fedcache.federate.lanes import Ctx, over
 from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
-from fedcache.federate.models import (
-    FEAT_POST,
-    PROJECTION,
-    PROTO_AGG,
-    PROTO_INIT,
-    TRAINING,
-    declare,
-    owned_rows,
-)
-from fedcache.federate.noise import NOISE, draw, perturb
-from fedcache.federate.steps import Batch, keep_optimiser, train
+from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare, owned_rows
+from fedcache.federate.noise import NOISE, noisy, noisy_prototypes
+from fedcache.federate.steps import Batch
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import set_contrast
 from fedcache.heads.projection import embed
-from fedcache.heads.prototype import merge, scores
+from fedcache.heads.prototype import dots, merge, scores
 
 
 def init(ctx: Ctx) -> Tree:
     """An empty set of prototypes per client."""
-    shape = (ctx.env.clients, ctx.env.classes, ctx.count("dim"))
-    sets = torch.zeros(shape, dtype=ctx.env.dtype, device=ctx.env.device)
-    return {"sets": sets, "counts": sets.sum(-1)}
+    sets, counts = contrast.no_prototypes(ctx, ctx.env.clients)
+    return {"sets": sets, "counts": counts}
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """Cbar [C, P] and the padded sets [m, C, P], with masks of what is available [C] and in each set [m, C]."""
     sets, own = server["sets"], server["counts"] > 0
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
-    if ctx.hp["proto_norm"]:
-        bar = normalize(bar, dim=-1)
+    bar = normalize(bar, dim=-1) if ctx.hp["proto_norm"] else bar
     if ctx.hp["pad"]:
         sets, own = torch.where(own.unsqueeze(-1), sets, bar.unsqueeze(-3)), has.unsqueeze(-2).expand(own.shape)
     return {"bar": bar, "has": has, "sets": sets, "in": own}
@@ -66,34 +57,26 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 
 def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
     """The client's own P, and its own prototypes, none yet."""
-    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
-    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
-    proto = torch.zeros(*ctx.lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
-    return {**p, "proto": proto, "count": proto.sum(-1), **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+    proto, count = contrast.no_prototypes(ctx, *ctx.lead)
+    return {**contrast.own_body(ctx), "proto": proto, "count": count}
 
 
 def candidates(down: Tree, hp: Hp) -> tuple[Tensor, Tensor, Tensor]:
     """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [S]."""
-    sets, inside, weight = [], [], []
-    if "g" in str(hp["terms"]):
-        sets.append(down["bar"].unsqueeze(-3))
-        inside.append(down["has"].unsqueeze(-2))
-        weight.append(1.0)
-    if "p" in str(hp["terms"]):
-        m = down["sets"].shape[-3]
-        sets.append(down["sets"])
-        inside.append(down["in"])
-        weight += [1.0 / m if hp["lp_reduce"] == "mean" else 1.0] * m
-    return torch.cat(sets, -3), torch.cat(inside, -2), down["bar"].new_tensor(weight)
+    m = down["sets"].shape[-3]
+    each = down["bar"].new_full((m,), 1.0 / m if hp["lp_reduce"] == "mean" else 1.0)
+    g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[:1])
+    terms = {"g": g, "p": (down["sets"], down["in"], each)}
+    sets, inside, weight = zip(*(terms[name] for name in str(hp["terms"]).split("+")), strict=True)
+    return torch.cat(sets, -3), torch.cat(inside, -2), torch.cat(weight)
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """L_g + L_p; rows of a class without a prototype are dropped, and the mean is over those that remain."""
-    z, y, w, updates = embeddings(p, batch, ctx.hp)
+    z, y, w, updates = contrast.embeddings(p, batch, ctx.hp)
     sets, inside, weight = candidates(down, ctx.hp)
-    # One product for all sets and classes: [.., B, P] x [.., P, S C].
-    u = z @ sets.flatten(-3, -2).mT
-    u = (u / over(ctx.number("tau"), u)).reshape(*u.shape[:-1], *inside.shape[-2:])
+    u = dots(z, sets)
+    u = u / over(ctx.number("tau"), u)
     anchored = ctx.hp["objective"] == "proto_anchor"
     value = set_contrast(u, y, w, inside, anchored=anchored, include=ctx.hp["denominator"] == "include")
     return (weight * value).sum(-1), updates
@@ -101,24 +84,18 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
-    head = body(ctx.hp)
-    p = {k: t for k, t in state.items() if k in head.names() or k.startswith("opt/")}
 
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        noise = draw(data.n, ctx.env.width, ctx, epoch) if ctx.hp["noise_on"] == "features" else None
-        for k, batch in view_batches(data, ctx, epoch):
-            if noise is not None:  # one draw for both views; prototypes and tests stay clean (D-20)
-                e = lane(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
-                batch |= {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
-            yield k, batch
+    def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
+        clean = contrast.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
+        return noisy(clean, data, ctx, epoch) if ctx.hp["noise_on"] == "features" else clean
 
+    p = state
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
-        p = train(p, head.trained(), ctx.count("epochs"), loss, down, data, ctx, batches=batches)
-    kept = own_prototypes(p, data, ctx)
-    up, count = dict(kept), kept["count"]
+        p = contrast.train_body(state, loss, down, data, ctx, batches)
+    kept = contrast.own_prototypes(p, data, ctx)
+    up = dict(kept)
     if ctx.hp["noise_on"] == "proto":
-        e = draw([ctx.env.classes] * len(data.n), ctx.count("dim"), ctx)
-        up["proto"] = perturb(kept["proto"], e, ctx) * (count > 0).unsqueeze(-1)
+        up["proto"] = noisy_prototypes(kept["proto"], kept["count"], ctx)
         kept = up if ctx.hp["noise_local_infer"] else kept
     return {k: kept[k] if k in kept else p[k] for k in state}, up
 
@@ -133,12 +110,11 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
     z, own, rule = embed(body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
+    mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
     has = down["has"] if rule == "global" else own if rule == "local" else own | down["has"]
-    mine = (state["count"] > 0) & (rule != "global")
-    proto = torch.where(mine.unsqueeze(-1), state["proto"], down["bar"])
-    return scores(z, proto, has, str(ctx.hp["infer_score"]))
+    return scores(z, torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]), has, str(ctx.hp["infer_score"]))
 
 
 def received(down: Tree, _ctx: Ctx) -> int:
@@ -148,7 +124,7 @@ def received(down: Tree, _ctx: Ctx) -> int:
 
 def fidelity(hp: Hp, views: int) -> str:
     """Noise on features stands in for noise on images; two stored views stand in for live augmentation."""
-    return "approx" if hp["noise_on"] == "features" else cached_views(hp, views)
+    return "approx" if hp["noise_on"] == "features" else contrast.cached_views(hp, views)
 
 
 def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:
@@ -161,8 +137,7 @@ METHOD = Method(
     name="fedpcl", paper="Tan et al., NeurIPS 2022",
     summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
     hparams=(
-        *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING),
-        TAU,
+        *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU),
         HParam("objective", "paper", "choice", "the anchor (D-04)", ("paper", "proto_anchor"), official="proto_anchor"),
         HParam("denominator", "exclude", "choice", "whether A(y) holds y (D-03)", choices=("exclude", "include")),
         HParam("terms", "g+p", "choice", "L_g, L_p or both (D-05)", choices=("g", "p", "g+p"), official="p"),

@@ -15,7 +15,6 @@ Draws are numbered in an order of content, so clients may come in any order. Lim
 
 from __future__ import annotations
 
-import warnings
 from typing import cast
 
 import numpy as np
@@ -27,11 +26,11 @@ from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx
 from fedcache.federate.method import Defaults, Hp, HParam, Method
 from fedcache.federate.methods.fedncm import predict
-from fedcache.federate.models import FEAT_POST, TRAINING, ce_loss, declare
+from fedcache.federate.models import FEAT_POST, TRAINING, ce_loss, declare, without
 from fedcache.federate.steps import train
 from fedcache.heads.linear import Tree, init_linear
 from fedcache.heads.losses import MASKED
-from fedcache.heads.mixture import Gaussians, fit_mixture, pooled, scale_size
+from fedcache.heads.mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
@@ -44,19 +43,15 @@ def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree
     lead, R = data.rows.shape[:-1], data.rows.shape[-1]
     rows = data.full()[0].reshape(-1, R, D).double().cpu().numpy()
     labels = data.labels(data.positions()).reshape(-1, R).cpu().numpy()
-    up = {
-        "mean": np.zeros((len(rows), C, K, D)),
-        "scale": np.zeros((len(rows), C, K, S)),
-        "weight": np.zeros((len(rows), C, K)),
-        "count": np.zeros((len(rows), C), np.int64),
-    }
+    shapes = {"mean": (C, K, D), "scale": (C, K, S), "weight": (C, K)}
+    up = {k: np.zeros((len(rows), *shape)) for k, shape in shapes.items()}
+    up["count"] = np.zeros((len(rows), C), np.int64)
     for i, (x, y, n) in enumerate(zip(rows, labels, data.n, strict=True)):
         for c in np.unique(y[:n]):
             z = x[:n][y[:n] == c]
             k = K if len(z) > K else 1
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
-            made = _fitted(z, k, cov, ctx, seed)
-            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = made
+            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(z, k, cov, ctx, seed)
             up["count"][i, c] = len(z)
     sent = {k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()}
     return {}, {k: t.half() if t.is_floating_point() else t for k, t in sent.items()}
@@ -68,9 +63,7 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
         nan = np.full((1, 1), np.nan)
         return Gaussians(nan, nan, np.ones(1))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # EM at max_iter, or fewer distinct rows than Gaussians: still a mixture
-            made = fit_mixture(z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed)
+        made = fit_mixture(z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed)
     except (ValueError, np.linalg.LinAlgError) as error:
         works = max(1e-6, 10.0 * reg, 1e-4 * float(z.var(0).max()))
         raise FedcacheError(
@@ -107,11 +100,7 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     order = sorted(range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes()))
     count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
     few = (count > 0) & (count <= ctx.count("k_mix"))
-    shared: dict[int, np.ndarray] = {}
-    for c in np.flatnonzero(few.any(0)):
-        behind = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
-        means, scales = (a[:, c].reshape(-1, a.shape[-1])[behind > 0].astype(np.float64) for a in (mean, scale))
-        shared[int(c)] = pooled(Gaussians(means, scales, behind[behind > 0]), cov)[1]
+    shared = {int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1] for c in np.flatnonzero(few.any(0))}
     xs, ys = [], []
     for i, counts in enumerate(count):
         noise = ctx.rng.normal("synth", [int(counts.sum())], D, i).double().cpu().numpy()
@@ -146,8 +135,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 
 METHOD = Method(
-    name="fedpft",
-    paper="Beitollahi et al., 2024",
+    name="fedpft", paper="Beitollahi et al., 2024",
     summary="Gaussian mixtures of the features of each class travel once; the server trains on rows drawn from them.",
     hparams=(
         FEAT_POST,
@@ -157,20 +145,11 @@ METHOD = Method(
         HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
         HParam("max_iter", 1000, "int", "most steps of EM", low=1),
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
-        *(
-            h
-            for h in declare(TRAINING, opt="sgd", lr=0.01, wd=0.0, batch=128, epochs=50, drop_last=False)
-            if h.name != "reset_opt"
+        *declare(
+            without(TRAINING, "reset_opt"), opt="sgd", lr=0.01, wd=0.0, batch=128, epochs=50, drop_last=False
         ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {},
-    fit=fit,
-    pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate,
-    predict=predict,
-    gradient=False,
-    one_shot=True,
-    sent=sent,
-    paper_count=paper_count,
+    init=lambda _ctx: {}, fit=fit, pool=lambda _hp: {"": "stack"}, aggregate=aggregate, predict=predict,
+    gradient=False, one_shot=True, sent=sent, paper_count=paper_count,
 )  # fmt: skip

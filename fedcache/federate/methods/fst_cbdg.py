@@ -24,7 +24,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, is_zero, over
@@ -32,8 +31,8 @@ from fedcache.federate.method import Defaults, Hp, HParam, Method
 from fedcache.federate.methods import central
 from fedcache.federate.metrics import self_training
 from fedcache.federate.models import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
-from fedcache.federate.steps import Batch, batch_sizes, drawn_views, keep_optimiser, minibatches, train
-from fedcache.heads.balance import deficits, votes
+from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.synthesis import SYNTHESIS, dealt, synthetic, with_rows
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 
@@ -51,33 +50,6 @@ def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
-def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """eq 5 for each lane's class labels: rows z [.., R, D], classes [.., R], weights [.., R]; padding weighs 0."""
-    counts = [len(k) for k in label]
-    points = ctx.lead[0] if len(ctx.lead) == 2 else 1
-    longest = max(counts)
-    k, w = np.zeros((len(counts), longest), np.int64), np.zeros((len(counts), longest))
-    for i, own in enumerate(label):
-        k[i, : len(own)] = own
-        w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
-    shape = (*ctx.lead, longest)
-    cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
-    per_client = np.asarray(counts).reshape(points, -1).max(0)  # grid points share draws: a prefix of the longest
-    noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
-    sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
-    z = over(sigma, noise) * noise + ctx.text[cls]
-    if ctx.hp["renorm_synth"]:
-        z = normalize(z, dim=-1)
-    return {"z": z, "k": cls, "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)}
-
-
-def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
-    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per lane."""
-    n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
-    flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
-    return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
-
-
 def schedule(q: Tensor, data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
@@ -86,18 +58,7 @@ def schedule(q: Tensor, data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[
         for t, (k, batch) in enumerate(batches):
             yield k, {**batch, "at": torch.tensor([epoch, t])}
         return
-    M = len(data.n)
-    deals = dealt(q, data.mask(), ctx)
-    steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
-    for i, deal in enumerate(deals):
-        ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
-    for t, (k, batch) in enumerate(batches):
-        parts = [
-            deal[t * len(deal) // steps[i % M] : (t + 1) * len(deal) // steps[i % M]]
-            for i, deal in enumerate(deals)
-            if i % M < max(k, 1)
-        ]
-        yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
+    yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -174,15 +135,11 @@ METHOD = Method(
         HParam("head", "linear", "choice", "the head", choices=("linear",)),
         HParam("init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")),
         HParam("beta", 0.9, "float", "memory of the soft labels (eq 4); 1 keeps them", low=0.0, high=1.0),
-        HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
         HParam("lambda", 1.0, "float", "weight of the synthetic term (eq 8); 0 is ist_only", low=0.0),
-        HParam("sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"),
         HParam("q0_scale", 1.0, "float", "logit scale of the first soft labels (eq 2, D-50)", low=0.0),
         HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-50)", choices=("center", "aug")),
-        HParam("tsamp_reduce", "mean", "choice", "eq 6 over its rows (D-51)", choices=("mean", "sum")),
         HParam("tsamp_scope", "client", "choice", "where m_k is counted (D-56)", choices=("client", "batch")),
-        HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
-        HParam("sampling", "balanced", "choice", "n_k by eq 7, or equal (table 4)", choices=("balanced", "equal")),
+        *SYNTHESIS,
         HParam("ablation", "none", "choice", "terms of eq 8 (table 3)",
                choices=("none", "ist_only", "tsamp_only", "tsamp_central")),
         HParam("central_rows", 100, "int", "synthetic rows per class and round of tsamp_central", low=1),

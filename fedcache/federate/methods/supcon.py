@@ -15,17 +15,26 @@ Limits: with unique labels and two views the loss is NT-Xent; a batch without a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
 from fedcache.federate.clients import LaneData
-from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body, cached_views, embeddings, own_prototypes, view_batches
+from fedcache.federate.contrast import (
+    OWN_PROTOTYPES,
+    TAU,
+    body,
+    cached_views,
+    embeddings,
+    own_body,
+    own_prototypes,
+    train_body,
+    view_batches,
+)
 from fedcache.federate.lanes import Ctx, over
 from fedcache.federate.method import Defaults, HParam, Method, personal_model
 from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
-from fedcache.federate.steps import Batch, keep_optimiser, train
+from fedcache.federate.steps import Batch
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import supervised_contrast
 from fedcache.heads.projection import embed
@@ -34,11 +43,9 @@ from fedcache.heads.prototype import scores
 
 def enter(_down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
-    head = body(ctx.hp)
-    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
-    p = head.init(draw, ctx.env.width, ctx.env.classes)
+    p = own_body(ctx)
     every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})  # it may have too few for a batch
-    return {**p, **own_prototypes(p, data, every_row), **keep_optimiser(p, head.trained(), ctx)}
+    return {**p, **own_prototypes(p, data, every_row)}
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -50,13 +57,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
-    head = body(ctx.hp)
-    p = {k: t for k, t in state.items() if k in head.names() or k.startswith("opt/")}
-
-    def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        return view_batches(data, ctx, epoch)
-
-    p = train(p, head.trained(), ctx.count("epochs"), loss, down, data, ctx, batches=batches)
+    p = train_body(state, loss, down, data, ctx, lambda epoch: view_batches(data, ctx, epoch))
     kept = own_prototypes(p, data, ctx)
     return {k: kept[k] if k in kept else p[k] for k in state}, {}
 
