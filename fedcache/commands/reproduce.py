@@ -200,6 +200,6 @@ def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: St
     if out is not None:
         write_atomic(out, render.markdown(report).encode())
     columns = render.columns(report)
-    shown = table(render.title(report), columns, render.rows(report), right=columns[-3:])
+    shown = table(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]
     return Answer(render.report_data(report), renderables=[shown, *map(Text, below)])

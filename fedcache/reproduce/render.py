@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcache.reproduce.metrics import compare, unit
+from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import Cell, Entry
 from fedcache.reproduce.runner import Line, Report
 from fedcache.reproduce.show import name, show_compared, show_got, show_printed
@@ -24,32 +25,42 @@ def title(report: Report) -> str:
 
 
 def columns(report: Report) -> tuple[str, ...]:
-    """The columns of ``rows``."""
-    return ("row", *report.entry.labels, "metric", "printed", "got", "difference", "standard errors")
+    """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
+    last: tuple[str, ...] = ("difference", "standard errors")
+    if report.proxy:
+        last = ("rank printed", "rank got") if orders(report) else ()
+    return ("row", *report.entry.labels, "metric", "printed", "got", *last)
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made = []
+    ranks = {(p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places}
+    width = len(columns(report))
     for line in report.lines:
         first = label(report, line)
         if line.why_not:
-            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", ""))
+            made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", "")[:width])
             continue
         for i, metric in enumerate(line.cell.metrics):
-            got, printed, compared = line.got[metric], line.cell.printed[i], report.compared(line, i)
-            values = (show_printed(printed, metric), show_got(got, metric), *show_compared(compared, metric))
-            made.append((first, *line.cell.at, name(metric), *values))
+            got, printed = line.got[metric], line.cell.printed[i]
+            if report.proxy:
+                place, of = ranks.get((line.cell.at, metric), (None, 0))
+                last = (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}") if place else ("", "")
+            else:
+                last = show_compared(report.compared(line, i), metric)
+            values = (show_printed(printed, metric), show_got(got, metric), *last)
+            made.append((first, *line.cell.at, name(metric), *values)[:width])
     blank = ("",) * (len(report.entry.labels) - 1)
     for wanted in report.entry.differences:
         got = report.difference(wanted)
         if got.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        compared = compare(wanted.printed, 0, got)
+        last = ("", "") if report.proxy else show_compared(compare(wanted.printed, 0, got), wanted.metric)
         first = PROXY if report.proxy else PLAIN
         numbers = (show_printed(wanted.printed, wanted.metric), show_got(got, wanted.metric))
-        made.append((first, what, *blank, name(wanted.metric), *numbers, *show_compared(compared, wanted.metric)))
+        made.append((first, what, *blank, name(wanted.metric), *numbers, *last)[:width])
     return made
 
 
@@ -70,22 +81,33 @@ def sentences(report: Report) -> list[str]:
     said = []
     if report.proxy:
         said.append(
-            f"{PROXY}: the paper's protocol on other data or backbones. Differences from the printed numbers say "
-            "nothing about the paper; the order of rows may."
+            f"{PROXY}: the paper's protocol on other data or backbones. A difference from a printed number would say "
+            "nothing about the paper, so none is shown; the order of rows may."
         )
+        said += [one.sentence() for one in orders(report)]
     if report.departures:
         said.append("Departures of every row: " + "; ".join(report.departures) + ".")
     for departure, where in of_rows(report).items():
         said.append(f"Departure of {'; '.join(where)}: {departure}.")
-    said.append(
-        f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
-        "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
-        if report.entry.printed_seeds
-        else "Difference is got minus printed."
-    )
+    if report.proxy:
+        said += [f"The same measurement: {'; '.join(', '.join(at) for at in rows)}." for rows in repeated(report)]
+    else:
+        said.append(
+            f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
+            "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
+            if report.entry.printed_seeds
+            else "Difference is got minus printed."
+        )
     said += [f"Not given: {text}." for text in report.entry.not_given]
     said += [f"Note: {text}" for text in report.entry.notes]
     return said
+
+
+def repeated(report: Report) -> list[list[tuple[str, ...]]]:
+    """Labels of the rows that a proxy cannot tell apart, together: what made them differ was replaced."""
+    first = [line.cell.at for line in report.lines if not line.same_as]
+    groups = [[at, *(ln.cell.at for ln in report.lines if ln.same_as == at)] for at in first]
+    return [group for group in groups if len(group) > 1]
 
 
 def of_rows(report: Report) -> dict[str, list[str]]:
@@ -122,6 +144,7 @@ def report_data(report: Report) -> dict[str, Any]:
         "not_given": list(report.entry.not_given),
         "notes": list(report.entry.notes),
         "cells": [_line_data(report, line) for line in report.lines],
+        **({"orders": [one.to_dict() for one in orders(report)]} if report.proxy else {}),
         "differences": [
             {
                 "proxy": report.proxy,
@@ -144,7 +167,7 @@ def _line_data(report: Report, line: Line) -> dict[str, Any]:
             "unit": unit(metric),
             "printed": printed.__dict__ if printed is not None else None,
             "got": line.got[metric].__dict__ if metric in line.got else None,
-            **report.compared(line, i).__dict__,
+            **({} if report.proxy else report.compared(line, i).__dict__),
         }
     return {
         "proxy": report.proxy,
@@ -158,6 +181,7 @@ def _line_data(report: Report, line: Line) -> dict[str, Any]:
         "protocol": cell_data(line.planned.cell),
         "runs": [str(path) for path in line.runs],
         "reused": line.reused,
+        **({"same_as": list(line.same_as)} if report.proxy else {}),
     }
 
 

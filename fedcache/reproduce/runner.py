@@ -7,7 +7,7 @@ goes on, and every metric has a std over seeds. What was not run is never shown 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.adapt import Options, Planned, plan
 from fedcache.reproduce.metrics import Compared, Got, Value, compare, measure, over_seeds, subtract
-from fedcache.reproduce.needs import Looker, Need, unique
+from fedcache.reproduce.needs import READS, Looker, Need, unique
 from fedcache.reproduce.prepare import Bench, deal, placed, short_batches
 from fedcache.reproduce.registry import Cell, Difference, Entry
 from fedcache.reproduce.show import name, show_got
@@ -37,6 +37,8 @@ class Line:
         runs: directories of its runs, one per seed.
         reused: how many of them were there already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
+        same_as: labels of the earlier row of a proxy that is the same measurement, since what told them apart was
+            replaced; () for none.
     """
 
     planned: Planned
@@ -46,6 +48,7 @@ class Line:
     runs: list[Path] = field(default_factory=list)
     reused: int = 0
     fidelity: str = ""
+    same_as: tuple[str, ...] = ()
 
     @property
     def cell(self) -> Cell:
@@ -125,7 +128,7 @@ def reproduce(
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            lines.append(_line(entry, p, bench))
+            lines.append(_line(entry, p, bench, _twin(p, lines) if options.proxy else None))
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
@@ -160,9 +163,22 @@ def _nothing(entry: Entry, lacks: Sequence[Sequence[Need]], planned: Sequence[Pl
     )
 
 
-def _line(entry: Entry, planned: Planned, bench: Bench) -> Line:
-    """Measure one cell."""
-    line = Line(planned, departures=list(planned.departures))
+def _twin(planned: Planned, lines: Sequence[Line]) -> Line | None:
+    """The first row that was measured as this one will be."""
+
+    def what(cell: Cell) -> Cell:
+        return replace(cell, labels={}, printed=())
+
+    return next((ln for ln in lines if not ln.why_not and what(ln.planned.cell) == what(planned.cell)), None)
+
+
+def _line(entry: Entry, planned: Planned, bench: Bench, twin: Line | None) -> Line:
+    """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
+    line = Line(planned, departures=list(planned.departures), same_as=twin.cell.at if twin is not None else ())
+    if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
+        line.departures += [d for d in twin.departures if d not in twin.planned.departures]
+        line.got = dict(twin.got)
+        return line
     if entry.kind == "runs":
         _train(line, bench)
         return line
