@@ -299,6 +299,41 @@ def test_what_calls_diagnostics_runs_only_where_they_are(images: str) -> None:
             assert text.startswith("random-projection:16 1.000 1.000 1.000"), metric
 
 
+def test_the_bound_of_theorem_41_by_hand() -> None:
+    # N = 500, m = 5, C = 10, delta = .05: ln 1200 = 7.090077; sqrt(250 * 7.090077) = 42.10130, sqrt(7.090077 / 1000) =
+    # .08420; d = 100: sqrt(.2 ln(5 e)) = .72242; d = 513 has a capacity of .99983.
+    done = ok("reproduce", "fedpcl-theorem41").data
+    assert not done["proxy"]
+    got = {c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()} for c in done["cells"]}
+    small, linear, more = got.values()
+    assert small == pytest.approx(
+        {"bound_printed": 42.82371, "bound_corrected": 0.80662, "bound_capacity": 0.72242}, abs=1e-5
+    )
+    assert linear["bound_printed"] == pytest.approx(43.10113, abs=1e-5)
+    assert linear["bound_corrected"] == pytest.approx(1.08404, abs=1e-5)
+    assert more["bound_printed"] > linear["bound_printed"], "as printed it grows with N"
+    assert more["bound_corrected"] < linear["bound_corrected"]
+    assert "42.82371" in fedcache("reproduce", "fedpcl-theorem41").out
+
+
+@pytest.mark.parametrize("name", ["tpfl-table1", "tpfl-table2"])
+def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: Path) -> None:
+    options, looker = Options(on="digits", backbones=("glyph-clip",)), Looker(Home(own_home))
+    for p in plan(entry(name), options, looker):
+        live = {"text tower", "image tower"} <= METHODS[p.cell.method].needs
+        assert p.cell.backbones == (("glyph-clip", "pixels") if live else ("glyph-clip",))
+        assert p.refused is None
+        assert looker.missing(entry(name), p.cell) == []
+
+
+def test_local_prompts_run_on_what_is_at_hand(images: str) -> None:
+    words = ("--backbones", "glyph-clip", "--seeds", 0, "--rounds", 1, "--only", "method=Local")
+    done = ok("reproduce", "tpfl-table1", "--on", images, *words, "--only", "dataset=EuroSAT").data
+    (cell,) = done["cells"]
+    assert cell["run"]
+    assert 0 <= cell["values"]["client_mean"]["got"]["mean"] <= 100
+
+
 def test_images_beside_a_live_encoder_are_stored_as_it_reads_them(own_home: Path) -> None:
     (cell, *_) = entry("tpfl-fig2").cells
     assert cell.backbones == ("clip-vit-b-16", "pixels")

@@ -19,7 +19,7 @@ from fedcache.reproduce.registry import Entry, Printed, entries, entry, names, p
 NAMES = {
     *(f"fedpcl-table{n}" for n in range(1, 16)),
     *("fedpcl-fig2a", "fedpcl-fig2b", "fedpcl-fig3", "fedpcl-fig4", "fedpcl-fig6"),
-    *("flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5", "flesd-eq11"),
+    *("flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5", "flesd-eq11", "fedpcl-theorem41"),
     *("tpfl-table1", "tpfl-table2", "tpfl-fig2", "tpfl-fig3"),
     *("fst-table1", "fst-table2", "fst-table3", "fst-table4", "fst-fig2", "fst-fig3"),
 }

@@ -128,7 +128,18 @@ def noise(cell: Cell, bench: Bench) -> Measured:
     return {"picture": str(path)}, said
 
 
-def formula(cell: Cell, _bench: Bench) -> Measured:
+def formula(cell: Cell, bench: Bench) -> Measured:
+    """A formula at the numbers of a cell: FedPCL's bound where it asks for one, else FLESD's equation 11."""
+    return (bound if "bound_printed" in cell.metrics else exchange)(cell, bench)
+
+
+def bound(cell: Cell, _bench: Bench) -> Measured:
+    """FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share."""
+    found = diagnostics().generalisation_bound(**cell.options)
+    return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
+
+
+def exchange(cell: Cell, _bench: Bench) -> Measured:
     """FLESD's equation 11: what each way sends up, and whether representations cost less."""
     o = cell.options
     found = diagnostics().flesd_exchange(

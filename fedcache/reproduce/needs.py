@@ -28,7 +28,7 @@ READS: Mapping[str, tuple[str, ...]] = {
 DIAGNOSTICS = "fedcache.federate.diagnostics"
 CALLS: Mapping[str, tuple[str, ...]] = {
     "heatmap": ("fusion_similarity", "linear_cka"),
-    "formula": ("flesd_exchange",),
+    "formula": ("flesd_exchange", "generalisation_bound"),
 }
 """Functions of ``DIAGNOSTICS`` that a kind calls."""
 

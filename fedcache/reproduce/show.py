@@ -13,10 +13,10 @@ def name(metric: str) -> str:
 
 
 def show_number(value: float, metric: str) -> str:
-    """Two decimals for what has a unit, whole numbers for what is counted."""
+    """Two decimals for what has a unit, whole numbers for what is counted, five decimals for a bound."""
     if unit(metric):
         return f"{value:.3f}" if unit(metric) == "bits" else f"{value:.2f}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
 
 
 def show_printed(printed: Printed | None, metric: str) -> str:
