@@ -213,8 +213,26 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     return lines
 
 
+def _ready_list() -> Answer:
+    """Every ready grid."""
+    from fedcache.api.ready_grids import names, ready
+
+    grids = [ready(name) for name in names()]
+    rows = [
+        (g.name, g.title, g.paper, " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
+         str(g.points))
+        for g in grids
+    ]  # fmt: skip
+    shown = table("", ("name", "what it varies", "paper", "methods and sweeps", "points"), rows, right=("points",))
+    last = "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
+    return Answer({"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown])
+
+
 def grid(
     method: Annotated[list[str] | None, typer.Option("--method", help="Methods, comma-separated.")] = None,
+    ready: Annotated[
+        str | None, typer.Option("--ready", help="A grid of the papers' ablations by name; list shows them.")
+    ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -257,10 +275,16 @@ def grid(
 
     def call(story: Story) -> Answer:
         from fedcache.api.grids import grid as run
+        from fedcache.api.ready_grids import ready as lookup
         from fedcache.extract.stop import Stop
 
-        file = read_file(config)
-        names = o.listed(method, "--method")
+        if ready == "list":
+            return _ready_list()
+        known = lookup(ready) if ready is not None else None
+        file = known.under(read_file(config)) if known is not None else read_file(config)
+        names = o.listed(method, "--method") or (known.methods if known is not None else ())
+        for note in known.notes if known is not None else ():
+            story.note(note)
         flags = {
             "preset": preset,
             "dataset": dataset,
@@ -280,7 +304,8 @@ def grid(
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
         resolved = resolve(TrainConfig, section, flags)
         swept = o.pairs(sweep, "--sweep", once=True)
-        sweeps = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in swept.items()}
+        given = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in swept.items()}
+        sweeps = {**(known.sweep if known is not None else {}), **given}
         chosen = names or ((resolved.method,) if resolved.method else ())
         if not chosen:
             raise FedcacheError(

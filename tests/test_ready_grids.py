@@ -1,0 +1,97 @@
+"""Every ready grid expands: its methods, values and backbones exist, and its partitions fit data like digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from partition_rows import even_columns
+from pictures import folder
+
+from fedcache.api.grids import PARTITION_KEYS, RUN_KEYS, _dealt, combinations
+from fedcache.api.ready_grids import names, ready
+from fedcache.config import PartitionConfig, TrainConfig, resolve
+from fedcache.extract.backbones import lookup
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition import make
+
+DIGITS = even_columns(160, 60, 10, domains=4)
+ABLATIONS = {
+    *("fedpcl-terms", "local-losses", "backbones", "alpha", "client-count", "noise-prototypes", "noise-features"),
+    *("fst-terms", "fst-sampling", "flesd-rounds", "flesd-local-epochs", "prompt-shots", "prompt-clients"),
+}
+
+
+def test_the_ablations_are_there() -> None:
+    assert set(names()) >= ABLATIONS
+    assert ready("fedpcl-terms").sweep["terms"] == ("g", "p", "g+p")
+    assert ready("prompt-shots").sweep["shots"] == ("1", "2", "4", "8", "16")
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_ready_grid_expands(name: str) -> None:
+    grid = ready(name)
+    config = resolve(TrainConfig, grid.train, {})
+    base = resolve(PartitionConfig, grid.partition, {})
+    points = combinations(grid.methods, grid.sweep)
+    assert len(points) == grid.points > 1
+    dealt: set[str] = set()
+    for method, sweep in points:
+        settings = {k: v for k, v in sweep.items() if k not in (*RUN_KEYS, *PARTITION_KEYS)}
+        METHODS[method].resolve(config.preset, {**config.set, **settings})
+        for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
+            assert not backbone or lookup(backbone).name
+        part = _dealt(base, sweep)
+        defaults = METHODS[method].defaults
+        clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
+        if repr(part) not in dealt and part.scheme != "flesd":  # which cuts the public rows out first
+            count = {} if part.scheme in ("feature-shift", "feature-label-shift") else {"clients": clients}
+            typed = {k: float(v) if k == "alpha" else int(v) if k == "shots" else v for k, v in part.options.items()}
+            assert make(part.scheme or defaults.scheme, DIGITS, seed=0, **count, **typed).clients
+            dealt.add(repr(part))
+
+
+def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
+    found = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
+    assert set(found) == set(names())
+    assert found["local-losses"]["methods"] == ["fedavg", "fedproto", "supcon", "fedpcl"]
+    assert found["fedpcl-terms"]["points"] == 9
+    done = fedcache("grid", "--ready", "fedpcl-term", "--json")
+    assert done.code == 2
+    assert "fedpcl-terms" in done.envelope["error"]["message"] + done.envelope["error"]["hint"]
+
+
+def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
+    words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")
+    short = ("--rounds", 1, "--seeds", "0", "--clients", 2, "--participation", "all", "--sweep", "scheme=iid")
+    done = ok(*words, *short).data
+    assert [(p["method"], p["sweep"]) for p in done["points"]] == [
+        ("fst-cbdg", {"sampling": s, "scheme": "iid"}) for s in ("equal", "balanced")
+    ]
+    for point in done["points"]:
+        assert point["seeds"] == [0]
+        assert point["rounds"] == 1
+        assert point["partition"]["clients"] == 2
+        assert point["hyperparameters"]["sampling"] == point["sweep"]["sampling"]
+    noisy = ok("grid", "--ready", "noise-prototypes", "--dataset", images, "--backbones", "random-projection:16",
+               "--rounds", 1, "--seeds", "0", "--scheme", "iid", "--clients", 2, "--set", "s=0.5",
+               "--sweep", "p=0.3", "--sweep", "noise=laplace").data  # fmt: skip
+    (point,) = noisy["points"]
+    hp = point["hyperparameters"]
+    assert (hp["noise_on"], hp["noise"], hp["p"], hp["s"]) == ("proto", "laplace", 0.3, 0.5)
+
+
+def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
+    file = {
+        "train": {"rounds": 3, "set": {"s": 0.5}},
+        "partition": {"options": {"alpha": 2.0}},
+        "extract": {"views": 2},
+    }
+    made = ready("noise-prototypes").under(file)
+    assert made["train"]["set"] == {"noise_on": "proto", "s": 0.5}
+    assert (made["train"]["rounds"], made["train"]["participation"]) == (3, "all")
+    assert made["partition"] == {"scheme": "label-shift", "clients": 5, "options": {"alpha": 2.0}}
+    assert made["extract"] == {"views": 2}
+    assert ready("noise-prototypes").under({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
