@@ -177,6 +177,7 @@ VARIANTS = [
     ("atpfl", {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "csc": True, "batch": 16, "lr": 0.01}),
     ("atpfl", {"n_ctx": 2, "vp_size": 0, "mu_aug": 3.0, "gamma_aug": 0.1, "reset_opt": False, "batch": 16}),
     ("local-prompt", {"n_ctx": 2, "vp_size": 0, "reset_opt": False, "opt": "sgd", "sched_unit": "none", "batch": 16}),
+    ("local-supervised", {"score": "probe", "opt": "sgd", "batch": 16}),
     ("tpfl-feat", {"csc": True, "a": 2.0, "batch": 16, "agg": "uniform", "reset_opt": False}),
     ("atpfl-feat", {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01}),
 ]  # fmt: skip

@@ -57,7 +57,8 @@ BLOCK = 512
 
 def encoder_of(hp: Hp) -> Encoder:
     """The encoder that the switches describe."""
-    return Encoder(str(hp["encoder"]), cast(int, hp["hidden"]), cast(int, hp["proj"]), cast(int, hp["channels"]))
+    sizes = {k: cast(int, hp[k]) for k in ("hidden", "proj", "channels") if k in hp}
+    return Encoder(str(hp["encoder"]), **sizes)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
@@ -161,11 +162,11 @@ def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
 
 def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
-    p = {k: {**down, **state}[k] for k in names(ctx.hp)}
+    p, width = {**down, **state}, encoder_of(ctx.hp).width
     x = data.full()[0]
     if not len(x):  # no label, no probe: its scores are no numbers, and nothing is scored
-        lost = p["p1.b"].new_full((ctx.env.classes,), torch.nan)
-        return {**down, **state, "probe.W": lost.unsqueeze(-1).expand(-1, p["p1.W"].shape[-1]), "probe.b": lost}
+        lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
+        return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
     h = represent(p, x, ctx, project=False)
     frozen = LaneData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
     start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1])))

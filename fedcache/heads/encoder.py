@@ -36,6 +36,11 @@ class Encoder:
     proj: int = 128
     channels: int = 64
 
+    @property
+    def width(self) -> int:
+        """Numbers in a representation."""
+        return self.hidden if self.kind == "mlp" else 8 * self.channels
+
     def trained(self) -> tuple[str, ...]:
         """Names of the tensors a gradient moves."""
         if self.kind == "mlp":

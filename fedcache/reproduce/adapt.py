@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract import backbones
 from fedcache.reproduce.needs import Looker
-from fedcache.reproduce.registry import Cell, Entry
+from fedcache.reproduce.registry import HEADS, Cell, Entry, replaceable
 
 DEFAULT = "glyph-clip"
 """The backbone that ships with the package and has both towers: what a proxy takes when none is named."""
@@ -135,7 +135,7 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
     if options.limit is not None and paper.dataset:
         said.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    taken = [b if b == "pixels" and not alone else mapping.get(b) for b in paper.backbones]
+    taken = [b if b == "pixels" and (not alone or not replaceable(paper)) else mapping.get(b) for b in paper.backbones]
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
     said += [f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old]
@@ -170,9 +170,6 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
 
 VIEWS = 8
 """Stored views of an image where a head on features takes the place of an encoder on images; it wants four or more."""
-
-HEADS = {"flesd": "flesd-head"}
-"""Methods of which the version on features has a name of its own."""
 
 
 def _as_head(cell: Cell) -> tuple[Cell, str]:

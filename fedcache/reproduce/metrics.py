@@ -163,9 +163,11 @@ def _params(run: Run, _rest: str) -> Value | None:
 
 
 def _head_params(run: Run, _rest: str) -> Value | None:
-    """Weights of P and Q without biases, on the features of this run."""
+    """Weights of P and Q without biases, on the features of this run; all that is trained of a whole encoder."""
     from fedcache.federate.models import head_of
 
+    if "encoder" in run.result["hyperparameters"]:
+        return float(run.result["parameters"]["trainable"])
     hp = {"dim": run.result["hyperparameters"].get("dim", 256)}
     return float(head_of(hp, "mlp").paper_weights(sum(run.result["widths"]), run.result["classes"]))
 

@@ -127,9 +127,26 @@ class Entry:
     differences: tuple[Difference, ...]
 
     def roles(self) -> tuple[str, ...]:
-        """The backbones it names, in order of appearance; ``pixels`` plays a role only where it stands alone."""
-        named = [b for cell in self.cells for b in cell.backbones if b != "pixels" or len(cell.backbones) == 1]
+        """The backbones it names, in order of appearance.
+
+        ``pixels`` plays a role only where it stands alone, and where what trains on it has a version on features.
+        """
+        named = [b for cell in self.cells for b in cell.backbones if b != "pixels" or replaceable(cell)]
         return tuple(dict.fromkeys(named))
+
+
+HEADS = {"flesd": "flesd-head"}
+"""Methods that train an encoder on images -> their version on features, where that has a name of its own."""
+
+
+def replaceable(cell: Cell) -> bool:
+    """Whether features may take the place of a cell's images."""
+    from fedcache.federate.methods import METHODS
+
+    if cell.backbones != ("pixels",):
+        return False
+    switch = [h for h in METHODS[cell.method].hparams if h.name == "encoder"] if cell.method in METHODS else []
+    return cell.method in HEADS or not switch or "mlp" in switch[0].choices
 
 
 @cache

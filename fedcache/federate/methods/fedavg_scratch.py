@@ -1,0 +1,88 @@
+"""FedAvg of a whole ResNet-18 from scratch, the row of FedPCL's table 1 that has no frozen backbone.
+
+w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
+on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
+pool), which has 11,168,832 without its classifier; the released one may have the stem of ImageNet, so a result is
+``approx``. No augmentation. Limit: lr = 0 keeps w but for BatchNorm's running statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate import contrastive as ssl
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.models import AGG, TRAINING, declare
+from fedcache.federate.steps import Batch, local
+from fedcache.heads.encoder import PROJECTION
+from fedcache.heads.linear import Tree, affine, init_linear
+from fedcache.heads.losses import cross_entropy
+
+CLASSIFIER = ("Q.W", "Q.b")
+
+
+def trained(hp: Hp) -> tuple[str, ...]:
+    """The trunk's tensors that a gradient moves, and the classifier."""
+    return (*(n for n in ssl.trained(hp) if n not in PROJECTION), *CLASSIFIER)
+
+
+def names(hp: Hp) -> tuple[str, ...]:
+    """Those, and BatchNorm's running statistics."""
+    return (*trained(hp), *ssl.encoder_of(hp).buffers())
+
+
+def init(ctx: Ctx) -> Tree:
+    """Fresh weights, the same for all clients."""
+    uniform, encoder = ctx.rng.uniform("init", independent=False), ssl.encoder_of(ctx.hp)
+    p = encoder.init(uniform, ctx.env.width) | init_linear(uniform, ctx.env.classes, encoder.width, "Q.")
+    return {n: p[n] for n in names(ctx.hp)}
+
+
+def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Cross-entropy of a batch of images [B, H W 3], and BatchNorm's updates."""
+    h, updates = ssl.encoder_of(ctx.hp).trunk(p, ssl.normal(batch["x"], ctx), training=True)
+    return cross_entropy(affine(h, p["Q.W"], p["Q.b"]), batch["y"], batch["w"]), updates
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
+    return local(loss, names, trained, names)(down, state, data, replace(ctx, hp={**ctx.hp, "bn": True}))
+
+
+def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C] of images."""
+    p = {**down, **state}
+    return affine(ssl.represent(p, x, ctx, project=False), p["Q.W"], p["Q.b"])
+
+
+def trainable(server: Tree, state: Tree) -> int:
+    """Scalars a gradient moves, running statistics left out."""
+    known = {**server, **state}
+    return sum(t.numel() for n, t in known.items() if n[:2] in ("t.", "Q.") and not n.endswith((".mean", ".var")))
+
+
+METHOD = Method(
+    name="fedavg-scratch",
+    paper="baseline of FedPCL (Tan et al., NeurIPS 2022), table 1",
+    summary="Average whole ResNets trained from scratch on images (--backbones pixels).",
+    hparams=(
+        HParam("encoder", "conv", "choice", "a ResNet-18 on images (--backbones pixels)", choices=("conv",)),
+        HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18", low=1),
+        *declare(h for h in TRAINING if h.name != "reset_opt"),
+        AGG,
+    ),
+    defaults=Defaults(rounds=50, participation=None, clients=5, scheme="feature-shift"),
+    init=init,
+    fit=fit,
+    predict=predict,
+    check=ssl.check,
+    needs=frozenset({"labels", "pixels"}),
+    lifts=("loop",),
+    trainable=trainable,
+    fidelity=lambda _hp, _views: "approx",
+    paper_count=None,
+)

@@ -1,0 +1,64 @@
+"""Every client trains a ResNet-18 with labels, alone: what FLESD's figure 2 compares self-supervision with.
+
+Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
+3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
+classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the number is the mean of
+clients. One client of ``fedavg-scratch`` is the same computation. No augmentation, of which the text at hand says
+nothing: results are ``approx``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedcache.federate import contrastive as ssl
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx
+from fedcache.federate.method import Defaults, HParam, everywhere
+from fedcache.federate.methods import fedavg_scratch as scratch
+from fedcache.federate.models import declare
+from fedcache.heads.linear import Tree
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """The client's own model; all start from the same draw."""
+    return scratch.init(ctx)
+
+
+def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Local epochs from where the client was; nothing is sent."""
+    return scratch.fit(down, state, data, ctx)[0], {}
+
+
+def deploy(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """The model, with a probe where that scores it."""
+    return ssl.probe(down, state, data, ctx) if ctx.hp["score"] == "probe" else {**down, **state}
+
+
+def predict(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """Logits [N, C] of the classifier or the probe."""
+    predict = ssl.predict if ctx.hp["score"] == "probe" else scratch.predict
+    return predict(down, state, data, x, ctx)
+
+
+METHOD = replace(
+    scratch.METHOD,
+    name="local-supervised",
+    paper="reference of FLESD (Shi et al., 2022), figure 2",
+    summary="Every client trains its own ResNet with labels; scored by its classifier or a linear probe.",
+    hparams=(
+        *declare((h for h in scratch.METHOD.hparams if h.name != "agg"), wd=1e-6, batch=1024, epochs=100),
+        HParam("score", "classifier", "choice", "what is scored on a trained trunk", choices=("classifier", "probe")),
+        *ssl.PROBE,
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
+    init=lambda _ctx: {},
+    enter=enter,
+    fit=fit,
+    deploy=deploy,
+    predict=predict,
+    protocol=everywhere,
+    paper_count=lambda *_: (0, 0),
+)
