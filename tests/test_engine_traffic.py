@@ -104,9 +104,11 @@ LINEAR, MLP, GRAM, T = C * D + C, P * D + P + C * P + C, D * (D + 1) // 2 + C * 
 SIMCLR = (H * D + H) + (H * H + H) + (Z * H + Z)
 RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32  # one channel: w = 1
 RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)  # BatchNorm, the projection
+SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
 PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
 SAME = dict.fromkeys(("fedavg", "fedprox", "pfedme", "perfedavg", "ditto", "moon"), MLP)
 SAME |= {"scaffold": 2 * MLP, "fedrep": P * D + P, "fedntd": LINEAR, "fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
+SAME |= {"fedavg-scratch": SCRATCH, "local-supervised": 0}
 SAME |= {"promptfl": PROMPT, "tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL, "tpfl-feat": 2 * D, "atpfl-feat": 2 * D}
 SAME |= dict.fromkeys(("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0)
 UP = {**SAME, "fst-cbdg": LINEAR, "fed3r": GRAM, "fed3r-prior": GRAM, "fedcgs": GRAM + C, "fedcof": T + C,
