@@ -48,6 +48,24 @@ ENTRIES: dict[str, list[str]] = {
 }
 """Entry -> options; where other data are replaced by `digits` all the same, one of the paper's datasets is compared."""
 
+LONG = ("flesd-table1", "fedpcl-table2")
+"""Begun first, so that no process is left alone with one at the end."""
+
+CONV = """
+### flesd with its convolutional encoder
+
+It is not in the table above; it was run once to see that it learns: 3 clients with 200 images each at 32 px (the first
+is the public set), a ResNet-18 of 16 channels, 2 rounds of 15 local epochs and 15 of distillation, all test rows:
+
+    fedcache extract --dataset digits --backbones pixels --recipe size=32
+    fedcache train --dataset digits --backbones pixels --method flesd --scheme few-shot --clients 3 --shots 20 \\
+        --rounds 2 --set encoder=conv --set channels=16 --set flip=false --set batch=64 \\
+        --set epochs=15 --set esd_epochs=15 --set esd_batch=64
+
+The probe on the encoder gets 18.59 % (332 s on one core beside other work), and 10.74 % on the encoder it began with
+(`epochs=0`, `esd_epochs=0`). On 606 images of the `flesd` scheme, 10 epochs: 26.71 % against 19.13 %.
+"""
+
 HEAD = [
     "## The papers' tables on digits",
     "",
@@ -86,7 +104,7 @@ def number(value: dict[str, Any] | None, unit: str) -> str:
     return form.format(value["mean"]) + (f" ({std:.2f})" if std is not None and unit == "%" else "")
 
 
-def section(name: str) -> list[str]:
+def section(name: str, before: str) -> list[str]:
     begun = time.perf_counter()
     data = fedcache(*command(name))
     seconds = time.perf_counter() - begun
@@ -103,8 +121,7 @@ def section(name: str) -> list[str]:
     ]
     for cell in cells:
         row = list(cell["labels"].values())
-        for metric in metrics:
-            value = cell["values"].get(metric) or {}
+        for value in cell["values"].values():  # a row may be scored by another metric, as the lowest of its clients
             unit = value.get("unit", "%")
             row += [number(value.get("printed"), unit), number(value.get("got"), unit)]
         note = "" if cell["run"] else f" (not run: {cell['why_not']})"
@@ -113,7 +130,9 @@ def section(name: str) -> list[str]:
     lines += ["", *(o["sentence"] for o in data.get("orders", [])), ""]
     lines += ["Departures: " + "; ".join(data["departures"]) + ".", ""]
     if fresh:
-        lines += [f"{seconds:.0f} s on one core.", ""]
+        lines += [f"{seconds:.0f} s on one core, beside other work.", ""]
+    elif known := re.search(r"^\d+ s on one core.*$", before, re.MULTILINE):
+        lines += [known[0], ""]
     print(f"{name}: {seconds:.0f} s{'' if fresh else ', some runs were there already'}", file=sys.stderr, flush=True)
     return lines
 
@@ -130,16 +149,17 @@ def main() -> None:
     for words in (TRIO, CLIP):
         fedcache("extract", "--dataset", "digits", *words)
     wanted = options.only.split(",")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        made = dict(zip(wanted, pool.map(section, wanted), strict=True))
     page = PAGE.read_text()
     old = re.search(r"<!-- proxies -->\n(.*?)<!-- end proxies -->", page, re.DOTALL)
     parts = dict(re.findall(r"<!-- (\S+) -->\n(.*?)<!-- / -->\n", old[1], re.DOTALL)) if old else {}
+    order = sorted(wanted, key=lambda name: name not in LONG)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        made = dict(zip(order, pool.map(section, order, [parts.get(n, "") for n in order]), strict=True))
     parts |= {name: "\n".join(lines) for name, lines in made.items()}
     body = "\n".join(HEAD) + "".join(
         f"\n<!-- {n} -->\n{parts[n].rstrip()}\n<!-- / -->\n" for n in ENTRIES if n in parts
     )
-    text = f"<!-- proxies -->\n{body}\n<!-- end proxies -->\n"
+    text = f"<!-- proxies -->\n{body}{CONV}\n<!-- end proxies -->\n"
     PAGE.write_text(page.replace(old[0] + "\n", text) if old else f"{page.rstrip()}\n\n{text}")
     print(f"{PAGE}: {len(made)} tables, {time.perf_counter() - begun:.0f} s in all", file=sys.stderr)
 
