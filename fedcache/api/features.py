@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedcache.api import live
 from fedcache.api.stores import more_features
+from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Observer
 from fedcache.store.store import Store
@@ -160,17 +161,16 @@ def load_features(
     from fedcache.federate.clients import Data, prepare
     from fedcache.store.files import sha256_hex
 
-    arrays = [store.reader(key).all() for key in keys]
+    arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
-        if array.ndim != 3:
+        if len(array.shape) != 3:
             raise FedcacheError(
                 Exit.USAGE, f"{key} holds images, and {method.name} needs features.", "Choose other --backbones."
             )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
-        arrays = [array[:, : min(views)] for array in arrays]
-    x = prepare(arrays, feat_post, train)
+    x = prepare(arrays, feat_post, train, views=min(views), scratch=Home.from_environment().root / "scratch")
     samples = store.samples
     digests = [str(store.arrays[key].digest) for key in keys]
     text, templates = text_of(method, hp, store, keys)

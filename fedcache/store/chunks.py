@@ -23,6 +23,9 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import canonical_json, fsync_directory, write_atomic
 
 CRC_BYTES = 4
+LINE = 64
+"""Bytes of a cache line."""
+
 DTYPES = ("float16", "float32", "uint8", "int16", "int32", "int64")
 
 
@@ -247,14 +250,60 @@ def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
         raise damaged(what, path, "is missing or unreadable") from error
 
 
-def verify_payload(payload: NDArray[np.uint8], tail: bytes, crc: int, path: Path, what: str) -> None:
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array to read files into, on a cache line of its own.
+
+    numpy puts a large array 16 bytes into a page, where some processors (AMD's Zen) copy from the kernel at a third of
+    the speed.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes:
+    """Fill ``out`` with the first bytes of a chunk file of ``size`` bytes and its checksum; nothing is verified.
+
+    Returns:
+        what follows: rows beyond the end of the array, and the checksum.
+
+    Raises:
+        FedcacheError: CORRUPT, for a missing file or a wrong size.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size + CRC_BYTES:
+                raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
+            at, view = 0, out.data
+            while at < len(out):
+                got = file.readinto(view[at:])
+                if not got:
+                    raise damaged(what, path, "ends while it is read")
+                at += got
+            return file.read()
+    except OSError as error:
+        raise damaged(what, path, "is missing or unreadable") from error
+
+
+def verify_payload(payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path, what: str) -> None:
     """Compare a payload with the checksum in its file and with the one listed for its place.
+
+    Args:
+        payload: the first bytes of the file.
+        rest: those that follow; the last four are the checksum of all before.
+        crc: the checksum listed.
+        path: of the file, for messages.
+        what: the chunk, for messages.
 
     Raises:
         FedcacheError: CORRUPT.
     """
     found = checksum(payload)
-    if found != struct.unpack("<I", tail)[0]:
+    if len(rest) > CRC_BYTES:
+        found = int(google_crc32c.extend(found, rest[:-CRC_BYTES]))
+    if found != int.from_bytes(rest[-CRC_BYTES:], "little"):
         raise damaged(what, path, "does not match its own checksum")
     if found != crc:
         raise damaged(what, path, "is whole but not the chunk the manifest lists at this place")

@@ -1,8 +1,14 @@
-"""Reading features: memory-mapped chunk files, each verified when it is first read in a process."""
+"""Reading features: memory-mapped chunk files, each verified when it is first read in a process.
+
+Scattered rows are gathered in memory: the chunks they lie in are copied once, verified as they are, into one array of
+which only the pages of those chunks exist. An array beyond the memory budget stays mapped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.chunks import CRC_BYTES, array_bytes, chunk_path, damaged, map_file, verify_payload
+from fedcache.store.budget import memory_budget, threads_for
+from fedcache.store.chunks import (
+    CRC_BYTES,
+    array_bytes,
+    chunk_path,
+    damaged,
+    empty,
+    map_file,
+    read_file,
+    verify_payload,
+)
 from fedcache.store.manifest import ArrayInfo
 
 MAPS = 128
@@ -32,6 +48,8 @@ class Reader:
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
         self._mapped: dict[int, tuple[NDArray[np.uint8], NDArray[Any]]] = {}
         self._verified: set[int] = set()
+        self._held: NDArray[Any] | None = None  # [N, V, D]; rows of the chunks that are `_present` are read
+        self._present = np.zeros(0, bool)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +69,9 @@ class Reader:
         """
         raw, values = self._map(number)
         if number not in self._verified:
-            self._verify(number, raw[:-CRC_BYTES], raw)
+            crc, tail = self.info.chunks[number], raw[-CRC_BYTES:].tobytes()
+            verify_payload(raw[:-CRC_BYTES], tail, crc, self._file(number), self._what(number))
+            self._verified.add(number)
         return values
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -68,16 +88,8 @@ class Reader:
         for number in range(len(self.info.chunks)):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
                 self._check_size(number)
-        out = np.empty(self.shape, self.dtype.newbyteorder("<"))
-        flat = out.reshape(-1).view(np.uint8)
-        for number in range(len(self.info.chunks)):
-            raw, _ = self._map(number)
-            start = number * self.info.chunk_rows * self._row_bytes
-            part = flat[start : start + self._length(number) * self._row_bytes]
-            part[:] = raw[: len(part)]
-            if number not in self._verified:
-                # Of the copy, which is in the processor's cache now; only a short last chunk is read again.
-                self._verify(number, part if len(part) == len(raw) - CRC_BYTES else raw[:-CRC_BYTES], raw)
+        out = empty(self.shape, self.dtype.newbyteorder("<"))
+        self._fill(out, range(len(self.info.chunks)))
         return out
 
     def rows(self, index: NDArray[np.integer[Any]]) -> NDArray[Any]:
@@ -95,14 +107,34 @@ class Reader:
             )
         size = self.info.chunk_rows
         numbers = wanted // size
-        if len(wanted):
+        if len(wanted) and self._held is None:
             self.chunk(int(numbers[0]))  # before memory is asked for, as in `all`
+        if self._hold(numbers):
+            assert self._held is not None
+            return self._held.take(wanted, axis=0, mode="clip")  # not "raise", which checks again and slower
+        return self._gather(wanted, numbers)
+
+    def _hold(self, numbers: NDArray[np.int64]) -> bool:
+        """Have the chunks ``numbers`` in memory; False for an array that is larger than the budget."""
+        if self._held is None:
+            if array_bytes(self.shape, self.info.dtype) > memory_budget():
+                return False
+            self._held = empty(self.shape, self.dtype.newbyteorder("<"))  # pages come with the chunks
+            self._present = np.zeros(len(self.info.chunks), bool)
+        absent = np.flatnonzero(np.bincount(numbers, minlength=len(self._present)).astype(bool) & ~self._present)
+        if len(absent):
+            self._fill(self._held, absent.tolist())
+            self._present[absent] = True
+        return True
+
+    def _gather(self, wanted: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows out of mapped chunks, each mapped once."""
         out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
         order = None if (numbers[1:] >= numbers[:-1]).all() else np.argsort(numbers, kind="stable")
         if order is not None:
             numbers, wanted = numbers[order], wanted[order]
         edges = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(wanted)]
-        inside = wanted - numbers * size
+        inside = wanted - numbers * self.info.chunk_rows
         for start, stop in pairwise(edges):
             rows = self.chunk(int(numbers[start]))
             if order is None:
@@ -111,6 +143,44 @@ class Reader:
             else:
                 out[order[start:stop]] = rows[inside[start:stop]]
         return out
+
+    def _fill(self, out: NDArray[Any], numbers: Iterable[int]) -> None:
+        """Copy chunks to their rows of ``out`` [N, V, D] and verify the copies, on the cores there are.
+
+        Raises:
+            FedcacheError: CORRUPT, for the first chunk that is damaged.
+        """
+        flat = out.reshape(-1).view(np.uint8)
+        todo = list(numbers)
+        turns = itertools.count()  # shared: a thread on a busy core takes fewer chunks
+        errors: dict[int, FedcacheError] = {}
+
+        def work() -> None:
+            while not errors and (turn := next(turns)) < len(todo):
+                try:
+                    self._copy(todo[turn], flat)
+                except FedcacheError as error:
+                    errors[turn] = error
+
+        threads = threads_for(len(todo))
+        if threads == 1:
+            work()
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda _: work(), range(threads)))
+        if errors:
+            raise errors[min(errors)]
+
+    def _copy(self, number: int, flat: NDArray[np.uint8]) -> None:
+        """Read a chunk to its place; read and not copied from a map, whose every page would have to be set up first."""
+        start = number * self.info.chunk_rows * self._row_bytes
+        part = flat[start : start + self._length(number) * self._row_bytes]
+        place, what = self._file(number), self._what(number)
+        rest = read_file(place, part, self._size(), what)
+        if number not in self._verified:
+            # Of what was read, which is in the processor's cache now.
+            verify_payload(part, rest, self.info.chunks[number], place, what)
+            self._verified.add(number)
 
     def _length(self, number: int) -> int:
         return min(self.info.chunk_rows, self.shape[0] - number * self.info.chunk_rows)
@@ -134,11 +204,6 @@ class Reader:
                 del self._mapped[next(iter(self._mapped))]
             found = self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])
         return found
-
-    def _verify(self, number: int, payload: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
-        tail, crc = raw[-CRC_BYTES:].tobytes(), self.info.chunks[number]
-        verify_payload(payload, tail, crc, self._file(number), self._what(number))
-        self._verified.add(number)
 
     def _check_size(self, number: int) -> None:
         try:

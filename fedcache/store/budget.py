@@ -1,0 +1,63 @@
+"""How many bytes of features may lie in memory before they are mapped from files instead."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from fedcache.errors import Exit, FedcacheError
+
+SHARE = 0.5
+"""Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
+
+UNKNOWN = 2 << 30
+"""Where the system does not say what is free."""
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def memory_budget() -> int:
+    """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of what is free.
+
+    Free is the least of what the system and the process's control group have left.
+
+    Raises:
+        FedcacheError: USAGE, for a ``FEDCACHE_MEMORY`` that is no size.
+    """
+    asked = os.environ.get("FEDCACHE_MEMORY", "").strip()
+    if not asked:
+        left = [n for n in (_system(), _group()) if n is not None]
+        return int(SHARE * min(left)) if left else UNKNOWN
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
+    if size is None:
+        raise FedcacheError(Exit.USAGE, f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M.")
+    return int(float(size[1]) * _UNITS[size[2]])
+
+
+def threads_for(parts: int) -> int:
+    """Threads that copy ``parts`` chunks: the cores this process may use, at most four; memory gives no more."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(4, own, parts))
+
+
+def _system() -> int | None:
+    """Bytes that can be had without swapping."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    with suppress(OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _group() -> int | None:
+    """Bytes left to a control group with a limit; page cache counts as used there, and is given back."""
+    with suppress(OSError, ValueError, KeyError):
+        place = Path("/sys/fs/cgroup")
+        limit = int((place / "memory.max").read_text())
+        stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+        return max(0, limit - int(stat["anon"]))
+    return None
