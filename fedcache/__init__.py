@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from fedcache.api.extraction import Extraction as Extraction
+    from fedcache.api.extracted import Extraction as Extraction
     from fedcache.api.functions import extract as extract
     from fedcache.api.functions import grid as grid
     from fedcache.api.functions import ingest as ingest
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedcache.store.store import Store as Store
 
 _PLACES = {
-    "Extraction": "fedcache.api.extraction",
+    "Extraction": "fedcache.api.extracted",
     "FedcacheError": "fedcache.errors",
     "Grid": "fedcache.api.grids",
     "Method": "fedcache.federate.method",

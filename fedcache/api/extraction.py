@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcache.api.extracted import Extraction, summary
+from fedcache.api.forecast import check_disk, describe, growth_words
+from fedcache.api.growth import grow
 from fedcache.api.planning import (
     Planned,
-    array_bytes,
     memory_of,
     missing_text,
     parse_max_bad,
@@ -21,12 +22,13 @@ from fedcache.api.planning import (
     roots_of,
     store_path,
 )
-from fedcache.api.rates import measured_rate
+from fedcache.api.rates import way_of
 from fedcache.api.stores import ingested_path, named_path
-from fedcache.api.templates import make_current, planned_text, wanted_text
+from fedcache.api.templates import make_current, wanted_text
 from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
+from fedcache.extract.datasets.grown import Grown
 from fedcache.extract.datasets.limited import open_limited, peek_limited
 from fedcache.progress import Observer, Silent
 from fedcache.store.files import make_private, write_atomic
@@ -35,59 +37,9 @@ from fedcache.store.store import Samples, Store
 
 if TYPE_CHECKING:
     from fedcache.extract.datasets import Dataset
-    from fedcache.extract.run import Tally
     from fedcache.extract.stop import Stop
 
 FULL_DISK_MARGIN = 64 << 20
-
-
-@dataclass
-class Extraction:
-    """What ``extract`` did.
-
-    Attributes:
-        path: the store.
-        dataset: spec, slug and digest.
-        arrays: per array {key, backbone, recipe, shape, state before, kept chunks, forward batches}.
-        images: rows of the dataset.
-        ok: rows whose image was readable.
-        bad: {row, name, reason} of every unreadable image of the store, found in this run or before.
-        decoded: images decoded in this run.
-        seconds: wall time of decoding and the models (0 when nothing was to do).
-        rate: images per second.
-        busy: share of the cores' time spent in decoding and the models.
-        skipped: backbones left out by ``skip_missing``.
-        text: per backbone with text {backbone, templates, state}: computed | made current | current, and in a plan
-            to compute | complete.
-        notes: the story's lines.
-    """
-
-    path: Path
-    dataset: dict[str, str]
-    arrays: list[dict[str, Any]]
-    images: int = 0
-    ok: int = 0
-    bad: list[dict[str, Any]] = field(default_factory=list)
-    decoded: int = 0
-    seconds: float = 0.0
-    rate: float = 0.0
-    busy: float = 0.0
-    workers: int = 0
-    skipped: list[str] = field(default_factory=list)
-    text: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def store(self) -> Store:
-        """The store, opened."""
-        return Store.open(self.path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**self.__dict__, "path": str(self.path)}
-
-    def __repr__(self) -> str:
-        names = ", ".join(a["key"] for a in self.arrays)
-        return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} images, {names}, {self.path})"
 
 
 def extract(
@@ -106,8 +58,9 @@ def extract(
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is
-    not imported. The prompt templates asked for (``config.text``, else the default) become the current ones, which
-    training reads; with ``keep_text`` a default leaves a backbone's current text as it is.
+    not imported. Of a dataset that has changed, what is new is computed (``fedcache.api.growth``) unless ``fresh``.
+    The prompt templates asked for (``config.text``, else the default) become the current ones, which training reads;
+    with ``keep_text`` a default leaves a backbone's current text as it is.
 
     Raises:
         FedcacheError: USAGE, STORE (locked, other dataset), CORRUPT (too many bad images), ENVIRONMENT (weights,
@@ -139,7 +92,7 @@ def extract(
     observer.note(f"{spec}: {data.reading}")
     path = store or store_path(home, data.slug, data.digest)
     if dry_run:
-        return describe(path, data, planned, config, observer, skipped)
+        return describe(path, data, planned, config, home, observer, skipped, fresh=fresh)
     extraction = compute(path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh, keep_text=keep_text)
     extraction.skipped = skipped
     remember_last(home, path, spec)
@@ -209,7 +162,7 @@ def finished(
         if error.code is Exit.STORE:
             return None
         raise
-    if store.dataset["digest"] != digest or any(p.recipe.key not in store.arrays for p in planned):
+    if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")
     wanted = wanted_text(store, planned, template, config, keep=keep_text)
@@ -218,35 +171,6 @@ def finished(
     done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
     return done
-
-
-def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str], tally: Tally | None) -> Extraction:
-    """The figures of an extraction, from the store and what was computed."""
-    arrays = []
-    for item in planned:
-        info = store.arrays[item.recipe.key]
-        arrays.append(
-            {
-                "key": item.recipe.key,
-                "backbone": item.backbone.name,
-                "recipe": item.recipe.to_dict(),
-                "digest": item.recipe.digest,
-                "shape": list(info.shape),
-                "dtype": info.dtype,
-                "state": states[item.recipe.key],
-                "kept_chunks": tally.kept_chunks.get(item.recipe.key, 0) if tally else len(info.chunks),
-                "chunks": len(info.chunks),
-                "forward_batches": tally.forward_batches.get(item.recipe.key, 0) if tally else 0,
-            }
-        )
-    out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
-    out.images, out.ok, out.bad = store.rows, store.rows_ok, store.quarantined()
-    if tally is not None:
-        from fedcache.extract.device import cores
-
-        out.decoded, out.seconds, out.rate = tally.images, tally.seconds, tally.rate
-        out.busy, out.workers = tally.busy(cores()), tally.workers
-    return out
 
 
 def compute(
@@ -263,24 +187,30 @@ def compute(
     keep_text: bool,
 ) -> Extraction:
     """Create or open the store and compute what it lacks."""
-    from fedcache.extract import device as where
-    from fedcache.extract.batches import How, Job
+    from fedcache.extract.batches import Job
     from fedcache.extract.run import check_chunk_rows, extract_arrays
     from fedcache.extract.stop import Stop
 
-    device = where.resolve_device(config.device)
-    dtype = where.resolve_dtype(config.dtype, device.kind)
-    how = How(device.kind, dtype, config.batch or (256 if device.kind == "cuda" else 32), config.threads)
-    records = {
-        p.recipe.key: where.how_record(device, dtype, how.batch, how.threads, p.backbone.provider) for p in planned
-    }
+    device, how, records = way_of(config, planned)
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
-    max_bad = parse_max_bad(config.max_bad, len(data.names))
+    max_bad = parse_max_bad(config.max_bad, len(data.names))  # of the dataset; what has vanished is not counted
     if config.chunk_rows is not None:
         check_chunk_rows(config.chunk_rows, how.batch, planned[0].recipe.key)
+    growth = grow(path, data, planned, records, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
+    if growth is not None:
+        data = growth.data
+        if growth.parent is not None:
+            observer.note(f"Grows from {growth.parent.path.name}: {growth_words(growth.plan(planned))}.")
     check_disk(path, data, planned)
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(path, samples_of(data), dataset=dataset_meta(data))
+    store = Store.create(
+        path,
+        samples_of(data),
+        dataset={**dataset_meta(data), **(growth.meta() if growth else {})},
+        reasons=growth.data.vanished if growth else None,
+    )
+    if growth is not None:
+        growth.carry_text(store)
     remember_orders(home, data, planned, config)
     wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
     text = {k: v for k, v in missing_text(store, planned, data.template, config).items() if k in wanted}
@@ -294,6 +224,8 @@ def compute(
         records,
         workers=config.workers,
         chunk_rows=config.chunk_rows,
+        as_before=growth.chunk_rows if growth else {},
+        adopt=growth.adopt if growth else None,
         max_bad=max_bad,
         text=text,
         wait_for=wait,
@@ -303,7 +235,8 @@ def compute(
     )
     for key, kept in tally.kept_chunks.items():
         if states[key] == "new" and kept:
-            states[key] = f"resumed at {kept} chunks"
+            grew = growth is not None and key in growth.whole
+            states[key] = f"{kept} chunks reused" if grew else f"resumed at {kept} chunks"
     store.append_history(
         {
             "event": "extract",
@@ -318,11 +251,13 @@ def compute(
     )
     done = summary(Store.open(path), planned, states, tally)
     done.text = make_current(done.store, planned, wanted, text)
+    if growth is not None and growth.parent is not None:
+        done.growth = growth.done(tally.forward_images)
     return done
 
 
 def samples_of(data: Dataset) -> Samples:
-    """The store's samples of a dataset; every row starts as readable."""
+    """The store's samples of a dataset; every row that is there starts as readable."""
     import numpy as np
 
     return Samples(
@@ -331,7 +266,7 @@ def samples_of(data: Dataset) -> Samples:
         label=data.label,
         domain=data.domain,
         split=data.split,
-        ok=np.ones(len(data.names), np.uint8),
+        ok=data.ok if isinstance(data, Grown) else np.ones(len(data.names), np.uint8),
         classes=data.classes,
         domains=data.domains,
     )
@@ -340,54 +275,3 @@ def samples_of(data: Dataset) -> Samples:
 def dataset_meta(data: Dataset) -> dict[str, Any]:
     """What the manifest says of the dataset: content, never a location."""
     return {"slug": data.slug, "digest": data.digest, "template": data.template}
-
-
-def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
-    """Refuse before any work what the disk cannot hold."""
-    import shutil
-
-    parent = path
-    while not parent.exists():
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    need = sum(array_bytes(len(data.names), p) for p in planned)
-    if need + FULL_DISK_MARGIN > free:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
-            f"The features need {need:,} bytes and {parent} has {free:,} free.",
-            "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
-        )
-
-
-def describe(
-    path: Path, data: Dataset, planned: Sequence[Planned], config: ExtractConfig, observer: Observer, skipped: list[str]
-) -> Extraction:
-    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
-    try:
-        store: Store | None = Store.open(path)
-    except FedcacheError as error:
-        if error.code is not Exit.STORE:
-            raise
-        store = None
-    todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
-    arrays = [
-        {
-            "key": p.recipe.key,
-            "backbone": p.backbone.name,
-            "recipe": p.recipe.to_dict(),
-            "digest": p.recipe.digest,
-            "shape": [len(data.names), p.recipe.views, p.backbone.width],
-            "dtype": p.recipe.dtype,
-            "state": "to compute" if p in todo else "complete",
-            "bytes": array_bytes(len(data.names), p),
-        }
-        for p in planned
-    ]
-    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=len(data.names), skipped=skipped)
-    out.ok = store.rows_ok if store is not None and not todo else 0
-    out.text = planned_text(store, planned, data.template, config)
-    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
-        out.rate = measured_rate(data, todo, config)
-        out.seconds = len(data.names) / out.rate
-        observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
-    return out

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcache.api.planning import Planned
 from fedcache.config import ExtractConfig
 
 if TYPE_CHECKING:
+    from fedcache.extract.batches import How
     from fedcache.extract.datasets import Dataset
+    from fedcache.extract.device import Device
+
+
+def way_of(config: ExtractConfig, planned: Sequence[Planned]) -> tuple[Device, How, dict[str, dict[str, Any]]]:
+    """The device, how features are computed there, and by key what a store notes of it.
+
+    Raises:
+        FedcacheError: USAGE or ENVIRONMENT, for a device or dtype that is not known or not here.
+    """
+    from fedcache.extract import device as where
+    from fedcache.extract.batches import How
+
+    device = where.resolve_device(config.device)
+    dtype = where.resolve_dtype(config.dtype, device.kind)
+    how = How(device.kind, dtype, config.batch or (256 if device.kind == "cuda" else 32), config.threads)
+    records = {
+        p.recipe.key: where.how_record(device, dtype, how.batch, how.threads, p.backbone.provider) for p in planned
+    }
+    return device, how, records
 
 
 def measured_rate(data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> float:

@@ -69,7 +69,7 @@ class Unfinished:
                 "it was begun with, computes only these; ingested embeddings are ingested again."
             )
         words = ["fedcache", "extract", *words_of(self.order)]
-        if store.path.resolve() != store_path(home, store.dataset["slug"], store.dataset["digest"]).resolve():
+        if store.path.resolve() != store_path(home, store.dataset["slug"], store.content).resolve():
             words += ["--store", str(store.path)]
         return shlex.join(words)
 

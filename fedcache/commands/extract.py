@@ -67,7 +67,9 @@ def extract(
         bool, typer.Option("--dry-run", help="Print the plan, bytes and time; compute nothing.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for another writer of the same array.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard unfinished arrays and begin again.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Reuse nothing: no unfinished arrays, no earlier store.")
+    ] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.")] = False,
     config: o.ConfigFile = None,
     json: o.Json = False,
@@ -126,7 +128,7 @@ def extract(
                 rehash=rehash,
             )
         payload = done.to_dict()
-        lines = [describe_line(done), *text_lines(done), *bad_lines(done.bad, done.path)]
+        lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
         if partition is not None and not dry_run:
             from fedcache.api.partitions import make_partition, partition_flags, write_shards
 
@@ -150,7 +152,7 @@ def extract(
 
 def describe_line(done: object) -> str:
     """One sentence on what was computed."""
-    from fedcache.api.extraction import Extraction
+    from fedcache.api.extracted import Extraction
 
     assert isinstance(done, Extraction)
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
@@ -172,9 +174,22 @@ def describe_line(done: object) -> str:
     return f"Everything is there: {images}. Nothing was computed."
 
 
+def growth_lines(done: object) -> list[str]:
+    """What was taken over from an earlier state of the dataset."""
+    from fedcache.api.extracted import Extraction
+    from fedcache.api.forecast import growth_words
+
+    assert isinstance(done, Extraction)
+    if done.growth is not None:
+        return [f"Since the store it grows from: {growth_words(done.growth)}."]
+    if done.vanished:
+        return [f"{done.vanished:,} rows of images that are no longer in the dataset are kept and never used."]
+    return []
+
+
 def text_lines(done: object) -> list[str]:
     """What became of the prompt templates; nothing where they were current before."""
-    from fedcache.api.extraction import Extraction
+    from fedcache.api.extracted import Extraction
     from fedcache.api.templates import quoted
 
     assert isinstance(done, Extraction)
@@ -205,7 +220,7 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
 
 def arrays_table(done: object) -> object:
     """The arrays of an extraction."""
-    from fedcache.api.extraction import Extraction
+    from fedcache.api.extracted import Extraction
 
     assert isinstance(done, Extraction)
     rows = [

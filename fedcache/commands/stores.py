@@ -96,7 +96,9 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
         samples = opened.samples
         codes = enumerate(("train", "test", "validation"))
         splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
-        bad = opened.quarantined()
+        listed = opened.quarantined()
+        bad = [entry for entry in listed if entry["reason"] != quarantine.VANISHED]
+        vanished = len(listed) - len(bad)
         arrays: list[dict[str, Any]] = [
             {
                 "name": key,
@@ -114,8 +116,9 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
         data = {
             "path": str(opened.path),
             "dataset": opened.dataset,
-            "images": opened.rows,
+            "images": opened.rows - vanished,
             "ok": opened.rows_ok,
+            "vanished": vanished,
             "classes": list(samples.classes),
             "domains": list(samples.domains),
             "splits": splits,
@@ -130,9 +133,10 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
         lines = [
             f"{opened.path}",
             f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
-            f"images      {opened.rows_ok:,} readable of {opened.rows:,}; "
+            f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
             + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
             *([f"unreadable  {len(bad):,}: {opened.path / quarantine.NAME}"] if bad else []),
+            *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
             *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
             f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
             f"domains     {', '.join(samples.domains)}",

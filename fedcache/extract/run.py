@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -26,6 +26,7 @@ from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer
+from fedcache.store.quarantine import VANISHED
 from fedcache.store.store import ArrayWriter, Store
 
 
@@ -36,6 +37,7 @@ class Tally:
     Attributes:
         images: images decoded in this process tree.
         forward_batches: per key, batches computed.
+        forward_images: images that went through a model, summed over arrays.
         kept_chunks: per key, chunks found finished.
         bad: reason per quarantined row, all arrays of the run.
         seconds: wall time of the extraction loop.
@@ -46,6 +48,7 @@ class Tally:
 
     images: int = 0
     forward_batches: dict[str, int] = field(default_factory=dict)
+    forward_images: int = 0
     kept_chunks: dict[str, int] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -109,12 +112,13 @@ def run_batches(
                 computed = compute.finish(batch, keys, future.result())
             except BrokenProcessPool as error:
                 raise worker_died(error) from error
-            tally.images += computed.decoded
+            tally.images += computed.decoded - sum(why == VANISHED for why in computed.bad.values())
             tally.decode_seconds += computed.decode_seconds
             for key, seconds in computed.forward_seconds.items():
                 tally.forward_seconds += seconds
                 tally.forward_batches[key] = tally.forward_batches.get(key, 0) + 1
-            tally.bad.update(computed.bad)
+                tally.forward_images += len(computed.features[key]) - len(computed.bad)
+            tally.bad.update(unreadable(computed.bad))
             collector.add(batch, computed)
             observer.advance(computed.decoded)
             if len(tally.bad) > max_bad:
@@ -128,6 +132,11 @@ def run_batches(
                 )
     collector.settle(block=True)
     return not stop.requested
+
+
+def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
+    """Rows whose image is there and cannot be read; one that has vanished is no defect."""
+    return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
 def open_writers(
@@ -193,6 +202,8 @@ def extract_arrays(
     *,
     workers: int | None,
     chunk_rows: int | None,
+    as_before: Mapping[str, int],
+    adopt: Callable[[Mapping[str, ArrayWriter]], None] | None,
     max_bad: int,
     text: Mapping[str, Sequence[str]],
     wait_for: bool,
@@ -209,6 +220,8 @@ def extract_arrays(
         records: per key ``how`` with library versions, as the store keeps it.
         workers: processes; None chooses, 0 means this process.
         chunk_rows: rows per chunk for every array; None chooses per backbone.
+        as_before: per key rows per chunk of the array it grows from, instead of a choice.
+        adopt: called with the open writers before anything is computed, to give them chunks that are there already.
         max_bad: images that may be bad.
         text: templates per key whose text features are to be written.
         wait_for: wait for another writer of the same array instead of exit 4.
@@ -225,6 +238,7 @@ def extract_arrays(
     shapes = {job.key: feature_shape(job, data, lookup(job.backbone).width) for job in jobs}
     sizes = {
         job.key: chunk_rows
+        or as_before.get(job.key)
         or chunk_rows_for(how.batch, math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize)
         for job in jobs
     }
@@ -232,9 +246,11 @@ def extract_arrays(
         check_chunk_rows(size, how.batch, key)
     with ExitStack() as stack:
         writers = open_writers(stack, store, jobs, shapes, sizes, records, wait_for=wait_for, fresh=fresh)
+        if adopt is not None:
+            adopt(writers)
         tasks = plan_tasks(writers, rows, how.batch)
         tally.kept_chunks = {key: len(writer.kept) for key, writer in writers.items()}
-        tally.bad = {row: reason for writer in writers.values() for row, reason in writer.bad.items()}
+        tally.bad = {row: why for writer in writers.values() for row, why in unreadable(writer.bad).items()}
         tally.forward_batches = dict.fromkeys(writers, 0)
         if tasks or text:
             compute = open_compute(jobs, data, how, workers, len(tasks), cores())

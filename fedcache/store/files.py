@@ -74,6 +74,21 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
     fsync_directory(path.parent)
 
 
+def link_atomic(source: Path, path: Path) -> bool:
+    """Make ``path`` another name of a file, whole or not at all; False where the file system cannot."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        os.link(source, temporary)
+    except OSError:  # another device, too many links, or no such thing here
+        return False
+    try:
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # it stays where both names were of one file already
+    fsync_directory(path.parent)
+    return True
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Append one fsynced line. A torn last line (power cut) is the reader's to ignore."""
     with path.open("ab") as file:

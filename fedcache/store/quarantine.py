@@ -22,6 +22,9 @@ from fedcache.store.manifest import Manifest
 
 NAME = "quarantine.jsonl"
 
+VANISHED = "is no longer in the dataset"
+"""The reason of a row that a store has from an earlier one and whose image has gone: no defect, nor counted so."""
+
 
 def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
     """The file: {name, reason, row} per row."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ class Samples:
 
     Attributes:
         uid: uint8 [N, 16], identity of the image.
-        name: N names inside the dataset, sorted.
+        name: N names inside the dataset, sorted; of a store that grew, those it had and then the new ones.
         label: int32 [N], -1 unknown.
         domain: int16 [N].
         split: uint8 [N], 0 train, 1 test, 2 validation.
@@ -103,8 +104,8 @@ def held_out(
     return chosen
 
 
-def write_samples(path: Path, samples: Samples, dataset: dict[str, Any]) -> None:
-    """Everything of a store without features, into an empty directory."""
+def write_samples(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> None:
+    """Everything of a store without features, into an empty directory; ``reasons`` of rows that are not ok."""
     rows = len(samples.name)
     (path / "locks").mkdir(mode=0o700)
     crcs = {}
@@ -119,7 +120,8 @@ def write_samples(path: Path, samples: Samples, dataset: dict[str, Any]) -> None
         files.make_directories((path / relative).parent)
         write_atomic(path / relative, raw)
         manifest.files[relative] = sha256_hex(raw)
-    unread = {int(row): (samples.name[row], "given as unreadable") for row in np.flatnonzero(samples.ok == 0)}
+    lost = np.flatnonzero(samples.ok == 0).tolist()
+    unread = {row: (samples.name[row], reasons.get(row, "given as unreadable")) for row in lost}
     if unread:
         replace_sidecars(path, manifest, unread)
     manifest.write(path)

@@ -59,10 +59,13 @@ class Store:
         return cls(place, read_manifest(place))
 
     @classmethod
-    def create(cls, path: Path, samples: Samples, *, dataset: Mapping[str, Any]) -> Store:
+    def create(
+        cls, path: Path, samples: Samples, *, dataset: Mapping[str, Any], reasons: Mapping[int, str] | None = None
+    ) -> Store:
         """A store of ``samples`` without features; a store of the same dataset is opened instead.
 
-        It is built beside its place and renamed, so that it exists whole or not at all.
+        It is built beside its place and renamed, so that it exists whole or not at all. ``reasons`` says why, per row
+        that is not ok.
 
         Raises:
             FedcacheError: STORE, when another dataset lies at ``path``; CORRUPT for a store that is damaged.
@@ -79,7 +82,7 @@ class Store:
         with writing(path, 64 * len(samples.name)):
             temporary = workshop(path)
             try:
-                write_samples(temporary, samples, dict(dataset))
+                write_samples(temporary, samples, dict(dataset), reasons or {})
                 temporary.rename(path)  # over an empty directory at most
             except OSError:
                 if (path / "manifest.json").exists():  # somebody was faster
@@ -111,6 +114,12 @@ class Store:
     def dataset(self) -> dict[str, Any]:
         """slug, digest, template, ..."""
         return self._manifest.dataset
+
+    @property
+    def content(self) -> str:
+        """Digest of the dataset's content, by which a store is found; ``dataset["digest"]`` also covers the order of
+        the rows, which is another where a store grew from an earlier one."""
+        return str(self.dataset.get("content", self.dataset["digest"]))
 
     @property
     def rows(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store.disk import writing
-from fedcache.store.files import digest_of, sha256_hex, write_atomic
+from fedcache.store.files import digest_of, link_atomic, sha256_hex, write_atomic
 from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import held
 from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
@@ -199,6 +200,27 @@ class ArrayWriter:
         place = files.chunk_path(self.path, chunk, len(self.shape))
         with writing(place, files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)):
             self.vouch(chunk, files.write_chunk_file(place, values, self.chunk_rows, self.dtype), reasons)
+
+    def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
+        """Take a chunk over from an array of the same recipe and ``how``: a hard link, or a copy across devices.
+
+        Args:
+            chunk: its number, in both.
+            source: its file in the other store.
+            crc: checksum the other store's manifest lists.
+            bad: reason per row of it without a value.
+
+        Raises:
+            FedcacheError: CORRUPT, when the other store's file is damaged; ENVIRONMENT, when the disk refuses.
+        """
+        size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+        payload = files.read_checked(source, crc, self.key, size=size)
+        place = files.chunk_path(self.path, chunk, len(self.shape))
+        with writing(place, size):
+            files.make_directories(place.parent)
+            if not link_atomic(source, place):
+                files.write_payload(place, payload)
+            self.vouch(chunk, crc, bad)
 
     def vouch(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
         """Append the journal line of a chunk file that is on disk, here or by a helper in another process.
