@@ -74,6 +74,24 @@ def tiny(seed=0, *, sizes=TINY, **kwargs):
     return federation(seed, sizes=sizes, classes=3, width=5, per_client=2, tests=2, **kwargs)
 
 
+def wide(seed=0, *, sizes=TINY, **kwargs):
+    """The same with 40 features, more than twice the rows of any client: where ``dual`` serves all of them."""
+    return federation(seed, sizes=sizes, classes=3, width=40, per_client=2, tests=2, **kwargs)
+
+
+def spread(method, hp, factor):
+    """The same hyperparameters with every float that is not 0 times a factor, where that is legal."""
+    out = dict(hp)
+    for h in method.hparams:
+        value = hp[h.name]
+        if h.kind != "float" or value is None or value == 0.0:
+            continue
+        moved = value * factor
+        if (h.low is None or moved >= h.low) and (h.high is None or moved <= h.high):
+            out[h.name] = moved
+    return out
+
+
 def scaled(settings):
     """Settings of a case, with sizes for the tiny federation."""
     return {k: LAW_SIZES.get(k, {}).get(v, v) for k, v in settings.items()}

@@ -11,10 +11,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import TINY, VARIANTS, cases, difference, fitted, gap, go_tiny, ids, scaled, small, tiny
+from federation import (
+    TINY,
+    VARIANTS,
+    cases,
+    difference,
+    fitted,
+    gap,
+    go_tiny,
+    ids,
+    scaled,
+    small,
+    spread,
+    tiny,
+    wide,
+)
 from safetensors.torch import load, save
 
-from fedcache.federate.engine import run
+from fedcache.federate.dual import serves
+from fedcache.federate.engine import run, run_points
 from fedcache.federate.lanes import generator
 from fedcache.federate.methods import METHODS
 from fedcache.federate.outcome import Snapshot
@@ -24,6 +39,22 @@ def need_stack(name):
     """Live encoders and convolutions have no client axis; what reads features alone must have one (a law below)."""
     if "stack" not in METHODS[name].lifts:
         pytest.skip("has no client axis")
+
+
+def served(case, lift):
+    """The case as a lift can serve it (``dual`` takes SGD), or a skip; what it must serve is a law below."""
+    name, settings = case
+    method = METHODS[name]
+    if lift == "dual" and "opt" not in settings and any(h.name == "opt" for h in method.hparams):
+        settings = {**settings, "opt": "sgd", "lr": 0.05}
+    if lift not in method.lifts or (lift == "dual" and serves(method, method.resolve("paper", settings), 1)):
+        pytest.skip(f"{lift} does not serve it")
+    return name, settings
+
+
+def pair_for(lift):
+    """The tiny federation with several views, or with one and enough features for coordinates on rows to be fewer."""
+    return wide() if lift == "dual" else tiny(views=4)
 
 
 EVERYTHING = pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
@@ -36,27 +67,60 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
 
 
 @EVERYTHING
-def test_loop_and_stack_agree(case):
-    need_stack(case[0])
-    pair = tiny(views=4)
-    loop, stack = go_tiny(*case, *pair, lift="loop"), go_tiny(*case, *pair, lift="stack", chunk=3)
-    assert difference(loop, stack) < 1e-10
-    assert loop.traffic == stack.traffic
+@pytest.mark.parametrize("lift", ["stack", "dual"])
+def test_lifts_agree(case, lift):
+    case = served(case, lift)
+    pair = pair_for(lift)
+    loop, other = go_tiny(*case, *pair, lift="loop"), go_tiny(*case, *pair, lift=lift, chunk=2)
+    assert other.lift == lift
+    assert difference(loop, other) < 1e-10
+    assert loop.traffic == other.traffic
 
 
 @EVERYTHING
-def test_chunks_change_nothing(case):
-    need_stack(case[0])
-    pair = tiny(views=4)  # three clients take part: 2 leaves one of them to a chunk of its own
-    assert difference(*(go_tiny(*case, *pair, lift="stack", chunk=k) for k in (2, 3))) < 1e-12
+@pytest.mark.parametrize("lift", ["stack", "dual"])
+def test_a_grid_point_is_the_run_alone(case, lift):
+    case = served(case, lift)
+    method, (data, clients) = METHODS[case[0]], pair_for(lift)
+    hp = method.resolve("paper", scaled({**small(case[0]), **case[1]}))
+    hps = [spread(method, hp, factor) for factor in (1.0, 0.8, 1.1)]
+    how = {"rounds": 2, "participation": 3, "dtype": torch.float64}
+    points = run_points(method, hps, fitted(method, data), clients, lift=lift, chunk=2, **how)
+    for alone, point in zip(hps, points, strict=True):
+        single = run(method, alone, fitted(method, data), clients, lift="loop", **how)
+        assert difference(single, point) < 1e-10
+        assert single.traffic == point.traffic
+
+
+@EVERYTHING
+def test_dual_serves_sgd_on_features(case):
+    # The one table of exceptions: what is added here must say why in ``dual.serves`` or in the method.
+    method = METHODS[case[0]]
+    takes_sgd = any(h.name == "opt" and "sgd" in h.choices for h in method.hparams) or case[0] in (
+        "pfedme",
+        "perfedavg",
+    )
+    other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
+             "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat"}  # fmt: skip
+    if method.gradient and takes_sgd and "stack" in method.lifts and case[0] not in other:
+        assert "dual" in method.lifts
+    else:
+        assert "dual" not in method.lifts
+
+
+@EVERYTHING
+@pytest.mark.parametrize("lift", ["stack", "dual"])
+def test_chunks_change_nothing(case, lift):
+    case = served(case, lift)
+    pair = pair_for(lift)  # three clients take part: 2 leaves one of them to a chunk of its own
+    assert difference(*(go_tiny(*case, *pair, lift=lift, chunk=k) for k in (2, 3))) < 1e-12
 
 
 @CASES
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
 def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
-    if lift == "stack":
-        need_stack(case[0])
-    data, clients = tiny(dtype=torch.float32)
+    case = served(case, lift)
+    data, clients = wide(dtype=torch.float32) if lift == "dual" else tiny(dtype=torch.float32)
     a, b = (go_tiny(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
     assert difference(a, b) == 0.0
     assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
@@ -68,12 +132,11 @@ def test_a_seed_means_the_same_draws_in_every_process():
 
 
 @EVERYTHING
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
 def test_a_resumed_run_has_the_same_bits(case, lift):
-    if lift == "stack":
-        need_stack(case[0])
+    case = served(case, lift)
     saved: dict[int, Snapshot] = {}
-    pair = tiny(views=4)
+    pair = pair_for(lift)
     whole = go_tiny(*case, *pair, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, snap in saved.items():
         snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))  # as it comes back from files
@@ -86,10 +149,13 @@ def test_a_resumed_run_has_the_same_bits(case, lift):
 @CASES
 def test_lifts_may_change_between_rounds(case):
     need_stack(case[0])
-    for first, then in (("loop", "stack"), ("stack", "loop")):
+    method = METHODS[case[0]]
+    dual = "dual" in method.lifts and not serves(method, method.resolve("paper", case[1]), 1)
+    pair = wide() if dual else tiny()
+    for first, then in (("loop", "stack"), ("stack", "loop"), *((("dual", "loop"), ("stack", "dual")) if dual else ())):
         saved: list[Snapshot] = []
-        go_tiny(*case, lift=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
-        assert difference(go_tiny(*case, lift=then, state=saved[0]), go_tiny(*case, lift=then)) < 1e-10
+        go_tiny(*case, *pair, lift=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
+        assert difference(go_tiny(*case, *pair, lift=then, state=saved[0]), go_tiny(*case, *pair, lift=then)) < 1e-10
 
 
 @CASES
@@ -107,14 +173,15 @@ def test_the_order_of_clients_does_not_matter(case):
 
 
 @CASES
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
 def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
     if METHODS[case[0]].central:
         pytest.skip("all rows are one training set")
-    if lift == "stack":
-        need_stack(case[0])
+    case = served(case, lift)
     before: list[dict[str, torch.Tensor]] = []
-    data, clients = tiny(sizes=(*TINY, 9, 5))  # two of six a round, so that a stack has two lanes and two are absent
+    data, clients = (wide if lift == "dual" else tiny)(
+        sizes=(*TINY, 9, 5)
+    )  # two of six a round, so that a stack has two lanes and two are absent
     out = go_tiny(*case, data, clients, lift=lift, participation=2,
                   on_round=lambda _r, _m, _t, snap: before.append(snap().tensors))  # fmt: skip
     for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
@@ -128,11 +195,10 @@ def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
 
 
 @CASES
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
 def test_no_method_trains_on_a_test_row(case, lift):
-    if lift == "stack":
-        need_stack(case[0])
-    data, clients = tiny()
+    case = served(case, lift)
+    data, clients = wide() if lift == "dual" else tiny()
     holed = data.x.clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
     a = go_tiny(*case, data, clients, lift=lift)
@@ -170,9 +236,11 @@ def test_methods_without_labels_never_read_one(name):
 
 
 @METHOD
-def test_a_missing_image_is_never_read(name):
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+def test_a_missing_image_is_never_read(name, lift):
     # Row 0 of the store failed to decode (NaN) and belongs to no client; padding must not reach for it.
-    data, clients = tiny()
+    name, settings = served((name, {}), lift)
+    data, clients = wide() if lift == "dual" else tiny()
     x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
     moved = [replace(c, train=c.train + 1, test=c.test + 1) for c in clients]
@@ -182,9 +250,9 @@ def test_a_missing_image_is_never_read(name):
         assert (lanes.rows > 0).all()  # whatever weight such a row would have
         return method.fit(down, state, lanes, ctx)
 
-    a = go_tiny(name, {}, data, clients, lift=method.lifts[-1])
-    b = run(replace(method, fit=spy), a.hp, fitted(method, shifted), moved, rounds=2, participation=3,
-            lift=method.lifts[-1], dtype=torch.float64)  # fmt: skip
+    a = go_tiny(name, settings, data, clients, lift=lift)
+    b = run(replace(method, fit=spy), a.hp, fitted(method, shifted), moved, rounds=2, participation=3, lift=lift,
+            dtype=torch.float64)  # fmt: skip
     assert difference(a, b) == 0.0
 
 

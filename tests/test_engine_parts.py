@@ -13,7 +13,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.aggregate import Pool
 from fedcache.federate.clients import Data, lane_data, prepare
 from fedcache.federate.lanes import Draws, dot, over
-from fedcache.federate.lifts import choose
+from fedcache.federate.lifts import Load, choose
 from fedcache.federate.methods import METHODS, lookup
 from fedcache.federate.metrics import fairness, macro_f1
 from fedcache.federate.steps import batch_sizes, drawn_views, minibatches, scan
@@ -194,8 +194,8 @@ def test_pairs_of_views_differ():
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():
     pool = Pool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"})
-    for value, weight in ((1.0, 1.0), (4.0, 3.0)):
-        pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight)
+    for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):  # as they come; stacks are in client order
+        pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
     # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
     assert {n: t.flatten().tolist() for n, t in pool.done().items()} == {
         "a": [3.25],
@@ -208,7 +208,7 @@ def test_pooling_is_weighted_uniform_summed_or_stacked():
 def test_pooling_is_in_float64():
     pool = Pool({"": "mean"})
     for value in [1e8, *[1.0] * 1000]:
-        pool.add({"a": torch.tensor([value])}, 1.0)
+        pool.add({"a": torch.tensor([value])}, 1.0, 0)
     assert float(pool.done()["a"]) == pytest.approx((1e8 + 1000) / 1001, rel=1e-7)
 
 
@@ -255,17 +255,29 @@ def test_numbers_are_shaped_by_their_lanes():
 def test_the_lift_follows_bytes_and_optimiser():
     fedavg, fed3r = METHODS["fedavg"], METHODS["fed3r"]
     sgd, adam = fedavg.resolve("paper", {"opt": "sgd"}), fedavg.resolve()
-    assert choose(fedavg, adam, 41_000, 100).name == "stack"  # a linear head, C = 10
-    assert choose(fedavg, adam, 535_000, 100).name == "loop"  # P and Q with Adam
-    projection = choose(fedavg, sgd, 535_000, 100)
+
+    def pick(method, hp, head_bytes, clients, *args, rows=(600,) * 100, **load):
+        return choose(method, hp, Load(head_bytes, clients, 10, rows, 1024, **load), *args)
+
+    assert pick(fedavg, adam, 41_000, 100).name == "stack"  # a linear head, C = 10
+    assert pick(fedavg, adam, 535_000, 100).name == "loop"  # P and Q with Adam
+    projection = pick(fedavg, sgd, 535_000, 100)  # 600 rows are more than half of 1,024 features
     assert projection.name == "stack"
     assert 1 < projection.chunk * 535_000 * 4 <= 8 << 20
-    assert choose(fed3r, fed3r.resolve(), 41_000, 100).name == "loop"
-    assert choose(fedavg, sgd, 41_000, 1).name == "loop"
-    assert choose(fedavg, adam, 535_000, 100, "stack", 7).chunk == 7
-    assert choose(fedavg, adam, 535_000, 5, "stack", 7).chunk == 5
+    assert pick(fed3r, fed3r.resolve(), 41_000, 100).name == "loop"
+    assert pick(fedavg, sgd, 41_000, 1).name == "loop"
+    assert pick(fedavg, adam, 535_000, 100, "stack", 7).chunk == 7
+    assert pick(fedavg, adam, 535_000, 5, "stack", 7).chunk == 5
+    few = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100)
+    assert few.name == "dual"
+    assert pick(fedavg, adam, 41_000, 100, rows=(50,) * 100).name == "stack"
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, views=4).name == "stack"
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 40 + (600,) * 60).name == "stack"  # most rows are with the large
+    many = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, points=240)
+    assert (many.name, many.points) == ("dual", 240)
+    assert pick(fedavg, adam, 535_000, 100, points=48).name == "loop"
     with pytest.raises(FedcacheError, match="chunk is 0"):
-        choose(fedavg, sgd, 1, 1, "stack", 0)
+        pick(fedavg, sgd, 1, 1, "stack", 0)
 
 
 def test_fairness_by_hand():

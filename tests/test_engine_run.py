@@ -131,12 +131,22 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
 
 @pytest.mark.parametrize(
     ("lift", "message"),
-    [("dual", "Unknown lift 'dual'"), ("stak", "Did you mean 'stack'"), ("looop", "Did you mean 'loop'")],
+    [
+        ("dual", "cannot serve fed3r: it has no linear map"),
+        ("stak", "Did you mean 'stack'"),
+        ("looop", "Did you mean 'loop'"),
+    ],
 )
 def test_a_lift_that_cannot_serve_is_refused(lift, message):
     with pytest.raises(FedcacheError, match=message) as info:
         go("fed3r", {}, lift=lift)
     assert info.value.code == Exit.USAGE
+
+
+def test_dual_names_the_switch_that_forbids_it():
+    with pytest.raises(FedcacheError, match=r"opt=adam: its second moment") as info:
+        go("fedavg", {"opt": "adam"}, lift="dual")
+    assert info.value.hint == "Use one that can: --lift loop | stack"
 
 
 def test_a_state_of_another_run_is_refused():

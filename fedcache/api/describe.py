@@ -14,7 +14,7 @@ from fedcache.api.features import TEXT_ORDER
 from fedcache.api.planning import memory_of
 from fedcache.api.stores import find_store
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import Exit, FedcacheError
 
 if TYPE_CHECKING:
     from fedcache.federate.clients import Data
@@ -69,6 +69,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
 
     from fedcache.federate.lifts import Lift
     from fedcache.federate.partition import Client
+    from fedcache.federate.program import Program
     from fedcache.federate.rounds import Rounds
 
     hp = method.resolve()
@@ -80,7 +81,9 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     small = {"anchors": "all"} if "anchors" in hp else {}
     job = Rounds(method, live.with_rounds({**hp, **idle, **small}, 1), data, clients, 0, torch.float32)
     job.start()
-    done = job.one_round(None, Lift("loop", 1))
+    (done,) = Program([job], Lift("loop", 1)).one_round(None)
+    if done is None:
+        raise FedcacheError(Exit.BUG, f"{method.name} has no round.", "Please report this.")
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     return {key: getattr(done, key) // served for key in keys}

@@ -1,6 +1,7 @@
-"""Pooling of uploads as they come: one client at a time, in client order, in float64.
+"""Pooling of uploads as they come: one client at a time, or a chunk's sum, in float64.
 
-Memory is that of one upload whatever the number of clients, and no lift or chunk changes the sum.
+Memory is that of one upload whatever the number of clients. Uploads may carry a leading axis of grid points; stacked
+ones are put in client order whatever the order in which they came.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Pool:
     def __init__(self, rules: Mapping[str, Pooling]) -> None:
         self._rules = sorted(rules.items(), key=lambda item: -len(item[0]))
         self._sums: dict[str, Tensor] = {}
-        self._stacks: dict[str, list[Tensor]] = {}
+        self._stacks: dict[str, list[tuple[int, Tensor]]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._weight = 0.0
         self._count = 0
@@ -39,19 +40,25 @@ class Pool:
             Exit.BUG, f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool."
         )
 
-    def add(self, up: Tree, weight: float) -> None:
-        """Add one client's upload with its weight n_i (not yet divided by N)."""
+    def add(self, up: Tree, weight: float, client: int) -> None:
+        """Add a client's upload with its weight n_i (not yet divided by N)."""
         self._weight += weight
         self._count += 1
         for name, t in up.items():
-            rule = self.rule(name)
             self._dtypes[name] = t.dtype
-            if rule == "stack":
-                self._stacks.setdefault(name, []).append(t.clone())
-            elif rule == "mean":
-                self._accumulate(name, t, weight)
+            if self.rule(name) == "stack":
+                self._stacks.setdefault(name, []).append((client, t.clone()))
             else:
-                self._accumulate(name, t, 1.0)
+                self._accumulate(name, t, self.factor(name, weight))
+
+    def factor(self, name: str, weight: float) -> float:
+        """What multiplies the upload of a client of that weight."""
+        return weight if self.rule(name) == "mean" else 1.0
+
+    def add_sum(self, name: str, total: Tensor) -> None:
+        """Add what is already the sum over some clients, each times its ``factor``; they are counted by ``add``."""
+        self._dtypes[name] = total.dtype
+        self._accumulate(name, total, 1.0)
 
     def _accumulate(self, name: str, t: Tensor, weight: float) -> None:
         total = self._sums.get(name)
@@ -61,7 +68,10 @@ class Pool:
 
     def done(self) -> Tree:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
-        out: Tree = {name: torch.stack(parts) for name, parts in self._stacks.items()}
+        out: Tree = {
+            name: torch.stack([t for _, t in sorted(parts, key=lambda part: part[0])])
+            for name, parts in self._stacks.items()
+        }
         for name, total in self._sums.items():
             rule = self.rule(name)
             scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}.get(rule, 1.0)

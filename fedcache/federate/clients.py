@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -117,6 +117,16 @@ class LaneData:
                 Exit.BUG, "A method without labels read a label.", "Please report this with the method's name."
             )
         return self.y[self.rows.gather(-1, i)]
+
+    def fits(self, rows: int, budget: int) -> bool:
+        """Whether the features of that many rows may be gathered at once."""
+        return rows * self.x.shape[-1] * self.x.element_size() <= budget
+
+    def narrow(self, lanes: int) -> LaneData:
+        """The first ``lanes`` clients."""
+        if self.rows.dim() == 1 or lanes == len(self.n):
+            return self
+        return replace(self, rows=self.rows.narrow(-2, 0, lanes), n=self.n[:lanes])
 
     def mask(self) -> Tensor:
         """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""

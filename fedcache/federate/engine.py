@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import ClientRows, Data, lane_data
+from fedcache.federate.dual import Grams, is_first, restore, stored
 from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
-from fedcache.federate.lifts import Lift, choose
+from fedcache.federate.lifts import Lift, Load, choose
 from fedcache.federate.method import Method, Value, keep_down
 from fedcache.federate.metrics import classes_owned
 from fedcache.federate.mixed import Own
 from fedcache.federate.outcome import STATE_VERSION, Evaluation, Outcome, RoundRecord, Snapshot, pack, unpack
+from fedcache.federate.program import Program
 from fedcache.federate.rounds import Rounds
 from fedcache.federate.traffic import Traffic
 from fedcache.heads.linear import Tree
@@ -54,8 +57,8 @@ def run(
         rounds: total, counted from the first start; one-shot methods take one.
         participation: clients a round: None for all, an int for a number, a float for a share.
         seed: of every draw.
-        lift: auto | loop | stack.
-        chunk: clients at once under ``stack``; None lets the engine pick.
+        lift: auto | loop | stack | dual.
+        chunk: clients at once under ``stack`` and ``dual``; None lets the engine pick.
         dtype: of the computation; float64 for comparing lifts.
         eval_every: also score after every k-th round; 0 for the last only.
         state: a snapshot to go on from.
@@ -68,31 +71,193 @@ def run(
     Raises:
         FedcacheError: exit 2 for what was asked for, 4 for features a method needs, 7 for a run that fails.
     """
-    _check(method, hp, clients, rounds)
-    rounds = 1 if method.one_shot else rounds
-    job = Rounds(method, hp, data, clients, seed, dtype, own)
-    records: list[RoundRecord] = []
-    if state is None:
-        job.start()
-    else:
-        records = _resume(job, state)
-    per_round = len(job.sample(participation))
-    chosen = choose(method, hp, _head_bytes(job), per_round, lift, chunk, mixed=bool(own))
-    evaluation: Evaluation | None = None
-    while job.round < rounds:
-        begun = time.perf_counter()
-        took_part = tuple(range(len(clients)) if method.central else job.sample(participation))
-        traffic = job.one_round(participation, chosen)
-        seconds = time.perf_counter() - begun
-        measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
-        evaluation = _evaluate(job) if measure else None
-        diagnostics = job.diagnose() if measure else {}
-        accuracy = None if evaluation is None else evaluation.accuracy
-        records.append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
+
+    def told(_point: int, *story: Any) -> None:
         if on_round is not None:
+            on_round(*story)
+
+    (out,) = run_points(
+        method, [hp], data, clients, rounds=rounds, participation=participation, seed=seed, lift=lift, chunk=chunk,
+        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own,
+    )  # fmt: skip
+    if isinstance(out, FedcacheError):
+        raise out
+    return out
+
+
+def run_points(
+    method: Method,
+    hps: Sequence[Mapping[str, Value]],
+    data: Data,
+    clients: Sequence[ClientRows],
+    *,
+    rounds: int,
+    participation: int | float | None = None,
+    seed: int = 0,
+    lift: str = "auto",
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    eval_every: int = 0,
+    states: Sequence[Snapshot | None] | None = None,
+    on_round: Callable[..., None] | None = None,
+    after_round: Callable[[int], None] | None = None,
+    on_done: Callable[[int, Sequence[Outcome | FedcacheError]], None] | None = None,
+    own: Mapping[int, Own] | None = None,
+    shared: Shared | None = None,
+) -> list[Outcome | FedcacheError]:
+    """Train the points of a grid that differ in floats alone, together where that pays.
+
+    Args:
+        method: of all points.
+        hps: one for each point; other hyperparameters than floats are equal.
+        data: as in ``run``.
+        clients: as in ``run``.
+        rounds: as in ``run``.
+        participation: as in ``run``.
+        seed: of every draw; points share their draws.
+        lift: as in ``run``.
+        chunk: as in ``run``.
+        dtype: as in ``run``.
+        eval_every: as in ``run``.
+        states: a snapshot to go on from for each point, all of the same round.
+        on_round: as in ``run``, with the point's number first.
+        after_round: called with the number of a round when all points that are computed together have ended it.
+        on_done: called with the first number and the outcomes of points that were computed together.
+        own: as in ``run``.
+        shared: what other calls on the same data and clients have computed already.
+
+    Returns:
+        For each point its outcome, or the error that ended it; the others go on.
+
+    Raises:
+        FedcacheError: as ``run``, for what concerns all points; BUG for points that differ in more than floats.
+    """
+    for hp in hps:
+        _check(method, hp, clients, rounds)
+        if structure(method, hp) != structure(method, hps[0]):
+            raise FedcacheError(Exit.BUG, "Points of one program differ in more than floats.", "Please report this.")
+    rounds = 1 if method.one_shot else rounds
+    shared = shared or Shared()
+    data = shared.cast(data, dtype)
+    jobs: list[Rounds] = []
+    records: list[list[RoundRecord]] = []
+    for hp, state in zip(hps, states or [None] * len(hps), strict=True):
+        job = Rounds(method, hp, data, clients, seed, dtype, own)
+        records.append(_resume(job, state) if state is not None else [])
+        if state is None:
+            job.start()
+        jobs.append(job)
+    per_round = len(jobs[0].sample(participation))
+    chosen = choose(method, hps[0], _load(jobs, per_round), lift, chunk, mixed=bool(own))
+    grams = shared.grams(jobs[0]) if chosen.name == "dual" else None
+    found: list[Outcome | FedcacheError] = []
+    for start in range(0, len(jobs), chosen.points):
+        part = jobs[start : start + chosen.points]
+        if grams is not None:
+            for job, state in zip(part, (states or [None] * len(hps))[start:], strict=False):
+                restore(job.states, state, grams)
+        program = Program(part, chosen, grams)
+
+        def told(point: int, *story: Any, first: int = start) -> None:
+            if on_round is not None:
+                on_round(first + point, *story)
+
+        part_records = records[start : start + chosen.points]
+        ended = _run(program, part_records, rounds, participation, eval_every, told, after_round)
+        if on_done is not None:
+            on_done(start, ended)
+        found += ended
+    return found
+
+
+def plan(
+    method: Method,
+    hp: Mapping[str, Value],
+    data: Data,
+    clients: Sequence[ClientRows],
+    *,
+    points: int = 1,
+    participation: int | float | None = None,
+    lift: str = "auto",
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    own: Mapping[int, Own] | None = None,
+) -> tuple[Lift, Load]:
+    """How a run would be computed, and its sizes; nothing is trained. Arguments and errors as in ``run``."""
+    job = Rounds(method, hp, data, clients, 0, dtype, own)
+    job.start()
+    load = _load([job] * points, len(job.sample(participation)))
+    return choose(method, hp, load, lift, chunk, mixed=bool(own)), load
+
+
+def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
+    """What points of one program have in common: every hyperparameter that is no float."""
+    floats = {h.name for h in method.hparams if h.kind == "float"}
+    return tuple((k, v) for k, v in sorted(hp.items()) if k not in floats or v is None)
+
+
+class Shared:
+    """What runs on the same features and clients have in common: features in the dtype computed in, Gram matrices."""
+
+    def __init__(self) -> None:
+        self._cast: dict[tuple[int, torch.dtype], tuple[Data, Data]] = {}
+        self._grams: dict[tuple[Any, ...], tuple[Data, Grams]] = {}
+
+    def cast(self, data: Data, dtype: torch.dtype) -> Data:
+        """The data with features of that dtype; images stay bytes."""
+        if data.x.dtype == dtype or data.image is not None:
+            return data
+        key = (id(data), dtype)
+        if key not in self._cast:
+            self._cast[key] = (data, replace(data, x=data.x.to(dtype)))  # the first keeps its id from being reused
+        return self._cast[key][1]
+
+    def grams(self, job: Rounds) -> Grams:
+        """Of the clients of a run that ``dual`` serves."""
+        width = job.data.x.shape[2]
+        rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
+        rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
+        key = (id(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
+        if key not in self._grams:
+            self._grams[key] = (job.data, Grams(job.data.x, rows))
+        return self._grams[key][1]
+
+
+def _run(
+    program: Program,
+    records: Sequence[list[RoundRecord]],
+    rounds: int,
+    participation: int | float | None,
+    eval_every: int,
+    on_round: Callable[..., None],
+    after_round: Callable[[int], None] | None,
+) -> list[Outcome | FedcacheError]:
+    """All rounds of some points."""
+    jobs = program.jobs
+    scored: list[Evaluation | None] = [None] * len(jobs)
+    while jobs[0].round < rounds and len(program.failed) < len(jobs):
+        begun = time.perf_counter()
+        first = jobs[0]
+        took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(participation))
+        traffics = program.one_round(participation)
+        seconds = (time.perf_counter() - begun) / len(jobs)
+        for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
+            if traffic is None:
+                job.round = first.round = max(job.round, first.round)
+                continue
+            measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
+            found = scored[g] = _evaluate(job) if measure else None
+            diagnostics = job.diagnose() if measure else {}
+            accuracy = None if found is None else found.accuracy
+            records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
             metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
-            on_round(job.round, metrics, asdict(traffic), lambda: _snapshot(job, records))
-    return _outcome(job, chosen, records, evaluation or _evaluate(job))
+            on_round(g, job.round, metrics, asdict(traffic), partial(_snapshot, job, records[g]))
+        if after_round is not None:
+            after_round(max(job.round for job in jobs))
+    return [
+        program.failed[g] if g in program.failed else _outcome(job, program, records[g], scored[g] or _evaluate(job))
+        for g, job in enumerate(jobs)
+    ]
 
 
 def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int) -> None:
@@ -121,13 +286,23 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
         )
 
 
-def _head_bytes(job: Rounds) -> int:
-    """Bytes of what one client holds besides its rows: what it keeps and what it is sent."""
+def _load(jobs: Sequence[Rounds], clients: int) -> Load:
+    """Sizes of a run: what one client holds besides its rows is what it keeps and what it is sent."""
+    job = jobs[0]
     first = job.eligible[0]
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
-    held = [t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))]
-    return sum(t.numel() * t.element_size() for t in held)
+    held = {k: t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))}
+    return Load(
+        head_bytes=sum(t.numel() * t.element_size() for t in held.values()),
+        clients=clients,
+        outputs=sum(t.shape[-2] for k, t in held.items() if is_first(k)),
+        rows=[len(job.lanes[c].train) for c in job.eligible],
+        width=job.data.x.shape[2],
+        itemsize=job.env.dtype.itemsize,
+        views=job.env.views,
+        points=len(jobs),
+    )
 
 
 def _evaluate(job: Rounds) -> Evaluation:
@@ -177,7 +352,8 @@ def _snapshot(job: Rounds, records: list[RoundRecord]) -> Snapshot:
         "met": [int(i) for i in np.flatnonzero(job.met)],
         "traffic": job.traffic.to_json(),
     }
-    return pack(job.server, job.states, meta, records)
+    made = pack(job.server, dict(job.states), meta, records)
+    return Snapshot({**made.tensors, **stored(job.states)}, made.meta)
 
 
 def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
@@ -195,7 +371,9 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
                 f"The saved state has {key} {state.meta.get(key)!r}, but the run has {expected!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )
-    job.server, job.states, records = unpack(state)
+    job.server, held, records = unpack(state)
+    for client, tree in held.items():
+        job.states[client] = tree
     job.round = int(state.meta["round"])
     job.traffic = Traffic.from_json(state.meta["traffic"])
     for client in state.meta["met"]:
@@ -203,7 +381,7 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
     return records
 
 
-def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
+def _outcome(job: Rounds, program: Program, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
     protocol = job.method.protocol(job.hp)
     labels = job.data.y.cpu().numpy()
 
@@ -228,15 +406,16 @@ def _outcome(job: Rounds, lift: Lift, records: list[RoundRecord], evaluation: Ev
         records=tuple(records),
         traffic=job.traffic,
         fidelity=job.method.fidelity(job.hp, job.env.views),
-        lift=lift.name,
-        chunk=lift.chunk,
+        lift=program.lift.name,
+        chunk=program.lift.chunk,
+        points=len(program.jobs),
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
         clients=tuple(c.name for c in job.clients),
         classes_owned=tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in job.clients),
         trainable=job.method.trainable(job.server, next(iter(job.states.values()), {})),
         server=job.server,
-        states=job.states,
+        states=dict(job.states),
         warnings=tuple(job.warnings),
         predict=predict,
     )

@@ -252,11 +252,13 @@ def lane(t: Tensor, lanes: int, ctx: Ctx, start: int = 0) -> Tensor:
 
 
 def own(tree: Tree, ctx: Ctx) -> Tree:
-    """Every tensor with full leading axes in memory of its own, to be updated in place."""
+    """Every tensor with full leading axes in memory of its own, to be updated in place.
+
+    They become row-major, but for a grid, whose tensors may have an order of their own (``heads.span``).
+    """
     core = len(ctx.lead)
-    return {
-        k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=torch.contiguous_format) for k, t in tree.items()
-    }
+    order = torch.preserve_format if core == 2 else torch.contiguous_format
+    return {k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order) for k, t in tree.items()}
 
 
 def share(tree: Tree, axes: int) -> Tree:

@@ -152,6 +152,10 @@ Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], "Ctx"], dic
 Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
 
 
+ON_ROWS = ("loop", "stack", "dual")
+"""Lifts of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
+
+
 def no_state(_down: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
     """A client that keeps nothing between rounds."""
     return {}
@@ -227,7 +231,8 @@ class Method:
         deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
             probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
         headline: the accuracy of personal models is the mean over clients, or their minimum.
-        lifts: how lanes may be computed; whatever reads nothing but features must allow ``stack``.
+        lifts: how lanes may be computed; whatever reads nothing but features must allow ``stack``, and ``ON_ROWS``
+            adds ``dual``.
         mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.lanes import Ctx, is_zero, over
 from fedcache.heads.linear import Tree
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -33,7 +33,8 @@ def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
             state[name] = torch.zeros(ctx.lead, dtype=torch.float32, device=ctx.env.device)
         else:
             t = p[name.split("/", 2)[2]]
-            state[name] = t.new_zeros((*ctx.lead, *t.shape[core:]))
+            full = t.expand((*ctx.lead, *t.shape[core:]))
+            state[name] = torch.zeros_like(full)  # in the memory order of what it belongs to
     return state
 
 
@@ -46,7 +47,6 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         grads: one per name.
         ctx: reads ``opt``, ``lr``, ``wd`` and, for SGD, ``momentum``.
     """
-    grads = [g.contiguous() for g in grads]  # the fused kernels read memory in order, whatever the strides say
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
     hp = (ctx.number("lr"), ctx.number("wd"), ctx.number("momentum"))
@@ -58,22 +58,41 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
             if fused and not ctx.lead:
                 p["opt/t"] += 1.0
                 torch._fused_adam_(
-                    params, grads, first, second, [], [p["opt/t"]] * len(names),
+                    params, _in_order(grads), first, second, [], [p["opt/t"]] * len(names),
                     lr=plain[0], beta1=BETA1, beta2=BETA2, weight_decay=plain[1], eps=EPS,
                     amsgrad=False, maximize=False,
                 )  # fmt: skip
             else:
                 _adam(p, params, grads, first, second, hp[0], hp[1])
-        elif fused:
+        elif fused and len(ctx.lead) < 2:  # of a grid, the first lanes of a chunk are no block of memory
             # Without momentum there is nothing to remember, and the kernel insists on no buffers.
             torch._fused_sgd_(
-                params, grads, first if plain[2] else [], lr=plain[0], weight_decay=plain[1], momentum=plain[2],
+                params, _in_order(grads), first if plain[2] else [],
+                lr=plain[0], weight_decay=plain[1], momentum=plain[2],
                 dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             )  # fmt: skip
         else:
             for t, g, m in zip(params, grads, first, strict=True):
-                m.mul_(over(hp[2], t)).add_(g + over(hp[1], t) * t)
-                t.sub_(over(hp[0], t) * m)
+                if is_zero(hp[2]):
+                    m.copy_(g)
+                else:
+                    m.mul_(over(hp[2], t)).add_(g)
+                if not is_zero(hp[1]):
+                    _add_scaled(m, t, over(hp[1], t))
+                _add_scaled(t, m, over(-hp[0], t))
+
+
+def _in_order(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The fused kernels read memory in order, whatever the strides say; parameters are row-major."""
+    return [g.contiguous() for g in grads]
+
+
+def _add_scaled(t: Tensor, other: Tensor, scale: float | Tensor) -> None:
+    """t += scale * other, in one pass."""
+    if isinstance(scale, Tensor):
+        t.addcmul_(other, scale)
+    else:
+        t.add_(other, alpha=scale)
 
 
 def _adam(

@@ -99,8 +99,9 @@ class Outcome:
         records: one per round.
         traffic: exact and paper counts.
         fidelity: exact | cached_views | approx.
-        lift: loop | stack.
+        lift: loop | stack | dual.
         chunk: clients at once.
+        points: of a grid that were computed together, this one among them.
         threads: of torch, in this process.
         dtype: of the computation.
         clients: their names.
@@ -121,6 +122,7 @@ class Outcome:
     fidelity: str
     lift: str
     chunk: int
+    points: int
     threads: int
     dtype: torch.dtype
     clients: tuple[str, ...]
@@ -169,7 +171,7 @@ def unpack(snapshot: Snapshot) -> tuple[Tree, dict[int, Tree], list[RoundRecord]
         place, name = key.split("/", 1)
         if place == "server":
             server[name] = t.clone()
-        else:
+        elif place == "client":
             client, name = name.split("/", 1)
             states[int(client)][name] = t.clone()
     return server, states, [RoundRecord.from_json(r) for r in snapshot.meta["records"]]

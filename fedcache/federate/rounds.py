@@ -1,4 +1,4 @@
-"""One round: sample, broadcast, fit lane by lane or chunk by chunk, pool in client order, aggregate.
+"""One run: its constants, its state between rounds, and the two ends of a round (``federate.program`` is the middle).
 
 State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and every lift shares
 one format. ``fit`` never sees a test row, and a method that needs no labels is handed data that has none.
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.aggregate import Pool
 from fedcache.federate.clients import ClientRows, Data, LaneData, lane_data
-from fedcache.federate.lanes import SERVER, Ctx, Draws, Env, generator, pad_stack, share, split
-from fedcache.federate.lifts import Lift
+from fedcache.federate.dual import States
+from fedcache.federate.lanes import SERVER, Ctx, Draws, Env, generator
 from fedcache.federate.method import Hp, Method
 from fedcache.federate.mixed import Columns, Own, check_mixed
 from fedcache.federate.steps import batch_sizes
@@ -90,7 +89,7 @@ class Rounds:
         self.labels = data.y.to(data.x.device) if "labels" in method.reads(hp) else None
         self.round = 0
         self.server: Tree = {}
-        self.states: dict[int, Tree] = {}
+        self.states = States()
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
         self.warnings: list[str] = []
@@ -207,32 +206,12 @@ class Rounds:
         data, ctx = self.rows([client], 0), self.ctx([client], 0)
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
-        self._finite({**up, **state}, [client], 0)
+        self.finite({**up, **state}, [client], 0)
         if state:
             self.states[client] = {k: t.contiguous() for k, t in state.items()}
         return up
 
-    def fit_chunk(self, down: Tree, part: Sequence[int]) -> dict[int, Tree]:
-        """The stack lift: a chunk of clients on one axis, sorted so that resting lanes are a suffix; their uploads."""
-        order = sorted(part, key=lambda i: -len(self.lanes[i].train))
-        shared = share(down, 1)
-        entered = self._enter(shared, [c for c in order if c not in self.states])
-        stacked = pad_stack([self.states.get(c, entered.get(c, {})) for c in order])
-        state, up = self.method.fit(shared, stacked, self.rows(order, 1), self.ctx(order, 1))
-        self._finite({**up, **state}, order, 1)
-        if state:
-            for j, c in enumerate(order):
-                self.states[c] = split(state, j, len(self.lanes[c].train))
-        return {c: {k: t[j if t.shape[0] > 1 else 0] for k, t in up.items()} for j, c in enumerate(order)}
-
-    def _enter(self, down: Tree, new: Sequence[int]) -> dict[int, Tree]:
-        """What clients hold that take part for the first time; ``new`` keeps the order of falling rows."""
-        if not new:
-            return {}
-        state = self.method.enter(down, self.rows(new, 1), self.ctx(new, 1))
-        return {c: split(state, j, len(self.lanes[c].train)) for j, c in enumerate(new)}
-
-    def _finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
+    def finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
         """Refuse a result that is not finite, naming the client; a finite sum proves all its terms finite."""
         for name, t in tree.items():
             if not t.is_floating_point() or torch.isfinite(t.sum()) or torch.isfinite(t).all():
@@ -254,26 +233,19 @@ class Rounds:
         labels = {c: self.data.y[torch.from_numpy(np.asarray(self.lanes[c].train, np.int64))] for c in self.states}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
 
-    def one_round(self, participation: int | float | None, lift: Lift) -> RoundTraffic:
-        """One round; advances ``round``, ``server`` and ``states``."""
-        ids = self.sample(participation)
-        down = self.down()
-        pool = Pool(self.method.pool(self.hp))
-        ups: list[tuple[int, int]] = []
-        for start in range(0, len(ids), lift.chunk):
-            part = ids[start : start + lift.chunk]
-            if lift.name == "loop":
-                uploads = {part[0]: self.fit_one(down, part[0])}
-            else:
-                uploads = self.fit_chunk(down, part)
-            for c in part:
-                up = uploads[c]
-                pool.add(up, float(len(self.lanes[c].train)))
-                ups.append((self.method.sent(up, self.server_ctx()), itemsize(up)))
-        merged = self.method.aggregate(self.server, pool.done(), self.server_ctx(ids))
+    def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+        """The end of a round: aggregate and count; advances ``round`` and ``server``.
+
+        Args:
+            ids: of the clients that took part.
+            down: what they were sent.
+            pooled: their uploads.
+            ups: (scalars, bytes of one) that each of them sent.
+        """
+        merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
-        self._finite(self.server, [ids[0]], 0)
+        self.finite(self.server, [ids[0]], 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
         traffic = self._count(ids, delivered, ups)

@@ -71,7 +71,7 @@ def minibatches(
     shared = share[0] if not ctx.lead else share[None] if len(ctx.lead) == 2 else share
     weight = torch.from_numpy(shared).to(ctx.env.device, ctx.env.dtype)
     rows = order.shape[:-1].numel() * order.shape[-1] * len(views)
-    at_once = rows * data.x.shape[-1] * data.x.element_size() <= GATHER_BYTES
+    at_once = data.fits(rows, GATHER_BYTES)
     whole = [data.take(order, _pick(v, order)) for v in views] if at_once else []
     labels = data.labels(order) if data.y is not None else None
     start = 0
@@ -82,7 +82,7 @@ def minibatches(
         if at_once:
             xs = [cut(x, 1) for x in whole]
         else:
-            part = LaneData(data.x, data.y, lane(data.rows, k, ctx), data.n[:k])
+            part = data.narrow(k)
             xs = [part.take(i, cut(_pick(v, order)) if isinstance(v, Tensor) else v) for v in views]
         w = lane(weight, k, ctx)[..., t, :width]
         batch = {"x": xs[0], "i": i, "w": w}
@@ -168,9 +168,17 @@ def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, c
     """
     q = {k: t.detach() for k, t in p.items()}
     leaves = [q[n].requires_grad_() for n in names]
-    value = loss(q, batch, down, ctx)
+    value = loss(q, batch, _alive(down, ctx), ctx)
     total, updates = value if isinstance(value, tuple) else (value, {})
     return list(torch.autograd.grad(total.sum(), leaves)), updates
+
+
+def _alive(down: Tree, ctx: Ctx) -> Tree:
+    """The broadcast of the lanes that still step: under ``dual`` its maps differ between clients."""
+    if not ctx.lead:
+        return down
+    axis, lanes = len(ctx.lead) - 1, ctx.lead[-1]
+    return {k: t.narrow(axis, 0, lanes) if t.shape[axis] > lanes else t for k, t in down.items()}
 
 
 def descend(loss: Loss, names: Sequence[str], down: Tree) -> Step:

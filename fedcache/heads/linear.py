@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcache.heads.span import Span
+
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
 """Draws numbers in [-1, 1) of the given core shape; the caller decides for which lanes."""
@@ -34,17 +36,20 @@ class _Batched(torch.autograd.Function):
         return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
 
 
-def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+def affine(x: Tensor | Span, W: Tensor, b: Tensor | None = None) -> Tensor:
     """``x W' + b`` for every lane.
 
     Args:
-        x: [.., N, D] rows.
-        W: [.., C, D], leading axes equal to those of ``x``, or 1, or absent.
+        x: [.., N, D] rows, or a ``Span`` of them.
+        W: [.., C, D], leading axes equal to those of ``x``, or 1, or absent; coordinates for a ``Span``.
         b: [.., C] or None.
 
     Returns:
         [.., N, C].
     """
+    if isinstance(x, Span):
+        u = x.affine(W)
+        return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:
         return torch.nn.functional.linear(x, W, b)
     if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, Method, Protocol
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, Method, Protocol
 from fedcache.federate.models import (
     AGG,
     FEAT_POST,
@@ -76,6 +76,7 @@ METHOD = Method(
     summary="Local training of P and Q (or a linear head), then the weighted average.",
     hparams=declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20),
+    lifts=ON_ROWS,
     init=init_model,
     enter=enter,
     fit=local(ce_loss, names, trained, sent_names),

@@ -29,7 +29,7 @@ from fedcache.federate import contrast
 from fedcache.federate.clients import LaneData
 from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body
 from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
 from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare, owned_rows
 from fedcache.federate.noise import NOISE, noisy, noisy_prototypes
 from fedcache.federate.steps import Batch
@@ -149,6 +149,7 @@ METHOD = Method(
         *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
+    lifts=ON_ROWS,
     init=init, broadcast=broadcast, enter=enter, fit=fit, pool=lambda _hp: {"": "stack"},
     aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),
     sent=owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,

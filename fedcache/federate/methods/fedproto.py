@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, is_zero
-from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
 from fedcache.federate.models import (
     FEAT_POST,
     LOGIT_HEAD,
@@ -140,6 +140,7 @@ METHOD = Method(
                choices=("global", "global_own", "local", "head"), official="global_own"),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=init,
     enter=enter,
     fit=fit,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
 from fedcache.federate.methods.fedavg import own_statistics
 from fedcache.federate.methods.solo import predict
 from fedcache.federate.models import (
@@ -100,6 +100,7 @@ METHOD = Method(
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=init,
     enter=enter,
     fit=fit,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, is_zero, over
-from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
 from fedcache.federate.methods.fedavg import paper_count
 from fedcache.federate.models import (
     AGG,
@@ -123,6 +123,7 @@ METHOD = Method(
         HParam("adapt_steps", 1, "int", "steps of adaptation; 0 deploys theta (D-71)", low=0, official=2),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=init_model,
     fit=fit,
     predict=predict,

@@ -26,7 +26,7 @@ import torch
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, over, own
-from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
 from fedcache.federate.methods.fedavg import paper_count
 from fedcache.federate.methods.solo import predict
 from fedcache.federate.models import (
@@ -114,6 +114,7 @@ METHOD = Method(
         ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=init_model,
     enter=enter,
     fit=fit,

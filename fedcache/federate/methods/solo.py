@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Method, personal_model
+from fedcache.federate.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.models import (
     FEAT_POST,
     MODEL,
@@ -50,6 +50,7 @@ METHOD = Method(
     summary="Every client trains its own head; no traffic.",
     hparams=declare(FEAT_POST, MODEL, init_param(independent=True), TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
     fit=local(ce_loss, names, trained, send=lambda _hp: ()),

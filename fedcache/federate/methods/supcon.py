@@ -32,7 +32,7 @@ from fedcache.federate.contrast import (
     view_batches,
 )
 from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import Defaults, HParam, Method, personal_model
+from fedcache.federate.method import ON_ROWS, Defaults, HParam, Method, personal_model
 from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
 from fedcache.federate.steps import Batch
 from fedcache.heads.linear import Tree
@@ -79,6 +79,7 @@ METHOD = Method(
         *OWN_PROTOTYPES,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
+    lifts=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,
