@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -44,7 +45,7 @@ class FedcacheError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}"
 
-    def __reduce__(self) -> tuple[type[FedcacheError], tuple[Exit, str, str]]:
+    def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
         # Exceptions cross process borders in the extraction workers; the default keeps only the message.
         return FedcacheError, (self.code, self.message, self.hint)
 

@@ -39,7 +39,11 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
-    sizes = [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")] if "hidden" in small(name) else []
+    sizes = (
+        [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
+        if {"hidden", "channels"} & small(name).keys()
+        else []
+    )
     done = ok("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", "--seeds", "0,1", *sizes)
     data = done.data
     for key in (

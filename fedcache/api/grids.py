@@ -1,20 +1,28 @@
-"""``grid``: the product of methods, sweeps and seeds, each point an ordinary run.
+"""``grid``: the product of methods, sweeps and seeds, each point a run.
 
 Every point has its own digest, so a grid that was killed runs only what is missing, and a point that was trained alone
-before is not trained again.
+before is not trained again. Points that differ in floats alone are one program (``api.programs``) where a lift can
+compute them together; they equal their single runs up to rounding, and with ``exact`` bit for bit.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import re
+import signal
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedcache.api.programs import lift_of, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
-from fedcache.api.settings import find_method
-from fedcache.api.training import Run, train
+from fedcache.api.settings import Memo, Setting, find_method, prepare_run
+from fedcache.api.training import Run, check_values, on_device, refuse_contradictions, train, train_setting
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -87,6 +95,24 @@ class Grid:
         return f"Grid({len(self.points)} points, best {best.method} {best.sweep} {best.run.accuracy['mean']})"
 
 
+def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+    """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if sampler == "grid":
+        return list(points)
+    match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", sampler)
+    if match is None or int(match[1]) < 1:
+        raise FedcacheError(
+            Exit.USAGE, f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20"
+        )
+    count = min(int(match[1]), len(points))
+    drawn = np.random.default_rng(int(match[2] or 0)).choice(len(points), count, replace=False)
+    return [points[i] for i in sorted(drawn)]
+
+
 def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
     """Every (method, swept values), checked before anything runs: names, legal values, no repeats.
 
@@ -129,10 +155,16 @@ def grid(
     repartition: bool = False,
     extract: bool = True,
     fresh: bool = False,
+    sampler: str = "grid",
+    exact: bool = False,
+    jobs: int = 1,
     observer: Observer | None = None,
     stop: Stop | None = None,
 ) -> Grid:
-    """Train every point; see ``train`` for the arguments.
+    """Train every point; see ``train`` for the other arguments.
+
+    ``sampler`` is ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats. ``exact`` computes every point
+    alone, with the bits of its single run. ``jobs`` processes train points alone, for what cannot be computed together.
 
     A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
     ``Grid.damaged`` or ``Grid.failed``.
@@ -142,15 +174,66 @@ def grid(
             FEDERATED, when no point has a result.
     """
     observer, stop = observer or Silent(), stop or Stop()
-    base = partition or PartitionConfig()
-    todo = combinations(methods, sweeps)
-    points: list[Point] = []
-    damaged: list[Lost] = []
-    failed: list[Lost] = []
-    for number, (name, sweep) in enumerate(todo, 1):
-        observer.note(
-            f"Point {number} of {len(todo)}: {name} {' '.join(f'{k}={v}' for k, v in sweep.items())}".rstrip()
-        )
+    todo = sampled(sampler, combinations(methods, sweeps))
+    work = Work(todo, config, partition or PartitionConfig(), home, runs or home.runs, repartition, extract, fresh,
+                exact or jobs > 1, observer, stop)  # fmt: skip
+    if jobs > 1:
+        in_processes(work, jobs)
+    for program in _programs(todo):
+        work.run(program)
+    return work.grid()
+
+
+def _programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
+    """Numbers of the points that differ in floats alone, in the order of the product."""
+    groups: dict[Any, list[int]] = {}
+    for number, (name, sweep) in enumerate(todo):
+        floats = {h.name for h in find_method(name).hparams if h.kind == "float"}
+        rest = {k: v for k, v in sweep.items() if k not in floats or v == "auto"}
+        groups.setdefault((name, *sorted(rest.items())), []).append(number)
+    return list(groups.values())
+
+
+@dataclass
+class Work:
+    """A grid under way.
+
+    Attributes:
+        todo: every point's method and swept values.
+        config: of all points.
+        base: partition of all points.
+        home: stores.
+        runs: directory of results.
+        repartition: as in ``grid``.
+        extract: as in ``grid``.
+        fresh: as in ``grid``.
+        exact: whether every point is computed alone.
+        observer: told the story.
+        stop: honoured between rounds.
+        ended: point -> its run or error.
+    """
+
+    todo: Sequence[tuple[str, dict[str, str]]]
+    config: TrainConfig
+    base: PartitionConfig
+    home: Home
+    runs: Path
+    repartition: bool
+    extract: bool
+    fresh: bool
+    exact: bool
+    observer: Observer
+    stop: Stop
+    ended: dict[int, Run | FedcacheError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from fedcache.federate.engine import Shared
+
+        self._memo, self._shared, self._best = Memo(), Shared(), -1.0
+
+    def config_of(self, number: int) -> TrainConfig:
+        """What ``train`` would be asked for the point."""
+        name, sweep = self.todo[number]
         settings = {k: v for k, v in sweep.items() if k not in (*RUN_KEYS, *PARTITION_KEYS)}
         values: dict[str, Any] = {k: v for k, v in sweep.items() if k in RUN_KEYS}
         if "rounds" in values:
@@ -158,34 +241,159 @@ def grid(
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))
-        point = replace(config, method=name, set={**config.set, **settings}, **values)
+        return replace(self.config, method=name, set={**self.config.set, **settings}, **values)
+
+    def partition_of(self, number: int) -> PartitionConfig:
+        """How its rows are dealt."""
+        return _dealt(self.base, self.todo[number][1])
+
+    def run(self, program: Sequence[int]) -> None:
+        """Train the points of one program, those that have not ended."""
+        program = [n for n in program if n not in self.ended]
+        if not program:
+            return
+        configs = [self.config_of(n) for n in program]
+        words = " ".join(f"{k}={v}" for k, v in self.todo[program[0]][1].items())
+        many = f" and {len(program) - 1} that differ in numbers" if len(program) > 1 else ""
+        self.observer.note(f"Points {len(self.ended) + 1} to {len(self.ended) + len(program)} of {len(self.todo)}: "
+                           f"{configs[0].method} {words}{many}")  # fmt: skip
         try:
-            run = train(
-                point,
-                home,
-                partition=_dealt(base, sweep),
-                runs=runs,
-                repartition=repartition,
-                extract=extract,
-                fresh=fresh,
-                observer=observer,
-                stop=stop,
-            )
-        except DamagedRunError as error:
-            observer.warn(error.message)
-            damaged.append(Lost(name, sweep, error.message, error.hint))
-            continue
+            refuse_contradictions(configs[0], self.base)
+            check_values(configs[0])
+            setting = self._prepare(configs[0], self.partition_of(program[0]))
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
-            observer.warn(error.message)
-            failed.append(Lost(name, sweep, error.message, error.hint))
-            continue
-        points.append(Point(name, sweep, run))
-    done, lost = Grid(points, damaged, failed), [*damaged, *failed]
-    if lost and not points:
-        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
-    return done
+            for n in program:
+                self._told(n, error)
+            return
+        settings = settings_of(setting, configs)
+        if not self.exact and len(program) > 1:
+            from fedcache.federate.lifts import TOGETHER
+
+            lift = lift_of(on_device(setting, "cpu"), configs[0], len(program))
+            if lift.name in TOGETHER:
+                self.observer.note(f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients "
+                                   "at once (--exact computes one by one).")  # fmt: skip
+                train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
+                               observer=self.observer, stop=self.stop,
+                               told=lambda i, out: self._told(program[i], out))  # fmt: skip
+                return
+        for n, one, config in zip(program, settings, configs, strict=True):
+            try:
+                self._told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
+                                            stop=self.stop))  # fmt: skip
+            except FedcacheError as error:
+                if not _of_a_point(error):
+                    raise
+                self._told(n, error)
+
+    def _prepare(self, config: TrainConfig, partition: PartitionConfig) -> Setting:
+        if config.clients_from is not None:
+            from fedcache.api.shards import prepare_from_shards
+
+            return prepare_from_shards(config, self.home, self.observer)
+        return prepare_run(config, partition, self.home, repartition=self.repartition, extract=self.extract,
+                           observer=self.observer, stop=self.stop, memo=self._memo)[0]  # fmt: skip
+
+    def _told(self, number: int, out: Run | FedcacheError) -> None:
+        """A point has ended: keep it, and say when it is the best so far."""
+        self.ended[number] = out
+        name, sweep = self.todo[number]
+        if isinstance(out, FedcacheError):
+            self.observer.warn(out.message)
+            return
+        mean = out.accuracy["mean"]
+        if mean is not None and mean > self._best and len(self.todo) > 1:
+            self._best = mean
+            words = " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+            self.observer.note(f"Best of {len(self.ended)} of {len(self.todo)} points: {words}  {100 * mean:.2f} %")
+
+    def grid(self) -> Grid:
+        """What came of it.
+
+        Raises:
+            FedcacheError: CORRUPT or FEDERATED, when no point has a result.
+        """
+        points: list[Point] = []
+        damaged: list[Lost] = []
+        failed: list[Lost] = []
+        for number, (name, sweep) in enumerate(self.todo):
+            out = self.ended[number]
+            if isinstance(out, Run):
+                points.append(Point(name, sweep, out))
+            else:
+                lost = damaged if isinstance(out, DamagedRunError) else failed
+                lost.append(Lost(name, sweep, out.message, out.hint))
+        done, lost = Grid(points, damaged, failed), [*damaged, *failed]
+        if lost and not points:
+            raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        return done
+
+
+def in_processes(work: Work, jobs: int) -> None:
+    """Train every point alone, ``jobs`` at once; each process computes with its share of the threads.
+
+    Raises:
+        FedcacheError: as ``train``; INTERRUPTED after a stop, with finished points kept.
+    """
+    import torch
+
+    numbers = list(range(len(work.todo)))
+    # The first point alone: what has to be extracted is extracted once, and a wrong option is one message.
+    work.run(numbers[:1])
+    threads = max(1, torch.get_num_threads() // jobs)
+    context = multiprocessing.get_context("spawn")
+    work.observer.start("points", len(numbers) - 1, "points")
+    try:
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_settle, initargs=(threads,)) as pool:
+            futures = {
+                pool.submit(_alone, work.config_of(n), work.partition_of(n), work.home, work.runs, work.repartition,
+                            work.fresh): n
+                for n in numbers[1:]
+            }  # fmt: skip
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                if work.stop.requested:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise FedcacheError(
+                        Exit.INTERRUPTED,
+                        f"Stopped on request after {len(work.ended)} of {len(numbers)} points; they are kept.",
+                        "Run the same command again to go on.",
+                    )
+                for future in done:
+                    out = future.result()
+                    if isinstance(out, FedcacheError) and not _of_a_point(out):
+                        pool.shutdown(wait=False, cancel_futures=True)
+                        raise out
+                    work._told(futures[future], out)
+                    work.observer.advance(1)
+    finally:
+        work.observer.stop()
+
+
+def _of_a_point(error: FedcacheError) -> bool:
+    """Whether an error ends one point and not the grid."""
+    return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
+
+
+def _settle(threads: int) -> None:
+    """A worker: its threads, and no part in the keyboard's signals, which the parent answers."""
+    import torch
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _alone(
+    config: TrainConfig, partition: PartitionConfig, home: Home, runs: Path, repartition: bool, fresh: bool
+) -> Run | FedcacheError:
+    """One point in a worker."""
+    try:
+        return train(config, home, partition=partition, runs=runs, repartition=repartition, extract=False, fresh=fresh)
+    except FedcacheError as error:
+        return error
 
 
 def _dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:

@@ -35,6 +35,7 @@ class Seeded:
         protocol: global | personalised.
         fidelity: exact | cached_views | approx.
         lift: the lift that ran, with its chunk.
+        points: of a grid that were computed together; 1 for a run alone.
         classes_owned: per client, of its training rows.
         trainable: scalars of the deployed model that training sets.
         warnings: sentences.
@@ -56,6 +57,7 @@ class Seeded:
     fidelity: str
     lift: str
     chunk: int
+    points: int
     threads: int
     clients: list[str]
     classes_owned: list[int]
@@ -118,6 +120,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         fidelity=outcome.fidelity,
         lift=outcome.lift,
         chunk=outcome.chunk,
+        points=outcome.points,
         threads=outcome.threads,
         clients=list(outcome.clients),
         classes_owned=list(outcome.classes_owned),
@@ -213,6 +216,7 @@ def summarise(
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,
+        "points": first.points,
         "threads": first.threads,
         "dtype": resolved["dtype"],
         "device": resolved["device"],

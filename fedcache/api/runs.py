@@ -44,6 +44,10 @@ class DamagedRunError(FedcacheError):
             f"{path} {why}.",
             f"The same command with --fresh runs it again; or remove {path.parent}.",
         )
+        self._args = (path, why)
+
+    def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
+        return DamagedRunError, self._args
 
 
 @cache

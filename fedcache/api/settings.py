@@ -36,6 +36,19 @@ MOST_SEEDS = 10_000
 
 
 @dataclass
+class Memo:
+    """What the settings of one grid share: features and partitions, read and dealt once.
+
+    Attributes:
+        features: of the last arrays read; grids keep arrays together, so one is enough.
+        partitions: by everything that determines them.
+    """
+
+    features: tuple[Any, Any] | None = None
+    partitions: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Setting:
     """Everything a run needs, resolved.
 
@@ -207,8 +220,10 @@ def prepare_run(
     extract: bool,
     observer: Observer,
     stop: Stop,
+    memo: Memo | None = None,
 ) -> tuple[Setting, Store]:
     """Resolve method, store, features and partitions, and say each choice that was not the user's."""
+    memo = memo or Memo()
     if train.method is None:
         from fedcache.federate.methods import METHODS
 
@@ -226,7 +241,12 @@ def prepare_run(
         for name in train.domain:
             if name not in store.samples.domains:
                 raise unknown("domain", name, store.samples.domains)
-    made, named = partitions_for(method, store, train, partition, seeds, repartition=repartition, observer=observer)
+    dealt = (store.path, method.defaults, train.partition, train.domain, str(partition), tuple(seeds), repartition)
+    if dealt not in memo.partitions:
+        memo.partitions[dealt] = partitions_for(
+            method, store, train, partition, seeds, repartition=repartition, observer=observer
+        )
+    made, named = memo.partitions[dealt]
     rows = np.concatenate([c.train for c in next(iter(made.values())).clients])
     need_labels(method, store, rows)
     if (store.samples.label[next(iter(made.values())).test] < 0).all():
@@ -239,7 +259,12 @@ def prepare_run(
         data, digests = live.load_images(store, keys[-1]), [str(store.arrays[k].digest) for k in keys]
         templates: list[str] = []
     else:
-        data, digests, templates = load_features(method, hp, store, keys, feat_post, rows, observer)
+        of = rows.tobytes() if feat_post == "standardize" else b""
+        read = (store.path, tuple(keys), feat_post, of, method.needs, hp.get("init"), hp.get("head"))
+        if memo.features is None or memo.features[0] != read:
+            memo.features = None  # the old ones go before the new ones come
+            memo.features = (read, load_features(method, hp, store, keys, feat_post, rows, observer))
+        data, digests, templates = memo.features[1]
     if brought is not None:
         data, digests = brought.attach(data, store), [*digests, brought.digest]
         templates = templates or [brought.towers.template]

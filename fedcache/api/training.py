@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -229,12 +229,78 @@ def on_device(setting: Setting, device: str) -> Setting:
     return replace(setting, data=moved)
 
 
+@dataclass
+class Opened:
+    """A run whose directory is known.
+
+    Attributes:
+        setting: on the device that computes.
+        config: as asked.
+        resolved: what determines the result.
+        identity: digests of it.
+        directory: where it lies.
+        stored: its result, when it is there already.
+    """
+
+    setting: Setting
+    config: TrainConfig
+    resolved: dict[str, Any]
+    identity: Identity
+    directory: RunDirectory
+    stored: Run | None
+
+
 def train_setting(
     setting: Setting, config: TrainConfig, runs: Path, *, fresh: bool, observer: Observer, stop: Stop
 ) -> Run:
     """Run every seed of a resolved setting and store the result."""
     import torch
 
+    opened = open_run(setting, config, runs, fresh=fresh, observer=observer)
+    if opened.stored is not None:
+        return opened.stored
+    begin_run(opened, fresh=fresh)
+    resolved, directory, seeds = opened.resolved, opened.directory, parse_seeds(config.seeds)
+    done: list[Seeded] = []
+    observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
+    try:
+        for seed in seeds:
+            finished = directory.seed_result(seed)
+            if finished is not None:
+                observer.advance(int(resolved["rounds"]))
+                done.append(Seeded.from_dict(finished))
+                continue
+            made = _one_seed(opened.setting, resolved, seed, directory, observer, stop, getattr(torch, config.dtype))
+            directory.save_seed(seed, made.to_dict())
+            done.append(made)
+    finally:
+        observer.stop()
+    return finish_run(opened, done, observer)
+
+
+def open_run(
+    setting: Setting,
+    config: TrainConfig,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    together: bool = False,
+) -> Opened:
+    """Resolve what determines a run, say what was chosen, and look whether it is there.
+
+    Args:
+        setting: from ``prepare_run``.
+        config: as asked.
+        runs: directory of all runs.
+        fresh: as if it were not there.
+        observer: told the choices.
+        together: whether it is a point that a grid computes together with others. That is equal to the run alone up to
+            rounding, so it has a digest of its own.
+
+    Raises:
+        FedcacheError: USAGE; CORRUPT for a damaged result.
+    """
     resolved = resolved_config(setting, config)
     seeds = parse_seeds(config.seeds)
     clients = len(next(iter(setting.partitions.values())).clients)
@@ -255,7 +321,7 @@ def train_setting(
     resolved["device"] = device = training_device(config.device, observer, live=setting.data.towers is not None)
     setting = on_device(setting, device)
     identity = Identity(
-        resolved,
+        {**resolved, "together": True} if together else resolved,
         setting.features,
         setting.dataset["digest"],
         [setting.partitions[s].digest for s in seeds],
@@ -263,6 +329,7 @@ def train_setting(
     )
     directory = RunDirectory(runs, identity)
     stored = None if fresh else directory.stored()
+    run = None
     if stored is not None:
         observer.note(f"The same run is there already ({directory.path.name}); --fresh runs it again.")
         known = directory.measured()
@@ -271,7 +338,14 @@ def train_setting(
                 f"{directory.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "
                 "(--fresh measures again)."
             )
-        return Run(directory.path, stored, known or {}, reused=True)
+        run = Run(directory.path, stored, known or {}, reused=True)
+    return Opened(setting, config, resolved, identity, directory, run)
+
+
+def begin_run(opened: Opened, *, fresh: bool) -> None:
+    """Make the directory of a run with the configuration that runs it again."""
+    setting, config, resolved, directory = opened.setting, opened.config, opened.resolved, opened.directory
+    seeds = parse_seeds(config.seeds)
     own = {f"partition-{s}": setting.partitions[s].to_payload() for s in seeds} if setting.named is None else {}
     table = to_table(
         replace(config, rounds=resolved["rounds"], participation=resolved["participation"], set=resolved["set"])
@@ -285,21 +359,14 @@ def train_setting(
     directory.begin(table, own)
     if fresh:
         directory.restart()
-    done: list[Seeded] = []
-    observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
-    try:
-        for seed in seeds:
-            finished = directory.seed_result(seed)
-            if finished is not None:
-                observer.advance(int(resolved["rounds"]))
-                done.append(Seeded.from_dict(finished))
-                continue
-            made = _one_seed(setting, resolved, seed, directory, observer, stop, getattr(torch, config.dtype))
-            directory.save_seed(seed, made.to_dict())
-            done.append(made)
-    finally:
-        observer.stop()
-    result = summarise(setting, resolved, identity, done)
+
+
+def finish_run(opened: Opened, done: Sequence[Seeded], observer: Observer) -> Run:
+    """Store the result of all seeds."""
+    import torch
+
+    setting = opened.setting
+    result = summarise(setting, opened.resolved, opened.identity, done)
     seconds = {**setting.seconds, "train": sum(d.seconds for d in done)}
     measured = {
         "seconds": seconds,
@@ -308,10 +375,10 @@ def train_setting(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    result = directory.finish(result, [r for d in done for r in d.rounds], measured)
+    result = opened.directory.finish(result, [r for d in done for r in d.rounds], measured)
     for warning in dict.fromkeys(w for d in done for w in d.warnings):
         observer.warn(warning)
-    return Run(directory.path, result, measured)
+    return Run(opened.directory.path, result, measured)
 
 
 def _one_seed(

@@ -32,7 +32,7 @@ MixedSet = Annotated[
     typer.Option("--client-set", help="key=v1,v2: clients take turns with these values. Repeatable."),
 ]
 Every = Annotated[int | None, typer.Option("--eval-every", min=0, help="Also score after every k-th round.")]
-Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack: how clients are computed.")]
+Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack | dual: how clients are computed.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | float64.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
@@ -262,6 +262,15 @@ def grid(
     client_set: MixedSet = None,
     lift: Lift = None,
     dtype: Dtype = None,
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="grid, or random:N[:SEED] for N points drawn without repeats.")
+    ] = "grid",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compute every point alone, with the bits of its single run.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Processes that train points alone; for what is not one program.")
+    ] = 1,
     runs: Runs = None,
     no_extract: NoExtract = False,
     fresh: Fresh = False,
@@ -269,6 +278,9 @@ def grid(
     json: o.Json = False,
 ) -> None:
     """Train every combination of methods, sweeps and seeds; finished points are not run again.
+
+    Points that differ in numbers alone are computed together where that is faster, and equal their single runs up to
+    rounding; --exact computes them one by one.
 
     Example: fedcache grid --method fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     """
@@ -323,6 +335,9 @@ def grid(
                 repartition=repartition,
                 extract=not no_extract,
                 fresh=fresh,
+                sampler=sampler,
+                exact=exact,
+                jobs=jobs,
                 observer=story,
                 stop=stop,
             )

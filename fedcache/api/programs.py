@@ -1,0 +1,229 @@
+"""Points of a grid that are one program: they differ in floats alone, and are trained together where that pays.
+
+Each point is a run with a directory, checkpoints and a result of its own; a killed grid goes on from them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.api.live import with_rounds
+from fedcache.api.results import Seeded, seed_record
+from fedcache.api.runs import DamagedRunError
+from fedcache.api.settings import Setting, parse_participation, parse_seeds
+from fedcache.api.training import CHECKPOINT_EVERY, Opened, Run, begin_run, finish_run, open_run
+from fedcache.config import TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer, Silent
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine import Shared
+    from fedcache.federate.lifts import Lift
+    from fedcache.federate.outcome import Outcome, Snapshot
+
+Told = Callable[[int, "Run | FedcacheError"], None]
+"""(point, its run or the error that ended it), as each ends."""
+
+
+def settings_of(setting: Setting, configs: Sequence[TrainConfig]) -> list[Setting]:
+    """The setting of the first point, with the hyperparameters of each."""
+    made = []
+    for config in configs:
+        method = setting.method
+        hp = with_rounds(method.resolve(config.preset, config.set), config.rounds or method.defaults.rounds)
+        kept = {"feat_post": setting.hp["feat_post"]} if "feat_post" in hp else {}
+        made.append(replace(setting, hp={**hp, **kept}))
+    return made
+
+
+def lift_of(setting: Setting, config: TrainConfig, points: int) -> Lift:
+    """How that many points would be computed."""
+    import torch
+
+    from fedcache.federate.engine import plan
+
+    partition = next(iter(setting.partitions.values()))
+    return plan(
+        setting.method,
+        setting.hp,
+        setting.data,
+        partition.clients,
+        points=points,
+        participation=_share(setting, config),
+        lift=config.lift,
+        dtype=getattr(torch, config.dtype),
+        own=setting.own,
+    )[0]
+
+
+def _share(setting: Setting, config: TrainConfig) -> int | float | None:
+    from fedcache.api.training import resolved_config
+
+    return parse_participation(str(resolved_config(setting, config)["participation"]))
+
+
+def train_together(
+    settings: Sequence[Setting],
+    configs: Sequence[TrainConfig],
+    runs: Path,
+    *,
+    shared: Shared,
+    fresh: bool,
+    observer: Observer,
+    stop: Stop,
+    told: Told,
+) -> None:
+    """Train points that are one program and store each as a run.
+
+    Args:
+        settings: from ``settings_of``.
+        configs: what was asked for each.
+        runs: directory of all runs.
+        shared: Gram matrices and features of other programs.
+        fresh: train points although their results are there.
+        observer: told the story once, and the rounds of all points.
+        stop: honoured after a round; every point keeps its state.
+        told: called with each point as it ends.
+
+    Raises:
+        FedcacheError: what concerns all points; INTERRUPTED after a stop.
+    """
+    opened: dict[int, Opened] = {}
+    for number, (setting, config) in enumerate(zip(settings, configs, strict=True)):
+        try:
+            alone = open_run(setting, config, runs, fresh=fresh, observer=Silent() if opened else observer)
+            point = open_run(setting, config, runs, fresh=fresh, observer=Silent(), together=True)
+        except DamagedRunError as error:
+            told(number, error)
+            continue
+        if (stored := alone.stored or point.stored) is not None:
+            told(number, stored)
+            continue
+        begin_run(point, fresh=fresh)
+        opened[number] = point
+    if not opened:
+        return
+    first = next(iter(opened.values()))
+    rounds, seeds = int(first.resolved["rounds"]), parse_seeds(first.config.seeds)
+    done: dict[int, list[Seeded]] = {n: [] for n in opened}
+    failed: dict[int, FedcacheError] = {}
+    observer.start(f"training {len(opened)} points of {first.setting.method.name}", len(seeds) * rounds * len(opened),
+                   "rounds")  # fmt: skip
+    try:
+        for seed in seeds:
+            todo: list[int] = []
+            for n, point in opened.items():
+                finished = point.directory.seed_result(seed)
+                if finished is not None:
+                    done[n].append(Seeded.from_dict(finished))
+                    observer.advance(rounds)
+                elif n not in failed:
+                    todo.append(n)
+            for group in _by_round({n: opened[n] for n in todo}, seed):
+                for n, out in _train(opened, group, seed, shared, observer, stop).items():
+                    if isinstance(out, FedcacheError):
+                        failed[n] = out
+                    else:
+                        done[n].append(out)
+    finally:
+        observer.stop()
+    for n, point in opened.items():
+        told(n, failed[n] if n in failed else finish_run(point, done[n], observer))
+
+
+def _by_round(points: dict[int, Opened], seed: int) -> list[list[tuple[int, Snapshot | None]]]:
+    """Points with their checkpoints, those of the same round together: a kill may fall between two checkpoints."""
+    from fedcache.federate.outcome import Snapshot
+
+    groups: dict[int, list[tuple[int, Snapshot | None]]] = {}
+    for n, point in points.items():
+        saved = point.directory.checkpoint(seed)
+        state = Snapshot(*saved) if saved is not None else None
+        groups.setdefault(0 if state is None else int(state.meta["round"]), []).append((n, state))
+    return [groups[r] for r in sorted(groups)]
+
+
+def _train(
+    opened: dict[int, Opened],
+    group: Sequence[tuple[int, Snapshot | None]],
+    seed: int,
+    shared: Shared,
+    observer: Observer,
+    stop: Stop,
+) -> dict[int, Seeded | FedcacheError]:
+    """One seed of some points; each is kept as it ends."""
+    import torch
+
+    from fedcache.federate.engine import run_points
+
+    numbers, states = [n for n, _ in group], [state for _, state in group]
+    first = opened[numbers[0]]
+    setting, resolved = first.setting, first.resolved
+    rounds, began, last = int(resolved["rounds"]), time.perf_counter(), time.monotonic()
+    observer.advance(sum(int(s.meta["round"]) for s in states if s is not None))
+    keep: dict[int, Callable[[], Snapshot]] = {}
+    due = False
+
+    def on_round(
+        point: int, number: int, _metrics: dict[str, Any], _traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+    ) -> None:
+        nonlocal last, due
+        observer.advance(1)
+        if number == rounds:
+            return
+        if not keep:  # the first point of a round decides for all of them
+            due = stop.requested or time.monotonic() - last > CHECKPOINT_EVERY
+        keep[point] = snapshot
+        if due:
+            taken = snapshot()
+            opened[numbers[point]].directory.save_checkpoint(seed, taken.tensors, taken.meta)
+
+    def after_round(number: int) -> None:
+        nonlocal last
+        keep.clear()
+        if due:
+            last = time.monotonic()
+        if due and stop.requested and number < rounds:
+            raise FedcacheError(
+                Exit.INTERRUPTED,
+                f"Stopped on request after round {number} of seed {seed}; {len(numbers)} points keep their states.",
+                "Run the same command again to go on.",
+            )
+
+    found: dict[int, Seeded | FedcacheError] = {}
+
+    def on_done(start: int, ended: Sequence[Outcome | FedcacheError]) -> None:
+        nonlocal began
+        seconds = (time.perf_counter() - began) / len(ended)
+        for n, out in zip(numbers[start:], ended, strict=False):
+            if isinstance(out, FedcacheError):
+                found[n] = out
+                continue
+            made = found[n] = seed_record(out, setting.domains, seconds)
+            opened[n].directory.save_seed(seed, made.to_dict())
+        began = time.perf_counter()
+
+    run_points(
+        setting.method,
+        [opened[n].setting.hp for n in numbers],
+        setting.data,
+        setting.partitions[seed].clients,
+        rounds=rounds,
+        participation=parse_participation(str(resolved["participation"])),
+        seed=seed,
+        lift=str(resolved["lift"]),
+        dtype=getattr(torch, str(resolved["dtype"])),
+        eval_every=int(resolved["eval_every"]),
+        states=states,
+        on_round=on_round,
+        after_round=after_round,
+        on_done=on_done,
+        own=setting.own,
+        shared=shared,
+    )
+    return found
