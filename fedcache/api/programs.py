@@ -15,7 +15,7 @@ from fedcache.api.live import with_rounds
 from fedcache.api.results import Seeded, seed_record
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
-from fedcache.api.training import CHECKPOINT_EVERY, Opened, Run, begin_run, finish_run, open_run
+from fedcache.api.training import Opened, Pace, Run, begin_run, finish_run, open_run
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -164,30 +164,31 @@ def _train(
     numbers, states = [n for n, _ in group], [state for _, state in group]
     first = opened[numbers[0]]
     setting, resolved = first.setting, first.resolved
-    rounds, began, last = int(resolved["rounds"]), time.perf_counter(), time.monotonic()
+    rounds, began = int(resolved["rounds"]), time.perf_counter()
+    pace = Pace()
     observer.advance(sum(int(s.meta["round"]) for s in states if s is not None))
-    keep: dict[int, Callable[[], Snapshot]] = {}
+    keep: set[int] = set()
     due = False
 
     def on_round(
         point: int, number: int, _metrics: dict[str, Any], _traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
-        nonlocal last, due
+        nonlocal due
         observer.advance(1)
         if number == rounds:
             return
         if not keep:  # the first point of a round decides for all of them
-            due = stop.requested or time.monotonic() - last > CHECKPOINT_EVERY
-        keep[point] = snapshot
+            due = stop.requested or pace.due()
+        keep.add(point)
         if due:
-            taken = snapshot()
-            opened[numbers[point]].directory.save_checkpoint(seed, taken.tensors, taken.meta)
+            with pace:
+                taken = snapshot()
+                opened[numbers[point]].directory.save_checkpoint(seed, taken.tensors, taken.meta)
 
     def after_round(number: int) -> None:
-        nonlocal last
         keep.clear()
         if due:
-            last = time.monotonic()
+            pace.over()
         if due and stop.requested and number < rounds:
             raise FedcacheError(
                 Exit.INTERRUPTED,

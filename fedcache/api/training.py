@@ -19,7 +19,32 @@ from fedcache.progress import Observer, Silent
 
 DTYPES = ("float32", "float64")
 CHECKPOINT_EVERY = 2.0
-"""Seconds between checkpoints: what a kill may cost."""
+"""Seconds between checkpoints: what a kill may cost, where writing is cheap."""
+
+CHECKPOINT_SHARE = 0.05
+"""Of the time of a run, what checkpoints may take: large states are written less often."""
+
+
+class Pace:
+    """When to write the next checkpoint; used as a context around writing, so that it knows the cost."""
+
+    def __init__(self) -> None:
+        self._last, self._begun, self._writing, self._cost = time.monotonic(), 0.0, 0.0, 0.0
+
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() - self._last > max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._writing += time.monotonic() - self._begun
+
+    def over(self) -> None:
+        """All checkpoints of a round are written."""
+        self._last = time.monotonic()
+        self._cost, self._writing = self._writing, 0.0
 
 
 @dataclass
@@ -400,20 +425,20 @@ def _one_seed(
     if state is not None:
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
         observer.advance(int(state.meta["round"]))
-    last = time.monotonic()
+    pace = Pace()
     partition = setting.partitions[seed]
 
     def on_round(
         number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
-        nonlocal last
         observer.advance(1)
         if number == resolved["rounds"]:
             return
-        if stop.requested or time.monotonic() - last > CHECKPOINT_EVERY:
-            taken = snapshot()
-            directory.save_checkpoint(seed, taken.tensors, taken.meta)
-            last = time.monotonic()
+        if stop.requested or pace.due():
+            with pace:
+                taken = snapshot()
+                directory.save_checkpoint(seed, taken.tensors, taken.meta)
+            pace.over()
         if stop.requested:
             raise FedcacheError(
                 Exit.INTERRUPTED,

@@ -183,7 +183,7 @@ class Program:
                     tree = job.states[c] if c in job.states else entered[g][c]
                     twin = self.jobs[0].states.kept.get(c) if g else None
                     before = job.states.kept.get(order[0])
-                    job.states.keep(c, *_begin(grams, c, tree, [k for k in (twin, before) if k is not None]), grams)
+                    job.states.keep(c, *_begin(grams, c, tree, twin, before), grams)
         kept = [[job.states.kept[c] for c in order] for job in self.jobs]
         names = list(kept[0][0].coords)
         k, longest = len(kept[0][0].bases), max(grams.n[c] for c in order)
@@ -324,15 +324,25 @@ def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
     return out
 
 
-def _begin(grams: Grams, client: int, tree: Tree, others: Sequence[Kept]) -> tuple[Tree, Kept]:
-    """A client's maps become bases, shared in memory with those that began with the same ones."""
+def _begin(grams: Grams, client: int, tree: Tree, twin: Kept | None, before: Kept | None) -> tuple[Tree, Kept]:
+    """A client's maps become bases, shared in memory with those that began with the same ones.
+
+    Args:
+        grams: of the run.
+        client: its number.
+        tree: what it holds.
+        twin: the same client of the first point.
+        before: another client of this point.
+    """
     maps = {n: t for n, t in tree.items() if is_first(n)}
     bases, seen = [], []
-    rows = grams.of(client)
     for j, t in enumerate(maps.values()):
-        same = next((k.bases[j] for k in others if k.bases[j].shape == t.shape and torch.equal(k.bases[j], t)), t)
-        bases.append(same)
-        seen.append(rows @ same.mT)
+        if twin is not None and torch.equal(twin.bases[j], t):
+            bases.append(twin.bases[j])
+            seen.append(twin.seen[j])
+            continue
+        bases.append(before.bases[j] if before is not None and torch.equal(before.bases[j], t) else t)
+        seen.append(grams.of(client) @ bases[-1].mT)
     k, n = len(maps), grams.n[client]
     coords = {}
     for j, (name, t) in enumerate(maps.items()):
