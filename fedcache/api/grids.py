@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.api.programs import lift_of, settings_of, train_together
+from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Memo, Setting, find_method, prepare_run
-from fedcache.api.training import Run, check_values, on_device, refuse_contradictions, train, train_setting
+from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -184,6 +184,25 @@ def grid(
     return work.grid()
 
 
+def grid_plan(
+    methods: Sequence[str],
+    sweeps: Mapping[str, Sequence[str]],
+    config: TrainConfig,
+    home: Home,
+    *,
+    partition: PartitionConfig | None = None,
+    repartition: bool = False,
+    sampler: str = "grid",
+    exact: bool = False,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point): programs, lifts, memory."""
+    todo = sampled(sampler, combinations(methods, sweeps))
+    work = Work(todo, config, partition or PartitionConfig(), home, home.runs, repartition, False, False, exact,
+                observer or Silent(), Stop())  # fmt: skip
+    return work.plans()
+
+
 def _programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
     """Numbers of the points that differ in floats alone, in the order of the product."""
     groups: dict[Any, list[int]] = {}
@@ -271,7 +290,7 @@ class Work:
         if not self.exact and len(program) > 1:
             from fedcache.federate.lifts import TOGETHER
 
-            lift = lift_of(on_device(setting, "cpu"), configs[0], len(program))
+            lift, _ = foresee(setting, configs[0], len(program))
             if lift.name in TOGETHER:
                 self.observer.note(f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients "
                                    "at once (--exact computes one by one).")  # fmt: skip
@@ -287,6 +306,17 @@ class Work:
                 if not _of_a_point(error):
                     raise
                 self._told(n, error)
+
+    def plans(self) -> dict[str, Any]:
+        """What every program would do; nothing is extracted or trained."""
+        found = []
+        for program in _programs(self.todo):
+            config = self.config_of(program[0])
+            refuse_contradictions(config, self.base)
+            check_values(config)
+            setting = self._prepare(config, self.partition_of(program[0]))
+            found.append((setting, config, 1 if self.exact else len(program)))
+        return dry_run(found)
 
     def _prepare(self, config: TrainConfig, partition: PartitionConfig) -> Setting:
         if config.clients_from is not None:

@@ -23,6 +23,7 @@ from fedcache.progress import Observer, Silent
 
 if TYPE_CHECKING:
     from fedcache.federate.engine import Shared
+    from fedcache.federate.forecast import Forecast
     from fedcache.federate.lifts import Lift
     from fedcache.federate.outcome import Outcome, Snapshot
 
@@ -41,24 +42,57 @@ def settings_of(setting: Setting, configs: Sequence[TrainConfig]) -> list[Settin
     return made
 
 
-def lift_of(setting: Setting, config: TrainConfig, points: int) -> Lift:
-    """How that many points would be computed."""
+def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lift, Forecast]:
+    """How that many points would be computed, and what they would need of memory.
+
+    Raises:
+        FedcacheError: USAGE for a forced lift that cannot serve; ENVIRONMENT when the peak does not fit into memory.
+    """
     import torch
 
     from fedcache.federate.engine import plan
+    from fedcache.federate.forecast import forecast, refuse_too_much
+    from fedcache.federate.lifts import free_memory
 
-    partition = next(iter(setting.partitions.values()))
-    return plan(
+    lift, load = plan(
         setting.method,
         setting.hp,
         setting.data,
-        partition.clients,
+        next(iter(setting.partitions.values())).clients,
         points=points,
         participation=_share(setting, config),
         lift=config.lift,
         dtype=getattr(torch, config.dtype),
         own=setting.own,
-    )[0]
+    )
+    stacked = "stack" in setting.method.pool(setting.hp).values()
+    found = forecast(
+        load, lift, opt=str(setting.hp.get("opt", "sgd")), stacked=stacked, closed=not setting.method.gradient
+    )
+    if setting.data.x.device.type == "cpu":
+        refuse_too_much(found, load, lift, free_memory(), loaded=True)
+    return lift, found
+
+
+def dry_run(
+    methods: Sequence[tuple[Setting, TrainConfig, int]],
+) -> dict[str, Any]:
+    """What each program would do: its lift, chunk, points at once and the peak of memory in bytes."""
+    plans = []
+    for setting, config, points in methods:
+        lift, found = foresee(setting, config, points)
+        plans.append(
+            {
+                "method": setting.method.name,
+                "points": points,
+                "lift": lift.name,
+                "clients_at_once": lift.chunk,
+                "points_at_once": lift.points if lift.name != "loop" else 1,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
 
 
 def _share(setting: Setting, config: TrainConfig) -> int | float | None:

@@ -284,6 +284,9 @@ def train_setting(
     opened = open_run(setting, config, runs, fresh=fresh, observer=observer)
     if opened.stored is not None:
         return opened.stored
+    from fedcache.api.programs import foresee
+
+    foresee(opened.setting, config)  # refuses what does not fit, before anything is written
     begin_run(opened, fresh=fresh)
     resolved, directory, seeds = opened.resolved, opened.directory, parse_seeds(config.seeds)
     done: list[Seeded] = []

@@ -32,6 +32,9 @@ MixedSet = Annotated[
     typer.Option("--client-set", help="key=v1,v2: clients take turns with these values. Repeatable."),
 ]
 Every = Annotated[int | None, typer.Option("--eval-every", min=0, help="Also score after every k-th round.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show how it would be computed and its peak of memory; train nothing.")
+]
 Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack | dual: how clients are computed.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | float64.")]
 Runs = Annotated[
@@ -94,6 +97,7 @@ def train(
     dtype: Dtype = None,
     runs: Runs = None,
     no_extract: NoExtract = False,
+    dry_run: DryRun = False,
     fresh: Fresh = False,
     config: o.ConfigFile = None,
     json: o.Json = False,
@@ -133,6 +137,13 @@ def train(
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
         resolved = resolve(TrainConfig, section, flags)
+        if dry_run:
+            from fedcache.api.grids import grid_plan
+
+            if resolved.method is None:
+                raise FedcacheError(Exit.USAGE, "No method was named.", "For example fedcache train --method fed3r")
+            dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
+            return _plan(grid_plan([resolved.method], {}, resolved, o.home(), partition=dealt, observer=story))
         stop = Stop()
         with stopping(stop.ask, story):
             done = run(
@@ -154,6 +165,19 @@ def train(
 def percent(value: float | None, digits: int = 2) -> str:
     """A fraction as per cent."""
     return "-" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _plan(data: dict[str, Any]) -> Answer:
+    """The answer of ``--dry-run``."""
+    lines = []
+    for p in data["programs"]:
+        together = f", {p['points_at_once']} points at once" if p["points"] > 1 else ""
+        points = f" {p['points']} points" if p["points"] > 1 else ""
+        lines += [
+            f"{p['method']}{points}: {p['lift']}, {p['clients_at_once']} clients at once{together}",
+            f"  {p['words']}",
+        ]
+    return Answer(data, lines)
 
 
 PROTOCOLS = {
@@ -273,6 +297,7 @@ def grid(
     ] = 1,
     runs: Runs = None,
     no_extract: NoExtract = False,
+    dry_run: DryRun = False,
     fresh: Fresh = False,
     config: o.ConfigFile = None,
     json: o.Json = False,
@@ -323,6 +348,12 @@ def grid(
             raise FedcacheError(
                 Exit.USAGE, "No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
             )
+        if dry_run:
+            from fedcache.api.grids import grid_plan
+
+            dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
+            return _plan(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,
+                                   sampler=sampler, exact=exact, observer=story))  # fmt: skip
         stop = Stop()
         with stopping(stop.ask, story):
             done = run(

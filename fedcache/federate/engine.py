@@ -294,7 +294,7 @@ def _load(jobs: Sequence[Rounds], clients: int) -> Load:
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
     held = {k: t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))}
     return Load(
-        head_bytes=sum(t.numel() * t.element_size() for t in held.values()),
+        head_bytes=_bytes(held),
         clients=clients,
         outputs=sum(t.shape[-2] for k, t in held.items() if is_first(k)),
         rows=[len(job.lanes[c].train) for c in job.eligible],
@@ -302,7 +302,14 @@ def _load(jobs: Sequence[Rounds], clients: int) -> Load:
         itemsize=job.env.dtype.itemsize,
         views=job.env.views,
         points=len(jobs),
+        upload_bytes=_bytes(job.server),
+        state_bytes=_bytes(kept),
+        feature_bytes=_bytes({"x": job.data.x}),
     )
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(t.numel() * t.element_size() for t in tree.values())
 
 
 def _evaluate(job: Rounds) -> Evaluation:

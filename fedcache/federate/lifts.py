@@ -45,6 +45,9 @@ class Load:
         itemsize: bytes of a number.
         views: stored of a row.
         points: of a grid, computed together.
+        upload_bytes: of the model that travels.
+        state_bytes: that a client keeps between rounds.
+        feature_bytes: of all rows.
     """
 
     head_bytes: int
@@ -55,6 +58,9 @@ class Load:
     itemsize: int = 4
     views: int = 1
     points: int = 1
+    upload_bytes: int = 0
+    state_bytes: int = 0
+    feature_bytes: int = 0
 
     def dual_rows(self) -> list[int]:
         """Rows of the clients that ``dual`` can serve for less work: no more than half the features."""
