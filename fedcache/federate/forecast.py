@@ -14,6 +14,9 @@ from fedcache.federate.dual import CACHE_BYTES
 from fedcache.federate.lifts import Lift, Load
 from fedcache.federate.steps import GATHER_BYTES
 
+SLACK = 16 << 20
+"""What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
+
 SCORES = 4096
 """Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
 
@@ -83,6 +86,7 @@ def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = 
         grams = load.gram_bytes() + min(CACHE_BYTES, lift.chunk * few * few * load.itemsize)
     else:
         working = copies * lanes * load.head_bytes + gathered
+    working += SLACK
     uploads = load.clients if stacked else lift.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * load.upload_bytes * (uploads + 2 + 2)
