@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow results clean
+.PHONY: help demo test lint types unit slow results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
 	@echo "make test     install into $(VENV), then lint, types and tests"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make results  make the tables of docs/results.md again"
+	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +45,9 @@ slow: $(VENV)/.dev
 
 results: $(VENV)/.dev
 	$(BIN)/python tools/make_results.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,34 @@
+"""``python -m benchmarks [--only FAMILY] [--page]``: measure, write benchmarks/results.json or docs/performance.md.
+
+Exits 1 when a line of the table has no row, or one is missed without a roofline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.runner import bench, family_rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="measure these alone; repeat")
+    parser.add_argument("--page", action="store_true", help="measure the growth curves and write docs/performance.md")
+    parser.add_argument("--family", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.family:
+        options.out.write_text(json.dumps(family_rows(options.family)))
+    elif options.page:
+        from benchmarks.page import write_page
+
+        write_page()
+    else:
+        sys.exit(bench(options.only))
+
+
+if __name__ == "__main__":
+    main()

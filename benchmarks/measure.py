@@ -1,0 +1,125 @@
+"""Contenders taking turns in one process, and the rows that are made of their times."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+Seconds = dict[str, list[float]]
+
+
+def hardware() -> str:
+    """Processor, cores of this process, and the libraries that compute."""
+    named = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            named = line.partition(":")[2].strip()
+            break
+    return f"{named}, {cores()} cores"
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def in_turn(calls: Mapping[str, Callable[[], Any]], times: int = 5, seconds: Seconds | None = None) -> Seconds:
+    """Seconds of every call, ``times`` turns of all of them; the first of a turn changes. One turn before is not kept.
+
+    Args:
+        calls: contenders.
+        times: turns.
+        seconds: of earlier turns, which are kept.
+    """
+    names = list(calls)
+    if seconds is None:
+        for call in calls.values():
+            call()
+    found: Seconds = {n: list(seconds[n]) if seconds else [] for n in names}
+    for turn in range(times):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            found[name].append(seconds_of(calls[name]))
+    return found
+
+
+def quartiles(ratios: Sequence[float]) -> list[float]:
+    """The three quartiles."""
+    return [round(float(q), 3) for q in np.quantile(np.asarray(ratios), [0.25, 0.5, 0.75])]
+
+
+def pairs(seconds: Seconds, other: str, ours: str) -> list[float]:
+    """How many times faster ``ours`` was than ``other``, turn by turn."""
+    return [a / b for a, b in zip(seconds[other], seconds[ours], strict=True)]
+
+
+def best(seconds: Seconds, other: str, ours: str) -> float:
+    """The same of the best times."""
+    return min(seconds[other]) / min(seconds[ours])
+
+
+def shown(seconds: Seconds, scale: float = 1e3, unit: str = "ms") -> str:
+    """The best time of every contender, in words."""
+    return ", ".join(f"{name} {min(taken) * scale:.1f} {unit}" for name, taken in seconds.items())
+
+
+def make_row(
+    name: str,
+    target: str,
+    measured: float | None,
+    spread: Sequence[float],
+    met: bool,
+    *,
+    detail: str = "",
+    roofline: str = "",
+) -> Row:
+    """A row of results.json; ``roofline`` is kept only where the target is missed, which it explains."""
+    made: Row = {
+        "name": name,
+        "target": target,
+        "measured": None if measured is None else round(float(measured), 3),
+        "quartiles": list(spread),
+        "met": bool(met),
+        "hardware": hardware(),
+    }
+    if roofline and not met:
+        made["roofline"] = roofline
+    if detail:
+        made["detail"] = detail
+    return made
+
+
+def at_least(
+    name: str,
+    target: str,
+    bar: float,
+    calls: Mapping[str, Callable[[], Any]],
+    other: str,
+    ours: str,
+    *,
+    times: int = 5,
+    detail: str = "",
+    roofline: Callable[[Seconds], str] = lambda _seconds: "",
+) -> Row:
+    """The row of "``ours`` is ``bar`` x as fast as ``other``"; measured again where its quartiles cross the bar."""
+    seconds = in_turn(calls, times)
+    low, _, high = quartiles(pairs(seconds, other, ours))
+    if low < bar <= high:
+        seconds = in_turn(calls, times, seconds)
+    spread, measured = quartiles(pairs(seconds, other, ours)), best(seconds, other, ours)
+    said = f"best of {len(seconds[ours])}: {shown(seconds)}" + (f"; {detail}" if detail else "")
+    return make_row(name, target, measured, spread, measured >= bar, detail=said, roofline=roofline(seconds))

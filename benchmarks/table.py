@@ -1,0 +1,55 @@
+"""What ``make bench`` measures, in the order in which results are shown: one line per target, and who measures it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Line:
+    """A target.
+
+    Attributes:
+        name: of its row, or the beginning of the names of several rows.
+        family: the module of this folder whose ``rows()`` measures it.
+        target: what is asked for, for a line that was not measured.
+    """
+
+    name: str
+    family: str
+    target: str
+
+
+LINES = (
+    Line("extraction of a folder of JPEGs", "extraction", ">= 0.90 of cores / (decode + forward)"),
+    Line("two backbones in one run", "extraction", "<= 1.05 x (decode + sum of forwards)"),
+    Line("second run of the same extraction", "startup", "<= 1.5 s, nothing decoded or computed"),
+    Line("store scan", "store", ">= 0.9 of np.memmap"),
+    Line("store gather", "store", ">= 0.8 of np.memmap"),
+    Line("fedavg linear, C=10, 100 x 50", "lifts", ">= 6 x a clean loop"),
+    Line("fedavg linear, C=10, 100 x 500", "lifts", ">= 3 x a clean loop"),
+    Line("fedavg linear, C=100, 100 x 50", "lifts", ">= 3 x a clean loop"),
+    Line("fedavg linear, C=10, 1000 x 50", "lifts", ">= 5 x a clean loop"),
+    Line("grid of 240 fedavg points, C=10", "grids", ">= 15 x clean loops one after another"),
+    Line("grid of 240 fedavg points, C=100", "grids", ">= 3 x clean loops one after another"),
+    Line("grid of 48 fedpcl points, SGD", "grids", ">= 4 x clean loops one after another"),
+    Line("grid of 48 fedpcl points, Adam", "grids", "never slower than the loop with a fused optimiser"),
+    Line("every method: chosen lift", "methods", ">= 0.95 of the loop, median of 9 pairs"),
+    Line("fst-cbdg, 10 of 100 clients, seconds", "fst", "<= 3 s on 2 cores for 10 rounds"),
+    Line("fst-cbdg, 10 of 100 clients, exact draws", "fst", ">= 1.2 x the loop"),
+    Line("fst-cbdg, 10 of 100 clients, stratified draws", "fst", ">= 1.5 x the loop"),
+    Line("fed3r", "closed", "<= 1.5 x one X'X in float64"),
+    Line("flower simulation, 100 clients, linear", "flower", ">= 50 x a round"),
+    Line("memory, fedavg Adam, 1000 clients x 100 classes", "memory", "<= 400 MB above the features"),
+    Line("memory, methods with client state", "memory", "<= 1.2 x (state + a chunk's working set)"),
+    Line("growth, 10,000 clients, time", "memory", "linear in the clients of a round"),
+    Line("growth, 10,000 clients, memory", "memory", "flat in the number of clients"),
+    Line("fedcache --help", "startup", "<= 0.5 s"),
+    Line("import fedcache", "startup", "<= 0.2 s"),
+)
+
+
+def line_of(name: str) -> int | None:
+    """The line a row belongs to: that of its name, else the longest line its name begins with."""
+    found = [i for i, line in enumerate(LINES) if name == line.name or name.startswith(line.name + " ")]
+    return max(found, key=lambda i: len(LINES[i].name), default=None)
