@@ -1,0 +1,153 @@
+"""What the engine is measured against: plain PyTorch, one client after another, torch.optim, rows in memory.
+
+Written as somebody would who wants it fast and has no engine: a client's rows are cut once, a minibatch is one index,
+modules and optimisers come from torch. The arithmetic is that of ``fedavg`` and ``fedpcl`` with the same switches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from fedcache.federate.clients import Data
+from fedcache.federate.engine import run, run_points
+from fedcache.federate.methods import METHODS
+
+Optimiser = Callable[[Any], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A client."""
+
+    name: str
+    train: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Random unit features with random labels, dealt evenly."""
+
+    data: Data
+    clients: list[Rows]
+
+    def cut(self) -> list[tuple[Tensor, Tensor]]:
+        """Features and labels of every client's training rows."""
+        x = self.data.x[:, 0]
+        return [(x[c.train], self.data.y[c.train]) for c in self.clients]
+
+    def ours(self, method: str, settings: Mapping[str, Any], lift: str = "auto", rounds: int = 1, **how: Any) -> Any:
+        """A run of the engine."""
+        return run(METHODS[method], self.hp(method, settings), self.data, self.clients, rounds=rounds, lift=lift, **how)
+
+    def grid(self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, lift: str = "auto") -> Any:
+        """Points of the engine, as one program where the lift says so."""
+        hps = [self.hp(method, p) for p in points]
+        return run_points(METHODS[method], hps, self.data, self.clients, rounds=rounds, lift=lift)
+
+    def hp(self, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Hyperparameters of a method."""
+        return dict(METHODS[method].resolve("paper", settings))
+
+
+def federation(clients: int, rows: int, classes: int, width: int = 1024, *, test: int = 2, text: bool = False) -> Any:
+    """``clients`` with ``rows`` training rows each; every row counts once, and a few rows are scored at the end."""
+    g = torch.Generator().manual_seed(0)
+    each = rows + test
+    x = normalize(torch.randn(clients * each, 1, width, generator=g), dim=-1)
+    y = torch.randint(classes, (clients * each,), generator=g)
+    rest = normalize(torch.randn(classes, width, generator=g), dim=-1) if text else None
+    starts = range(0, clients * each, each)
+    made = [Rows(f"c{i}", np.arange(s, s + rows), np.arange(s + rows, s + each)) for i, s in enumerate(starts)]
+    return Federation(Data(x, y, classes, rest), made)
+
+
+def growing(clients: int, rows: int, classes: int, width: int, pool: int) -> Any:
+    """Many clients over a pool of ``pool`` rows, which they share: the features stay the same while clients grow."""
+    made = federation(1, pool, classes, width)
+    g = np.random.default_rng(0)
+    test = made.clients[0].test
+    return replace(made, clients=[Rows(f"c{i}", g.integers(0, pool, rows), test[:0]) for i in range(clients)])
+
+
+def sgd(lr: float = 0.1, momentum: float = 0.9, wd: float = 1e-4) -> Optimiser:
+    """torch.optim.SGD."""
+    return lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum, weight_decay=wd)
+
+
+def adam(lr: float = 1e-3, wd: float = 1e-4, **how: Any) -> Optimiser:
+    """torch.optim.Adam; ``fused=True`` is its fastest way on a CPU."""
+    return lambda p: torch.optim.Adam(p, lr=lr, weight_decay=wd, **how)
+
+
+def fedavg(parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int, make: Optimiser, batch: int = 32) -> Any:
+    """FedAvg of one linear head; returns the model."""
+    server = nn.Linear(parts[0][0].shape[1], classes)
+    total = sum(len(y) for _, y in parts)
+    for _ in range(rounds):
+        mean = [torch.zeros_like(p) for p in server.parameters()]
+        for x, y in parts:
+            model = copy.deepcopy(server)
+            optimiser = make(model.parameters())
+            for rows in torch.randperm(len(y)).split(batch):
+                optimiser.zero_grad()
+                cross_entropy(model(x[rows]), y[rows]).backward()
+                optimiser.step()
+            for m, p in zip(mean, model.parameters(), strict=True):
+                m.add_(p.detach(), alpha=len(y) / total)
+        with torch.no_grad():
+            for p, m in zip(server.parameters(), mean, strict=True):
+                p.copy_(m)
+    return server
+
+
+def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Prototypes [C, P] and counts [C]."""
+    count = torch.bincount(y, minlength=classes).to(z.dtype)
+    return z.new_zeros(classes, z.shape[1]).index_add_(0, y, z) / count.clamp(min=1).unsqueeze(1), count
+
+
+def fedpcl(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    classes: int,
+    rounds: int,
+    make: Optimiser,
+    *,
+    dim: int = 256,
+    tau: float = 0.07,
+    batch: int = 32,
+) -> Any:
+    """FedPCL: a projection per client, contrasted with the merged prototypes and with every client's own."""
+    models = [nn.Linear(parts[0][0].shape[1], dim) for _ in parts]
+    protos: tuple[Tensor, Tensor] | None = None
+    for _ in range(rounds):
+        made = []
+        for (x, y), model in zip(parts, models, strict=True):
+            if protos is not None:
+                optimiser = make(model.parameters())
+                for rows in torch.randperm(len(y)).split(batch):
+                    z = normalize(torch.relu(model(x[rows])), dim=-1)
+                    u = (z @ protos[0].flatten(0, 1).mT / tau).view(len(z), -1, classes)
+                    u = u.masked_fill(~protos[1], -torch.inf)
+                    own = y[rows]
+                    every = cross_entropy(u.mT, own.unsqueeze(1).expand(-1, u.shape[1]), reduction="none")
+                    optimiser.zero_grad()
+                    (every[:, 0] + every[:, 1:].mean(1)).mean().backward()
+                    optimiser.step()
+            with torch.no_grad():
+                made.append(class_means(normalize(torch.relu(model(x)), dim=-1), y, classes))
+        sets, count = torch.stack([p for p, _ in made]), torch.stack([c for _, c in made])
+        share = count / count.sum(0).clamp(min=1)
+        bar = (share.unsqueeze(-1) * sets).sum(0)
+        has = count.sum(0) > 0
+        sets = torch.where((count > 0).unsqueeze(-1), sets, bar)
+        protos = torch.cat([bar.unsqueeze(0), sets]), has.expand(len(sets) + 1, classes)
+    return models

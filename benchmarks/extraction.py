@@ -1,0 +1,130 @@
+"""Extraction from a folder of JPEGs against what decoding and the models take alone, image by image, on one core.
+
+The pictures are drawn: smooth colours with fine noise, 256 x 256, about 20 kB each, as photographs have. The parts are
+measured with the package's own decoder and encoders in one process with one thread, before and after every extraction;
+the extraction is the command itself with its default arrangement of processes. On a GPU the same row would be held
+against the slower of decoding and the model; here everything runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.measure import Row, cores, make_row, quartiles
+from fedcache.api.planning import memory_of, plan
+from fedcache.config import ExtractConfig, Home
+from fedcache.extract.batches import How, Job, Runner
+from fedcache.extract.datasets.limited import open_limited
+from fedcache.progress import Silent
+
+IMAGES, SIZE, BATCH, TIMES = 2_000, 96, 32, 5
+ONE, TWO = ("efficientnet-lite0",), ("efficientnet-lite0", "efficientnet-lite2")
+
+
+def draw(folder: Path) -> float:
+    """``IMAGES`` pictures of two classes; their mean size in kB."""
+    g = np.random.default_rng(0)
+    total = 0
+    for i in range(IMAGES):
+        place = folder / f"class-{i % 2}" / f"{i:05}.jpg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(g.integers(0, 256, (8, 8, 3), np.uint8)).resize((256, 256), Image.Resampling.BICUBIC)
+        fine = np.asarray(coarse, np.int16) + g.integers(-12, 13, (256, 256, 1))
+        Image.fromarray(fine.clip(0, 255).astype(np.uint8)).save(place, quality=80)
+        total += place.stat().st_size
+    return total / IMAGES / 1e3
+
+
+class Parts:
+    """Decoding and the forward passes of some backbones, alone, on one core."""
+
+    def __init__(self, folder: Path, home: Path, backbones: tuple[str, ...]) -> None:
+        torch.set_num_threads(1)
+        self.spec = f"folder:{folder}"
+        config = ExtractConfig(dataset=self.spec, backbones=backbones, size=SIZE)
+        where = Home(home)
+        planned, _ = plan(config, where, Silent())
+        self.data = open_limited(self.spec, None, roots={}, data=where.data, layout=None, memory=memory_of(where))
+        self.jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, self.data.mirror) for p in planned]
+        how = How("cpu", "float32", BATCH, 1)
+        self.runner = Runner(self.jobs, self.data.source, self.data.uid, len(self.data.names), how)
+        self.keys = [j.key for j in self.jobs]
+        self.runner.compute(0, self.keys)
+
+    def seconds(self, first: int, batches: int = 6) -> tuple[float, float]:
+        """Seconds an image of decoding and of all forward passes."""
+        decode = forward = 0.0
+        for b in range(first, first + batches):
+            done = self.runner.compute(b, self.keys)
+            decode += done.decode_seconds
+            forward += sum(done.forward_seconds.values())
+        return decode / (batches * BATCH), forward / (batches * BATCH)
+
+
+def extracted(spec: str, home: Path, backbones: tuple[str, ...], number: int) -> dict[str, Any]:
+    """What one extraction by the command says of itself."""
+    words = ["-m", "fedcache", "extract", "--dataset", spec, "--backbones", ",".join(backbones), "--size", str(SIZE),
+             "--store", str(home / f"{len(backbones)}-{number}.zarr"), "--json"]  # fmt: skip
+    env = {**os.environ, "FEDCACHE_HOME": str(home)}
+    done = subprocess.run([sys.executable, *words], env=env, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)["data"]
+    return found
+
+
+def turns(
+    folder: Path, home: Path, backbones: tuple[str, ...]
+) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
+    """(decode, forward) seconds an image on one core, and extractions, in turn."""
+    parts = Parts(folder, home, backbones)
+    alone, done = [], []
+    for i in range(TIMES):
+        alone.append(parts.seconds(6 * i))
+        done.append(extracted(parts.spec, home, backbones, i))
+    return alone, done
+
+
+def rows() -> list[Row]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, home = Path(temporary) / "pictures", Path(temporary) / "home"
+        size = draw(folder)
+        alone, done = turns(folder, home, ONE)
+        both, twice = turns(folder, home, TWO)
+    about = f"{IMAGES:,} JPEGs of 256 x 256, {size:.0f} kB each, at {SIZE} px"
+    n = cores()
+    limits = [n / (d + f) for d, f in alone]
+    shares = [e["rate"] / limit for e, limit in zip(done, limits, strict=True)]
+    measured = max(e["rate"] for e in done) / max(limits)
+    decode, forward = min(alone, key=sum)
+    detail = (
+        f"{about}, {ONE[0]}: best of {TIMES} {max(e['rate'] for e in done):.0f} images/s with {done[0]['workers']} "
+        f"processes; on one core decoding {decode * 1e3:.2f} ms and the model {forward * 1e3:.2f} ms an image, so "
+        f"{n} cores give {max(limits):.0f}; starting the processes is not in the rate"
+    )
+    first = make_row(
+        "extraction of a folder of JPEGs", ">= 0.90 of cores / (decode + forward)", measured, quartiles(shares),
+        measured >= 0.90, detail=detail,
+    )  # fmt: skip
+    total = [e["seconds"] * n / e["images"] for e in twice]
+    ratios = [t / (d + f) for t, (d, f) in zip(total, both, strict=True)]
+    least = min(d + f for d, f in both)
+    measured = min(total) / least
+    decoded = twice[0]["decoded"]
+    detail = (
+        f"{about}, {' + '.join(TWO)}: {min(total) * 1e3:.2f} core-ms an image against {least * 1e3:.2f}; "
+        f"{decoded:,} of {IMAGES:,} images decoded"
+    )
+    second = make_row(
+        "two backbones in one run", "<= 1.05 x (decode + sum of forwards)", measured, quartiles(ratios),
+        measured <= 1.05 and decoded == IMAGES, detail=detail,
+    )  # fmt: skip
+    return [first, second]

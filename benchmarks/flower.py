@@ -1,0 +1,88 @@
+"""Flower's simulation of 100 clients of 50 rows with a linear head, against a round of the engine on the same features.
+
+Flower gets an environment of its own, made by pip in a temporary folder (FLOWER_VENV keeps it in a place of yours), and
+finds this environment's torch behind its own packages, so that both compute with the same one. Telemetry is off. Flower
+uses every core; the engine here one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks import clean
+from benchmarks.lifts import SETTINGS
+from benchmarks.measure import Row, cores, make_row, quartiles
+
+HERE = Path(__file__).resolve().parent
+NEEDS = "flwr[simulation]>=1.41,<1.42"
+ROUNDS = 6
+NAME, TARGET, BAR = "flower simulation, 100 clients, linear", ">= 50 x a round", 50.0
+
+
+def environment(place: Path) -> Path:
+    """The Python of an environment with Flower.
+
+    Raises:
+        subprocess.SubprocessError: pip could not make it.
+    """
+    python = place / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", NEEDS]
+        subprocess.run(pip, check=True, capture_output=True, timeout=600)
+        own = Path(torch.__file__).resolve().parents[1]
+        (next(place.glob("lib/python*/site-packages")) / "zz-behind.pth").write_text(f"{own}\n")
+    return python
+
+
+def simulate(python: Path, made: clean.Federation, folder: Path) -> list[float]:
+    """Seconds of every round of Flower's simulation."""
+    file = folder / "federation.npz"
+    parts = made.cut()
+    np.savez(file, x=torch.stack([x for x, _ in parts]).numpy(), y=torch.stack([y for _, y in parts]).numpy())
+    env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
+           "FLWR_HOME": str(folder / "flwr"), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # fmt: skip
+    code = "import flower_app; flower_app.main()"
+    done = subprocess.run(
+        [str(python), "-c", code, str(file), str(ROUNDS)], env=env, capture_output=True, text=True, timeout=600,
+        check=False, cwd=folder,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"Flower's simulation ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])["rounds"]
+    return found
+
+
+def rows() -> list[Row]:
+    torch.set_num_threads(1)
+    made = clean.federation(100, 50, 10)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            python = environment(Path(os.environ.get("FLOWER_VENV") or folder / "venv"))
+        except subprocess.SubprocessError as error:
+            said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()[-200:]
+            row = make_row(NAME, TARGET, None, [], False)
+            return [{**row, "error": f"skipped: pip cannot install {NEEDS} here: {said or error}"}]
+        version = subprocess.run(
+            [str(python), "-c", "import flwr; print(flwr.__version__)"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        theirs = simulate(python, made, folder)[1:]  # the first round starts the actors
+    out = made.ours("fedavg", SETTINGS, rounds=ROUNDS + 4)
+    ours = [r.seconds for r in out.records[1:]]
+    measured = min(theirs) / min(ours)
+    middle = float(np.median(ours))
+    detail = (
+        f"Flower {version}: best of {len(theirs)} rounds {min(theirs):.2f} s on {cores()} cores; lift {out.lift}: "
+        f"best of {len(ours)} rounds {min(ours) * 1e3:.1f} ms on 1 thread; one after the other, as Flower "
+        "needs processes of its own"
+    )
+    return [make_row(NAME, TARGET, measured, quartiles([t / middle for t in theirs]), measured >= BAR, detail=detail)]

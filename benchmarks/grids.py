@@ -1,0 +1,97 @@
+"""Points of a grid as one program, against clean loops one after another; one thread.
+
+A clean loop of every point would take minutes, so a few points are run and scaled: points differ in numbers alone and
+cost the same. What is scaled says so in its row.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks import clean
+from benchmarks.measure import Row, best, in_turn, make_row, pairs, quartiles
+
+LINEAR = {"head": "linear", "opt": "sgd", "momentum": 0.9, "batch": 32}
+
+
+def compared(
+    name: str,
+    target: str,
+    bar: float,
+    calls: dict[str, Any],
+    scale: dict[str, float],
+    other: str,
+    detail: str,
+    times: int = 5,
+) -> Row:
+    """The row of a grid; times of contenders that ran fewer points are scaled to all of them."""
+    seconds = in_turn(calls, times)
+    scaled = {k: [t * scale.get(k, 1.0) for t in s] for k, s in seconds.items()}
+    spread = quartiles(pairs(scaled, other, "grid"))
+    measured = best(scaled, other, "grid")
+    said = ", ".join(
+        f"{k} {min(s):.2f} s" + (f" (scaled from 1/{scale[k]:g} of the points)" if k in scale else "")
+        for k, s in scaled.items()
+    )
+    return make_row(name, target, measured, spread, measured >= bar, detail=f"best of {times}: {said}; {detail}")
+
+
+def fedavg(C: int, rounds: int, bar: float) -> Row:
+    """240 points, learning rate x weight decay, on 100 clients of 50 rows."""
+    f = clean.federation(100, 50, C)
+    parts = f.cut()
+    points = [{**LINEAR, "lr": 0.01 * 1.2**i, "wd": 1e-5 * 2.0**j} for i in range(24) for j in range(10)]
+    few = points[::20]
+
+    def one_after_another() -> None:
+        for p in few:
+            clean.fedavg(parts, C, rounds, clean.sgd(p["lr"], wd=p["wd"]))
+
+    calls = {
+        "clean loops": one_after_another,
+        "grid": partial(f.grid, "fedavg", points, rounds),
+    }
+    lift = f.grid("fedavg", points, 1)[0]
+    detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; lift {lift.lift}, {lift.points} points at once, 1 thread"
+    name, target = f"grid of 240 fedavg points, C={C}", f">= {bar:g} x clean loops one after another"
+    return compared(name, target, bar, calls, {"clean loops": len(points) / len(few)}, "clean loops", detail)
+
+
+def fedpcl(opt: str, rounds: int = 3) -> Row:
+    """48 points, learning rate x temperature, on 5 clients of 100 rows and 1,536 features."""
+    C = 10
+    f = clean.federation(5, 100, C, 1536)
+    parts = f.cut()
+    rates = [(0.05 if opt == "sgd" else 1e-4) * 1.3**i for i in range(8)]
+    points = [{"opt": opt, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)]
+    few = points[::6]
+    scale = len(points) / len(few)
+
+    def loops(make: Any, **how: Any) -> None:
+        for p in few:
+            clean.fedpcl(parts, C, rounds, make(p["lr"], **how), tau=p["tau"])
+
+    def engine_loops() -> None:
+        for p in few:
+            f.ours("fedpcl", p, "loop", rounds)
+
+    calls: dict[str, Any] = {"engine's loop": engine_loops, "grid": partial(f.grid, "fedpcl", points, rounds)}
+    found = f.grid("fedpcl", points, 1)[0]
+    detail = f"5 x 100 rows, 1536-256, {C} classes, {rounds} rounds; lift {found.lift}, {found.points} points, 1 thread"
+    if opt == "sgd":
+        calls["clean loops"] = partial(loops, clean.sgd)
+        target, other, bar = ">= 4 x clean loops one after another", "clean loops", 4.0
+    else:
+        calls["clean loops"] = partial(loops, clean.adam)
+        calls["clean loops, fused"] = partial(loops, clean.adam, fused=True)
+        target, other, bar = ">= 0.95 of clean loops with a fused optimiser", "clean loops, fused", 0.95
+    name = f"grid of 48 fedpcl points, {'SGD' if opt == 'sgd' else 'Adam'}"
+    return compared(name, target, bar, calls, {k: scale for k in calls if k != "grid"}, other, detail)
+
+
+def rows() -> list[Row]:
+    torch.set_num_threads(1)
+    return [fedavg(10, 3, 15.0), fedavg(100, 2, 3.0), fedpcl("sgd"), fedpcl("adam")]

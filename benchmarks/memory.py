@@ -1,0 +1,133 @@
+"""Peak memory above the features, each case in a process of its own; and how a round grows to 10,000 clients."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import clean
+from benchmarks.measure import Row, make_row
+from fedcache.federate.lifts import WORKING_SET
+from fedcache.federate.steps import GATHER_BYTES
+
+MB = 1e6
+ADAM = {"head": "linear", "opt": "adam", "lr": 1e-3, "reset_opt": True}
+LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1}
+STATEFUL: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("solo", {"head": "linear", "opt": "adam", "reset_opt": False}),
+    ("fedpcl", {"opt": "sgd", "lr": 0.05, "dim": 64}),
+)
+"""Each client of the first keeps W, b and Adam's moments (20 classes); of the second a projection 1024 -> 64."""
+
+
+def status(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError(f"this system does not tell {field}")
+
+
+def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **how: Any) -> dict[str, Any]:
+    """Peak of a run above what the process holds with the features, its states' bytes and seconds a round."""
+    torch.set_num_threads(1)
+    warm = clean.federation(4, 8, made.data.classes, 64)
+    warm.ours(method, settings)  # code and libraries are not the run's
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = status("VmRSS")
+    out = made.ours(method, settings, rounds=rounds, **how)
+    peak = status("VmHWM") - before
+    held = {t.data_ptr(): t.untyped_storage().nbytes() for tree in out.states.values() for t in tree.values()}
+    return {
+        "peak": peak,
+        "state": sum(held.values()),
+        "lift": out.lift,
+        "seconds": min(r.seconds for r in out.records),
+    }
+
+
+def case(words: list[str]) -> dict[str, Any]:
+    """One case, in this process."""
+    kind = words[0]
+    if kind == "adam":
+        return measured(clean.federation(1000, 20, 100), "fedavg", ADAM, 2)
+    if kind == "state":
+        method, settings = STATEFUL[int(words[1])]
+        return measured(clean.federation(1000, 20, 20), method, settings, 2)
+    total, sampled = int(words[1]), int(words[2])
+    return measured(clean.growing(total, 50, 10, 1024, 20_000), "fedavg", LINEAR, 3, participation=sampled)
+
+
+def apart(*words: object) -> dict[str, Any]:
+    """One case, in a process of its own."""
+    line = [sys.executable, "-m", "benchmarks.memory", *map(str, words)]
+    done = subprocess.run(line, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rows() -> list[Row]:
+    adam = apart("adam")
+    peak = adam["peak"] / MB
+    detail = f"20 rows a client, 2 rounds, lift {adam['lift']}; VmHWM of a process above what it held with the features"
+    made = [
+        make_row(
+            "memory, fedavg Adam, 1000 clients x 100 classes", "<= 400 MB above the features", peak, [], peak <= 400.0,
+            detail=detail,
+        )
+    ]  # fmt: skip
+    ratios, said = [], []
+    chunk = WORKING_SET + GATHER_BYTES
+    for number, (method, _) in enumerate(STATEFUL):
+        found = apart("state", number)
+        ratios.append(found["peak"] / (found["state"] + chunk))
+        said.append(
+            f"{method} ({found['lift']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB of state "
+            f"({ratios[-1]:.2f})"
+        )
+    worst = max(ratios)
+    detail = f"1,000 clients x 20 rows, D=1024; a chunk is allowed {chunk / MB:.0f} MB; {'; '.join(said)}"
+    made.append(
+        make_row(
+            "memory, methods with client state", "<= 1.2 x (state + a chunk's working set)", worst, [], worst <= 1.2,
+            detail=detail,
+        )
+    )  # fmt: skip
+    return made + growth()
+
+
+def growth() -> list[Row]:
+    """10,000 clients that deal 20,000 rows among them, so that the features do not grow with the clients."""
+    big = {k: apart("clients", 10_000, k) for k in (250, 500, 1000)}
+    small = apart("clients", 2_000, 1000)
+    each = {k: v["seconds"] / k * 1e3 for k, v in big.items()}
+    linear = each[1000] / each[250]
+    told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
+    time = make_row(
+        "growth, 10,000 clients, time", "a client's share of a round <= 1.25 x from 250 to 1,000 of them", linear,
+        [], linear <= 1.25, detail=f"fedavg linear C=10, 50 rows each, lift {big[1000]['lift']}, best of 3: {told}",
+    )  # fmt: skip
+    ratio = big[1000]["peak"] / small["peak"]
+    flat = make_row(
+        "growth, 10,000 clients, memory",
+        "<= 1.2 x that of 2,000 clients, 1,000 a round",
+        ratio,
+        [],
+        ratio <= 1.2,
+        detail=f"peak {big[1000]['peak'] / MB:.0f} MB for 10,000 and {small['peak'] / MB:.0f} MB for 2,000 clients",
+    )
+    return [time, flat]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="+")
+    print(json.dumps(case(parser.parse_args().words)))

@@ -1,0 +1,146 @@
+"""docs/performance.md: the table of the last ``make bench``, the ceilings of this machine, and curves of the cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import clean
+from benchmarks.growth import AXES, BASE, curves
+from benchmarks.measure import Row, cores, hardware, seconds_of
+from benchmarks.runner import RESULTS, in_order, missing, verdict
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+LABELS = {"clients": "clients of a round", "rows": "rows a client", "width": "features", "classes": "classes",
+          "points": "grid points"}  # fmt: skip
+
+
+def ceilings() -> dict[str, float]:
+    """GFLOP/s of a square float32 product and GB/s of a sum, on one thread and all cores; us of a clean linear step."""
+    a = torch.randn(2048, 2048)
+    b, out = torch.randn(2048, 2048), torch.empty(2048, 2048)
+    flat = torch.ones(64 << 20)
+    found: dict[str, float] = {}
+    for threads in sorted({1, cores()}):
+        torch.set_num_threads(threads)
+        product = min(seconds_of(lambda: torch.mm(a, b, out=out)) for _ in range(7))
+        stream = min(seconds_of(flat.sum) for _ in range(7))
+        found[f"gflops/{threads}"] = 2.0 * 2048**3 / product / 1e9
+        found[f"gbs/{threads}"] = flat.numel() * 4 / stream / 1e9
+    torch.set_num_threads(1)
+    parts = [(torch.randn(3200, 1024), torch.randint(10, (3200,)))]
+    found["step"] = min(seconds_of(lambda: clean.fedavg(parts, 10, 1, clean.sgd())) for _ in range(7)) / 100 * 1e6
+    return found
+
+
+def roofline(found: dict[str, float]) -> list[str]:
+    """What the ceilings mean for one step, one round and one Gram matrix, in words with numbers."""
+    flops, bandwidth = found["gflops/1"], found["gbs/1"]
+    D, B = 1024, 32
+    step = {C: 4.0 * B * D * C / flops / 1e3 for C in (10, 100)}  # us
+    rows = 100 * 50
+    round_ = {C: max(2 * 2.0 * rows * D * C / flops / 1e6, 2 * rows * D * 4 / bandwidth / 1e6) for C in (10, 100)}  # ms
+    gram = 2.0 * 50_000 * D * D / flops / 1e9
+    return [
+        f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
+        f"step of a linear head costs 4 B D C operations: at B = {B}, D = {D} that is {step[10]:.0f} us for 10 classes "
+        f"and {step[100]:.0f} us for 100, where a step of the clean loop takes {found['step']:.0f} us at 10 classes. "
+        "Small heads are dispatch, which `stack` and `dual` share among clients; large heads are real work, which only "
+        "`dual` makes less.",
+        "",
+        f"A round of `dual` cannot be faster than its two products with all rows, X W' before and A' X after: for 100 "
+        f"clients of 50 rows {round_[10]:.1f} ms at 10 classes and {round_[100]:.1f} ms at 100, at the ceilings above. "
+        f"The statistics of Fed3R on 50,000 rows are one product of {gram:.1f} s in float32 and twice that in float64.",
+    ]
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The rows in Markdown, and below it what explains each."""
+    lines = ["| benchmark | target | measured | quartiles | verdict |", "|---|---|---|---|---|"]
+    notes = []
+    for row in rows:
+        value = "-" if row["measured"] is None else f"{row['measured']:g}"
+        spread = " / ".join(f"{q:g}" for q in row["quartiles"]) or "-"
+        lines.append(f"| {row['name']} | {row['target']} | {value} | {spread} | {verdict(row)} |")
+        said = [row[k] for k in ("error", "roofline", "detail") if row.get(k)]
+        if said:
+            notes.append(f"- **{row['name']}**: {'. '.join(said)}.")
+    return [*lines, "", *notes]
+
+
+def plot(axis: str, found: dict[str, list[float]], place: Path) -> None:
+    """One curve as SVG, the same bytes for the same numbers."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "fedcache"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.2, 3.4))
+    for name, seconds in found.items():
+        if name != "x":
+            axes.plot(found["x"][: len(seconds)], [1e3 * s for s in seconds], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(found["x"], [f"{x:g}" for x in found["x"]])
+    axes.set_xlabel(LABELS[axis])
+    axes.set_ylabel("ms a round" + (", all points" if axis == "points" else ""))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(place, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def page(data: dict[str, Any], found: dict[str, float]) -> str:
+    """The text of docs/performance.md."""
+    rows = in_order(data["rows"])
+    lost = missing(rows)
+    lines = [
+        "# Performance",
+        "",
+        "Made by `make bench` and `python -m benchmarks --page`; edit the benchmarks, not this page.",
+        "",
+        f"Table measured on: {data['hardware']}. Ratios are of contenders that take turns in one process, of the best "
+        "of at least five times; quartiles are of the pairs. One thread unless a row says otherwise.",
+        "",
+        *table(rows),
+        "",
+        *([f"Not measured: {', '.join(lost)}.", ""] if lost else []),
+        "## Ceilings of the machine",
+        "",
+        f"Measured on: {hardware()}.",
+        "",
+        "| threads | float32 product of 2048 x 2048 | sum over 256 MB |",
+        "|---|---|---|",
+        *(
+            f"| {t} | {found[f'gflops/{t}']:.0f} GFLOP/s | {found[f'gbs/{t}']:.1f} GB/s |"
+            for t in sorted({int(k.split("/")[1]) for k in found if "/" in k})
+        ),
+        "",
+        *roofline(found),
+        "",
+        "## How cost grows",
+        "",
+        f"FedAvg of a linear head with SGD, one epoch, batch 32, float32, one thread; {BASE['clients']} clients x "
+        f"{BASE['rows']} rows, {BASE['width']} features and {BASE['classes']} classes where the axis does not say "
+        "otherwise. Whole runs of two rounds: Gram matrices and the evaluation are inside.",
+        "",
+        *(line for axis in AXES for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_page(docs: Path = DOCS, results: Path = RESULTS) -> None:
+    """Measure ceilings and curves, and write the page and its plots."""
+    data = json.loads(results.read_text())
+    found = ceilings()
+    folder = docs / "performance"
+    folder.mkdir(parents=True, exist_ok=True)
+    for axis, curve in curves().items():
+        plot(axis, curve, folder / f"{axis}.svg")
+    (docs / "performance.md").write_text(page(data, found))
+    print(docs / "performance.md")
