@@ -91,7 +91,7 @@ class Program:
         sent: dict[int, Sent] = {}
         order = sorted(ids, key=lambda c: (-len(first.lanes[c].train), c))
         few = [c for c in order if self.grams is not None and c in self.grams.n]
-        rest = [c for c in order if c not in set(few)] if few else order
+        rest = [c for c in order if self.grams is None or c not in self.grams.n]
         width = self.lift.rest if self.lift.name == "dual" else self.lift.chunk
         for start in range(0, len(rest), width):
             self._stack(rest[start : start + width], down, pool, sent)
