@@ -254,8 +254,12 @@ def _run(
             on_round(g, job.round, metrics, asdict(traffic), partial(_snapshot, job, records[g]))
         if after_round is not None:
             after_round(max(job.round for job in jobs))
+    labels = jobs[0].data.y.cpu().numpy()
+    owned = tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in jobs[0].clients)
     return [
-        program.failed[g] if g in program.failed else _outcome(job, program, records[g], scored[g] or _evaluate(job))
+        program.failed[g]
+        if g in program.failed
+        else _outcome(job, program, records[g], scored[g] or _evaluate(job), owned)
         for g, job in enumerate(jobs)
     ]
 
@@ -388,9 +392,10 @@ def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
     return records
 
 
-def _outcome(job: Rounds, program: Program, records: list[RoundRecord], evaluation: Evaluation) -> Outcome:
+def _outcome(
+    job: Rounds, program: Program, records: list[RoundRecord], evaluation: Evaluation, owned: tuple[int, ...]
+) -> Outcome:
     protocol = job.method.protocol(job.hp)
-    labels = job.data.y.cpu().numpy()
 
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
@@ -419,7 +424,7 @@ def _outcome(job: Rounds, program: Program, records: list[RoundRecord], evaluati
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
         clients=tuple(c.name for c in job.clients),
-        classes_owned=tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in job.clients),
+        classes_owned=owned,
         trainable=job.method.trainable(job.server, next(iter(job.states.values()), {})),
         server=job.server,
         states=dict(job.states),

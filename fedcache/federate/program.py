@@ -243,6 +243,8 @@ class Program:
             return [{} for _ in self.jobs]
         job = self.jobs[0]
         state = job.method.enter(down, job.rows(new, self.axes), self.ctx(new))
+        if not state:
+            return [{} for _ in self.jobs]
         return [
             {c: split(_point(state, g, self.axes), j, len(job.lanes[c].train)) for j, c in enumerate(new)}
             for g in range(len(self.jobs))

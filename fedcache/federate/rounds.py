@@ -260,6 +260,9 @@ class Rounds:
         received, size = method.received(down, self.server_ctx()), itemsize(down)
         travels = "text" in method.reads(self.hp) and method.text_travels
         once = env.text.numel() if env.text is not None and travels else 0
+        paper = None
+        if method.paper_count is not None and not self.own:  # clients that differ are asked one by one
+            paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
         for c, (sent, width) in zip(ids, ups, strict=True):
             # Class text features reach a client once, with its first broadcast.
@@ -267,8 +270,8 @@ class Rounds:
             self.met[c] = True
             self.traffic.up[c] += sent
             self.traffic.down[c] += received + text
-            paper_up, paper_down = sent, received
-            if method.paper_count is not None:
+            paper_up, paper_down = paper or (sent, received)
+            if method.paper_count is not None and paper is None:
                 known = self.ctx([c], 0)
                 paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
             totals["paper_up"] += paper_up
