@@ -105,9 +105,10 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     assert [p["accuracy"] for p in one["points"]] == [p["accuracy"] for p in two["points"]]
 
 
-def test_a_point_that_diverges_ends_alone(store: Path) -> None:
+@pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
+def test_a_point_that_diverges_ends_alone(store: Path, rates: str) -> None:
     words = ("--method", "fedavg", *SGD, *IID, "--rounds", 4, "--set", "epochs=3")
-    done = fedcache("grid", *words, "--sweep", "lr=0.1,1e38", "--json")
+    done = fedcache("grid", *words, "--sweep", f"lr={rates}", "--json")
     assert done.code == Exit.FEDERATED
     data = done.envelope["data"]
     assert [p["sweep"]["lr"] for p in data["points"]] == ["0.1"]

@@ -241,9 +241,10 @@ def _run(
         took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(participation))
         traffics = program.one_round(participation)
         seconds = (time.perf_counter() - begun) / len(jobs)
+        number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
+            job.round = number  # a point that failed goes along, as the first one samples and draws for all
             if traffic is None:
-                job.round = first.round = max(job.round, first.round)
                 continue
             measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
             found = scored[g] = _evaluate(job) if measure else None
@@ -253,7 +254,7 @@ def _run(
             metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
             on_round(g, job.round, metrics, asdict(traffic), partial(_snapshot, job, records[g]))
         if after_round is not None:
-            after_round(max(job.round for job in jobs))
+            after_round(number)
     labels = jobs[0].data.y.cpu().numpy()
     owned = tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in jobs[0].clients)
     return [
