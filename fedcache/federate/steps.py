@@ -221,7 +221,9 @@ def train(
         ``p`` after the last epoch, with the optimiser's state.
     """
     wanted = opt_names(names, str(ctx.hp["opt"]))
-    carry = own({**({} if all(n in p for n in wanted) else opt_init(p, names, ctx)), **p}, ctx)
+    carry = own(p, ctx)
+    if not all(n in p for n in wanted):
+        carry = {**opt_init(carry, names, ctx), **carry}
     for epoch in range(epochs):
         stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
         carry = scan(carry, stream, descend(loss, names, down), ctx)
