@@ -310,6 +310,8 @@ def _load(jobs: Sequence[Rounds], clients: int) -> Load:
         upload_bytes=_bytes(job.server),
         state_bytes=_bytes(kept),
         feature_bytes=_bytes({"x": job.data.x}),
+        broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
+        batch=cast(int, job.hp.get("batch", 32)),
     )
 
 

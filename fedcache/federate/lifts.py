@@ -33,6 +33,9 @@ SKINNY = 15
 """Outputs per row whose work in ``stack`` equals the two thin products of a round in ``dual`` (measured on one core
 between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
 
+GRAM_BYTES = 1 << 30
+"""What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
+
 GRID_SET = 128 << 20
 """The same for the points of a grid, whose shared rows pay for leaving the cache."""
 
@@ -53,6 +56,8 @@ class Load:
         upload_bytes: of the model that travels.
         state_bytes: that a client keeps between rounds.
         feature_bytes: of all rows.
+        broadcast_bytes: of what a client is sent besides its first map, which losses are computed against.
+        batch: rows of a step.
     """
 
     head_bytes: int
@@ -66,6 +71,8 @@ class Load:
     upload_bytes: int = 0
     state_bytes: int = 0
     feature_bytes: int = 0
+    broadcast_bytes: int = 0
+    batch: int = 32
 
     def dual_rows(self) -> list[int]:
         """Rows of the clients that ``dual`` can serve for less work: no more than half the features."""
@@ -171,7 +178,11 @@ def _fastest(method: Method, hp: Hp, load: Load, can: Sequence[str]) -> str:
         return "loop"
     # The points of a grid share the rows that are read, so nothing is thin there.
     covered = load.worth(int(cast(int, hp.get("epochs") or 1))) if load.points == 1 else sum(load.dual_rows())
-    if "dual" in can and 2 * covered >= sum(load.rows) > 0 and load.gram_bytes() <= GRAM_SHARE * free_memory():
+    if (
+        "dual" in can
+        and 2 * covered >= sum(load.rows) > 0
+        and load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free_memory())
+    ):
         return "dual"
     lanes = load.clients * load.points
     if "stack" not in can or lanes < 2:
@@ -196,7 +207,9 @@ def _stack(load: Load, chunk: int | None) -> Lift:
 
 def _dual(load: Load, chunk: int | None, rest: int) -> Lift:
     longest = max(load.dual_rows(), default=1)
-    lane = 4 * (longest + 2) * max(1, load.outputs) * load.itemsize
+    # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
+    against = load.batch * load.broadcast_bytes // max(1, load.outputs)
+    lane = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)
     budget = WORKING_SET if load.points == 1 else GRID_SET
     points = max(1, min(load.points, budget // lane))
     lanes = max(1, budget // (lane * points))

@@ -165,7 +165,7 @@ class Program:
         for n in travels:
             base = down[n] if self.axes == 1 else down[n].squeeze(1)
             number["down", n] = frame.add(base)
-        for n, t in state.items():
+        for n, t in sorted(state.items()):  # as files bring names in another order, and sums would follow it
             if is_first(n):
                 full = t.unsqueeze(1) if self.axes == 1 else t.movedim(1, 0)
                 number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
@@ -336,7 +336,7 @@ def _begin(grams: Grams, client: int, tree: Tree, twin: Kept | None, before: Kep
         twin: the same client of the first point.
         before: another client of this point.
     """
-    maps = {n: t for n, t in tree.items() if is_first(n)}
+    maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
     bases, seen = [], []
     for j, t in enumerate(maps.values()):
         if twin is not None and torch.equal(twin.bases[j], t):
