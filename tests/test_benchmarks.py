@@ -94,15 +94,15 @@ def test_a_family_without_a_module_is_named():
 
 
 def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
-    lines = (Line("scan", "a", ""), Line("scan again", "a", ""), Line("other", "b", ""))
+    lines = (Line("scan again", "a", ""), Line("scan", "a", ""), Line("other", "b", ""))
     monkeypatch.setattr("benchmarks.table.LINES", lines)
     monkeypatch.setattr(runner, "LINES", lines)
-    assert [line_of(n) for n in ("scan", "scan x", "scan again", "scan again x", "scanner", "")] == [0, 0, 1, 1, None,
-                                                                                                  None]  # fmt: skip
-    names = {"a": ["scan again x", "scan y", "scan x"], "b": ["other"]}
+    seen = {n: line_of(n) for n in ("scan", "scan x", "scan again", "scan again x", "scanner", "")}
+    assert seen == {"scan": 1, "scan x": 1, "scan again": 0, "scan again x": 0, "scanner": None, "": None}
+    names = {"a": ["scan y", "scan again x", "scan x"], "b": ["other"]}
     code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
     assert code == 0
-    assert [r["name"] for r in found["rows"]] == ["scan y", "scan x", "scan again x", "other"]
+    assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
 
 
 def test_a_roofline_stands_only_where_a_target_is_missed():
