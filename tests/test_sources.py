@@ -129,3 +129,22 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
     assert ok(*FED3R, "--store", path).data["dataset"]["rows"] == 24
     assert follow(done).code == 0
     assert ok(*FED3R, "--dataset", spec).data["dataset"]["rows"] == 48
+
+
+def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Path) -> None:
+    extract(images, "--backbones", "glyph-clip", "--limit", 24)
+    elsewhere = extract(images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr")
+    store = next((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr"))
+    for path in (store, elsewhere):
+        train = ("train", *IID, "--store", path, "--rounds", 1)
+        for words in (
+            ("--method", "fedavg-scratch"),  # images of any size
+            ("--method", "tpfl", "--backbones", "glyph-clip"),  # images as a tower reads them
+            ("--method", "fed3r", "--backbones", "random-projection"),  # features
+        ):
+            done = fedcache(*train, *words, "--json")
+            assert done.code == 4, (words, done.err)
+            assert "--limit 24" in done.envelope["error"]["hint"]
+            assert follow(done).code == 0, words
+            ok(*train, *words, "--dry-run")
+    assert len(list((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr"))) == 1

@@ -113,7 +113,7 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
         raise FedcacheError(
             Exit.STORE,
             f"{method.name} trains on images, and {store.path.name} has none.",
-            more_features(store, "pixels --recipe size=32"),
+            more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedcache.api.commands import extract_into
 from fedcache.api.planning import memory_of
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
@@ -139,7 +140,7 @@ def images_for(store: Store, key: str) -> str:
         Exit.STORE,
         f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
         f" {has}.",
-        f"fedcache extract --store {store.path} --backbones pixels{options(pixel_recipe(recipe))}",
+        extract_into(store, ["pixels"], pixel_recipe(recipe)),
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.api import live
+from fedcache.api.commands import extract_into, place_of, words_of
 from fedcache.api.extraction import extract as run_extract
 from fedcache.api.planning import memory_of, plan, roots_of, store_path
-from fedcache.api.stores import find_store, unremembered
+from fedcache.api.stores import find_store, ingest_again, unremembered
 from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
@@ -64,32 +65,10 @@ class Unfinished:
     def command(self, store: Store, home: Home) -> str:
         """The extract command that computes what is missing, and only that."""
         if self.order is None:
-            return (
-                f"fedcache extract --store {store.path} --backbones {self.backbone}, with the dataset and the options "
-                "it was begun with, computes only these; ingested embeddings are ingested again."
-            )
-        words = ["fedcache", "extract", *words_of(self.order)]
-        if store.path.resolve() != store_path(home, store.dataset["slug"], store.content).resolve():
-            words += ["--store", str(store.path)]
-        return shlex.join(words)
-
-
-def words_of(config: ExtractConfig) -> list[str]:
-    """The options of ``fedcache extract`` that make ``config``."""
-    words: list[str] = []
-    for item in fields(config):
-        value, option = getattr(config, item.name), f"--{item.name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            words += [word for key, one in value.items() for word in (option, f"{key}={one}")]
-        elif item.name == "text":
-            words += [word for one in value for word in (option, one)]
-        elif isinstance(value, tuple):
-            words += [option, ",".join(value)] if value else []
-        elif value is True:
-            words.append(option)
-        elif value != item.default:
-            words += [option, str(value)]
-    return words
+            if is_ingested(store):
+                return ingest_again(store)
+            return extract_into(store, [self.backbone], home=home)
+        return shlex.join(["fedcache", "extract", *words_of(self.order), *place_of(store, home)])
 
 
 def unfinished_of(store: Store, home: Home) -> list[Unfinished]:
@@ -141,8 +120,7 @@ def complete(
         raise FedcacheError(
             Exit.STORE,
             f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
-            f"fedcache extract --store {store.path} --backbones {array.backbone} --weights {array.backbone}=FILE, with "
-            "the weights it was begun with",
+            f"With the weights it was begun with:  {array.command(store, home)} --weights {array.backbone}=FILE",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
@@ -216,7 +194,7 @@ def store_for(
         raise FedcacheError(
             Exit.STORE,
             f"{store.path} holds no features that {method.name} could train on yet.",
-            f"fedcache extract --store {store.path} {more}",
+            extract_into(store, backbones, recipe, home),
         )
     others = unremembered(home) if train.dataset is None else None
     if not extract:

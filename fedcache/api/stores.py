@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
@@ -183,11 +184,15 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     return None
 
 
-def more_features(store: Store, backbone: str, key: str = "features/NAME") -> str:
+def more_features(
+    store: Store, backbone: str, key: str = "features/NAME", recipe: Mapping[str, str] | None = None
+) -> str:
     """The command that brings a store what it lacks: extraction, or another file where there are only embeddings."""
     if is_ingested(store):
         return f"Add {key} to the file, then:  {ingest_again(store)}"
-    return f"fedcache extract --store {store.path} --backbones {backbone}"
+    from fedcache.api.commands import extract_into
+
+    return extract_into(store, [backbone], recipe)
 
 
 def ingest_again(store: Store) -> str:

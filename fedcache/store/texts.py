@@ -45,7 +45,7 @@ def without(store: Path, backbone: str) -> FedcacheError:
     return FedcacheError(
         Exit.STORE,
         f"{store.name} has no text features of {backbone}.",
-        f"fedcache extract --store {store} --backbones {backbone}",
+        f"fedcache extract --store {store} --backbones {backbone}, with --dataset and the options it was begun with",
     )
 
 
