@@ -142,7 +142,7 @@ def test_a_short_class_keeps_what_exists_and_says_so():
     assert partition.counts(columns)[:, 0].tolist() == [7, 10]
     assert partition.notes == (
         "243 of 7400 rows are quarantined (ok = 0) and left out",
-        "fewer than 10 training rows: domain 0/class 0 (7)",
+        "fewer than 10 training rows: domain 0/class 0 (7); --shots 7 deals what it asks for",
     )
 
 

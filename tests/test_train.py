@@ -336,3 +336,36 @@ def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) ->
     assert again.code == 0, again.err
     files = [sorted((tmp_path / side).rglob("result.json"))[0].read_bytes() for side in ("whole", "parts")]
     assert files[0] == files[1]
+
+
+def test_one_class_among_the_training_rows_is_warned_of(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=6, test=2, classes=2)
+    shutil.rmtree(images / "train" / "class1")
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL)
+    said = "only one class among the training rows (class0)"
+    for method in ("fed3r", "fedavg"):
+        done = ok("train", "--method", method, *IID, "--rounds", 1)
+        assert [said in w for w in done.envelope["warnings"]] == [True]
+    done = ok("grid", "--method", "fed3r", *IID, "--sweep", "lam=0.1,1")
+    assert len([w for w in done.envelope["warnings"] if said in w]) == 1
+    assert not ok("train", "--method", "clip-zs", *IID).envelope["warnings"]
+    ok("extract", "--backbones", "glyph-clip", "--partition", "iid", "--clients", 3, "--out", tmp_path / "cut")
+    done = ok("train", "--method", "fed3r", "--clients-from", tmp_path / "cut")
+    assert [said in w for w in done.envelope["warnings"]] == [True]
+
+
+def test_fewer_rows_than_shots_are_warned_of_with_the_shots_that_work(store: Path) -> None:
+    # 24 training rows of each class; label-shift draws 2 x 2 for each shot
+    for scheme, option in (
+        (("few-shot", "--option", "skew=disjoint"), "--shots 24 "),
+        (("few-shot", "--option", "skew=dirichlet"), "--shots 12 "),
+        (("label-shift", "--option", "ratio=2"), "--shots 6 "),
+    ):
+        words = ("--scheme", *scheme, "--clients", 2)
+        (warning,) = ok("train", "--method", "fed3r", *words, "--shots", 50).envelope["warnings"]
+        assert "3 of 3 classes have fewer than" in warning
+        assert option in warning
+        named = ok("partition", *words, "--shots", 50)
+        assert named.envelope["warnings"] == [warning]
+        again = ok("train", "--method", "fed3r", *words, *option.split())
+        assert not again.envelope["warnings"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from fedcache.api.stores import ingest_again
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate import partition as parts
 from fedcache.federate.partition import Columns, Partition
+from fedcache.federate.partitions.pool import FEWER
 from fedcache.progress import Observer
 from fedcache.store.exchange import is_ingested
 from fedcache.store.store import Store
@@ -80,6 +81,12 @@ def make_partition(
     return made
 
 
+def tell_notes(made: Partition, observer: Observer) -> None:
+    """The notes of a partition; clients with fewer rows than were asked for are warned of."""
+    for note in made.notes:
+        (observer.warn if FEWER in note else observer.note)(note)
+
+
 def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
     """Refuse training rows without a label where the method reads labels.
 
@@ -112,6 +119,23 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
             if is_ingested(store)
             else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
         ),
+    )
+
+
+def only_class(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
+    """What is to be warned of where a method that reads labels is given training rows of one class only.
+
+    Args:
+        method: what it reads.
+        label: of the training rows; negative where there is none.
+        classes: names.
+    """
+    found = np.unique(label[label >= 0])
+    if "labels" not in method.needs or len(found) != 1:
+        return None
+    return (
+        f"There is only one class among the training rows ({classes[found[0]]}): whatever is trained says that one, "
+        "and its accuracy says nothing. The counts:  fedcache inspect"
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedcache.api import live
 from fedcache.api.features import arrays_for, feat_post_for, load_features
 from fedcache.api.mixed import named_backbones, own_of
-from fedcache.api.partitions import load_partition, make_partition, need_labels
+from fedcache.api.partitions import load_partition, make_partition, need_labels, only_class, tell_notes
 from fedcache.api.sources import store_for
 from fedcache.api.templates import say_templates
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -42,10 +42,12 @@ class Memo:
     Attributes:
         features: of the last arrays read; grids keep arrays together, so one is enough.
         partitions: by everything that determines them.
+        said: warnings that were given.
     """
 
     features: tuple[Any, Any] | None = None
     partitions: dict[Any, Any] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -206,8 +208,7 @@ def partitions_for(
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
     observer.note(first.summary() + ".")
-    for note in first.notes:
-        observer.note(note)
+    tell_notes(first, observer)
     return made, None
 
 
@@ -249,6 +250,10 @@ def prepare_run(
     made, named = memo.partitions[dealt]
     rows = np.concatenate([c.train for c in next(iter(made.values())).clients])
     need_labels(method, store, rows)
+    alone = only_class(method, store.samples.label[rows], store.samples.classes)
+    if alone is not None and alone not in memo.said:
+        memo.said.add(alone)
+        observer.warn(alone)
     if (store.samples.label[next(iter(made.values())).test] < 0).all():
         observer.note("No test row has a label: the models are made, and nothing is scored.")
     feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)

@@ -10,6 +10,7 @@ import torch
 
 from fedcache.api import live
 from fedcache.api.features import chosen_arrays, feat_post_for, text_of
+from fedcache.api.partitions import only_class
 from fedcache.api.settings import Setting, find_method, parse_seeds
 from fedcache.api.templates import say_templates
 from fedcache.config import Home, TrainConfig
@@ -126,6 +127,9 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
             f"{method.name} needs labels, and rows of the client stores in {config.clients_from} have none.",
             "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
         )
+    alone = only_class(method, np.concatenate([label[c.train] for c in clients]), first.samples.classes)
+    if alone is not None:
+        observer.warn(alone)
     feat_post = feat_post_for(hp, "feat_post" in config.set, config.preset, first, keys)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     x = prepare(arrays, feat_post, np.concatenate([c.train for c in clients]))

@@ -40,7 +40,7 @@ def partition(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.partitions import columns_of, make_partition, partition_flags
+        from fedcache.api.partitions import columns_of, make_partition, partition_flags, tell_notes
         from fedcache.api.stores import need_store
 
         given = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
@@ -80,7 +80,8 @@ def partition(
                 for r in rows
             ],
         }
-        lines = [made.summary(), *made.notes, f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
+        tell_notes(made, story)
+        lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
         if plot is not None:
             lines.append(str(plot))
         few = rows if len(rows) <= 24 else rows[:20]

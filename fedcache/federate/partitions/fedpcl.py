@@ -15,7 +15,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.partitions.pool import Dealt, Pool, Streams, first_per_class, matched, need_rows
+from fedcache.federate.partitions.pool import (
+    FEWER,
+    Dealt,
+    Pool,
+    Streams,
+    fewer_shots,
+    first_per_class,
+    matched,
+    need_rows,
+)
 from fedcache.federate.partitions.scheme import (
     DOMAIN,
     Argument,
@@ -36,14 +45,15 @@ from fedcache.federate.partitions.shares import Rule, counts_or_error, deal_rows
 def deal_feature_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
     """The first (or random) ``shots`` training rows of each class in each domain; the first ``tests`` test rows."""
     shots = count_of(args, "shots")
-    train, short = [], []
+    train, short, least = [], [], shots
     for client, domain in enumerate(_domains(FEATURE_SHIFT, pool)):
         rows = pool.of_domain(pool.train, domain)
         if args["order"] == "random":
             rows = streams("rows", client).permutation(rows)
         train.append(first_per_class(pool, rows, shots))
         short += [f"{pool.columns.domains[domain]}/{name}" for name in _short(pool, rows, shots)]
-    notes = [f"fewer than {shots} training rows: {_some(short)}"] if short else []
+        least = min(least, *map(len, pool.by_class(rows)))
+    notes = [f"{FEWER} {shots} training rows: {_some(short)}; {fewer_shots(least)}"] if short else []
     return Dealt(train, _balanced_tests(pool, args), _names(pool), notes)
 
 
@@ -122,7 +132,7 @@ def _label_shift_notes(pool: Pool, args: Values, quota: np.ndarray, train: Seque
     if (quota < asked).any():
         mean = float(np.mean([len(rows) for rows in train]))
         notes.append(
-            f"{int((quota < asked).sum())} of {len(quota)} classes have fewer than the {asked} rows asked for (least "
+            f"{int((quota < asked).sum())} of {len(quota)} classes have {FEWER} the {asked} rows asked for (least "
             f"{int(quota.min())}): {mean:.1f} training rows a client instead of "
             f"{count_of(args, 'shots') * len(quota)}; {_label_shift_remedy(args, int(quota.min()))}"
         )
@@ -135,7 +145,7 @@ def _label_shift_remedy(args: Values, least: int) -> str:
     shots = count_of(args, "shots") - 1
     while shots and round(shots * rows_per_shot) > least:
         shots -= 1
-    return f"--shots {shots} deals what it asks for" if shots else "extract more images, or deal to fewer --clients"
+    return fewer_shots(shots, " or deal to fewer --clients")
 
 
 def _domains(scheme: Scheme, pool: Pool) -> tuple[int, ...]:

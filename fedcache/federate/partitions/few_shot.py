@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcache.federate.partitions.pool import Dealt, Pool, Streams, need_rows
+from fedcache.federate.partitions.pool import FEWER, Dealt, Pool, Streams, fewer_shots, need_rows
 from fedcache.federate.partitions.scheme import (
     DOMAIN,
     SHARED_TESTS,
@@ -52,8 +52,17 @@ def _disjoint(classes: list[np.ndarray], args: Values, streams: Streams) -> Deal
     train = []
     for of_client in np.split(shuffled, np.cumsum(classes_per_client(count, clients))[:-1]):
         train.append(np.concatenate([drawn[c] for c in of_client]))
-    short = sum(len(rows) < shots for rows in classes)
-    return Dealt(train, notes=[f"{short} of {count} classes have fewer than {shots} rows"] if short else [])
+    return Dealt(train, notes=_short(classes, shots, 1))
+
+
+def _short(classes: list[np.ndarray], shots: int, times: int) -> list[str]:
+    """A note where classes have fewer than ``times`` x ``shots`` rows, with the shots that all of them have."""
+    sizes = [len(rows) for rows in classes]
+    short, least = sum(size < times * shots for size in sizes), min(sizes)
+    if not short:
+        return []
+    asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
+    return [f"{short} of {len(classes)} classes have {asked}; {fewer_shots(least // times, ' or fewer --clients')}"]
 
 
 def classes_per_client(classes: int, clients: int) -> list[int]:
@@ -95,7 +104,8 @@ def _dirichlet(classes: list[np.ndarray], args: Values, streams: Streams) -> Dea
         return Rule(quota, clients, number_of(args, "alpha"), exact=False)
 
     counts = counts_or_error(FEW_SHOT, args, rule_of(args), streams, rule_of)
-    return Dealt(deal_rows(classes, counts, streams("rows")))
+    notes = _short(classes, count_of(args, "shots"), count_of(args, "clients"))
+    return Dealt(deal_rows(classes, counts, streams("rows")), notes=notes)
 
 
 def _infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:

@@ -104,6 +104,10 @@ class Pool:
         return held
 
 
+FEWER = "fewer than"
+"""In every note, and only in those, that says that clients got fewer rows than were asked for."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dealt:
     """What a scheme returns.
@@ -119,6 +123,17 @@ class Dealt:
     test: Sequence[np.ndarray] | None = None
     names: Sequence[str] | None = None
     notes: Sequence[str] = ()
+
+
+def fewer_shots(shots: int, otherwise: str = "") -> str:
+    """What to do where classes run out of rows.
+
+    Args:
+        shots: the most that all classes have; 0 when there is no such number.
+        otherwise: what else helps in that case.
+    """
+    more = f"extract more images{',' if otherwise else ''}{otherwise}"
+    return f"--shots {shots} deals what it asks for" if shots else more
 
 
 def make_pool(columns: Columns, domain: Sequence[str] | None, *, split: int, needs_labels: bool, scheme: str) -> Pool:
