@@ -369,3 +369,16 @@ def test_fewer_rows_than_shots_are_warned_of_with_the_shots_that_work(store: Pat
         assert named.envelope["warnings"] == [warning]
         again = ok("train", "--method", "fed3r", *words, *option.split())
         assert not again.envelope["warnings"]
+
+
+def test_features_of_clip_towers_are_scaled_aloud(store: Path) -> None:
+    words = ("train", "--method", "fed3r", *IID, "--backbones", "glyph-clip")
+    done = ok(*words)
+    assert done.data["hyperparameters"]["feat_post"] == "l2"
+    assert "feat_post l2: what is usual for features of glyph-clip (--set feat_post=none" in done.err
+    done = ok(*words, "--set", "feat_post=none")
+    assert done.data["hyperparameters"]["feat_post"] == "none"
+    assert "feat_post" not in done.err
+    assert "feat_post" not in ok("train", "--method", "fed3r", *IID, "--backbones", "random-projection").err
+    (entry,) = [h for h in ok("methods", "info", "fed3r").data["hyperparameters"] if h["name"] == "feat_post"]
+    assert "none, or what the backbone wants: l2 for CLIP towers" in entry["help"]

@@ -125,8 +125,10 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     return chosen[0]
 
 
-def feat_post_for(hp: Hp, asked: bool, preset: str, store: Store, keys: Sequence[str]) -> str:
-    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better.
+def feat_post_for(
+    hp: Hp, asked: bool, preset: str, store: Store, keys: Sequence[str], observer: Observer | None = None
+) -> str:
+    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better, which is said.
 
     Nobody asked and the method does nothing: CLIP features go to the sphere (l2) when every backbone has a text tower,
     and the released FedPCL's ResNets give signs (D-01) under the official preset.
@@ -136,8 +138,13 @@ def feat_post_for(hp: Hp, asked: bool, preset: str, store: Store, keys: Sequence
         return chosen
     names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
     if preset == "official" and all(n.startswith("resnet18-") for n in names):
-        return "sign"
-    return "l2" if all(store.has_text(n) for n in names) else "none"
+        chosen = "sign"
+    elif all(store.has_text(n) for n in names):
+        chosen = "l2"
+    if chosen != "none" and observer is not None:
+        other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
+        observer.note(f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}.")
+    return chosen
 
 
 def load_features(

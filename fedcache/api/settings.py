@@ -256,7 +256,8 @@ def prepare_run(
         observer.warn(alone)
     if (store.samples.label[next(iter(made.values())).test] < 0).all():
         observer.note("No test row has a label: the models are made, and nothing is scored.")
-    feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys)
+    said = None if "pixels" in method.reads(hp) else observer  # no features are read
+    feat_post = feat_post_for(hp, "feat_post" in train.set, train.preset, store, keys, said)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     if brought is not None and brought.images is not None:
         keys = [*keys, brought.images]

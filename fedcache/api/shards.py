@@ -130,7 +130,7 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
     alone = only_class(method, np.concatenate([label[c.train] for c in clients]), first.samples.classes)
     if alone is not None:
         observer.warn(alone)
-    feat_post = feat_post_for(hp, "feat_post" in config.set, config.preset, first, keys)
+    feat_post = feat_post_for(hp, "feat_post" in config.set, config.preset, first, keys, observer)
     hp = {**hp, **({"feat_post": feat_post} if "feat_post" in hp else {})}
     x = prepare(arrays, feat_post, np.concatenate([c.train for c in clients]))
     digests = [first.arrays[key].digest for key in keys]

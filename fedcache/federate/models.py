@@ -18,7 +18,9 @@ from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
 
 FEAT_POST = HParam(
-    "feat_post", "none", "choice", "what is done to features when they are loaded (D-01: sign for FedPCL's ResNets)",
+    "feat_post", "none", "choice",
+    "what is done to features when they are loaded; none, or what the backbone wants: l2 for CLIP towers, and with "
+    "preset official sign for FedPCL's ResNets (D-01); a value that is set holds for every backbone",
     choices=FEAT_POSTS,
 )  # fmt: skip
 
