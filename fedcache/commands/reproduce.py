@@ -62,6 +62,22 @@ def reproduce(
         from fedcache.reproduce import registry
         from fedcache.reproduce.adapt import Options
 
+        if what in ("list", "info"):
+            given = {
+                "--on": on,
+                "--backbones": backbones,
+                "--recipe": recipe,
+                "--rounds": rounds,
+                "--seeds": seeds,
+                "--limit": limit,
+                "--only": only,
+                "--weights": weights,
+                "--data": data,
+                "--device": device,
+                "--runs": runs,
+                "--out": out,
+            }
+            _refuse_options(what, given)
         if what == "list":
             if name is not None:
                 raise FedcacheError(Exit.USAGE, f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
@@ -93,6 +109,17 @@ def reproduce(
         return _run(what, chosen, runs, out, story)
 
     answer(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
+
+
+def _refuse_options(what: str, given: dict[str, Any]) -> None:
+    """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
+    named = [option for option, value in given.items() if value not in (None, [])]
+    if named:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{what} takes no {', '.join(named)}: it runs nothing.",
+            f"fedcache reproduce NAME {named[0]} ..., or leave it out",
+        )
 
 
 def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
