@@ -95,3 +95,18 @@ def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
     assert made["partition"] == {"scheme": "label-shift", "clients": 5, "options": {"alpha": 2.0}}
     assert made["extract"] == {"views": 2}
     assert ready("noise-prototypes").under({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
+
+
+def test_another_scheme_leaves_the_arguments_of_the_grids_own_out(tmp_path: Path) -> None:
+    grid = ready("prompt-clients")
+    assert grid.under({})["partition"]["options"] == {"shots": 16, "skew": "dirichlet"}
+    assert "options" not in grid.under({}, "dirichlet")["partition"]
+    assert grid.under({"partition": {"options": {"alpha": 1}}}, "iid")["partition"]["options"] == {"alpha": 1}
+    assert grid.under({"partition": {"scheme": "iid"}})["partition"] == {"scheme": "iid"}
+    assert ready("alpha").dropped("feature-shift") == ("clients",)
+    assert ready("alpha").dropped("iid") == ready("alpha").dropped("label-shift") == ()
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
+    done = ok("grid", "--ready", "prompt-clients", "--scheme", "dirichlet", "--dataset", images, "--rounds", 1,
+              "--method", "clip-zs", "--backbones", "glyph-clip", "--seeds", "0", "--sweep", "clients=2",
+              "--participation", "all", "--alpha", 5)  # fmt: skip
+    assert "few-shot is not used: shots, skew" in done.err

@@ -59,11 +59,29 @@ class Ready:
             "command": f"fedcache grid --ready {self.name}",
         }
 
-    def under(self, file: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged."""
+    def dropped(self, scheme: str | None) -> tuple[str, ...]:
+        """Arguments of this grid's scheme that mean nothing to the ``scheme`` that is asked for instead."""
+        own = self.partition.get("scheme")
+        if scheme is None or own is None or scheme == own:
+            return ()
+        from fedcache.federate.partition import SCHEMES
+
+        known = {a.name for a in SCHEMES[scheme].arguments} if scheme in SCHEMES else set()
+        clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
+        return (*clients, *self.partition.get("options", {}))
+
+    def under(self, file: Mapping[str, Mapping[str, Any]], scheme: str | None = None) -> dict[str, dict[str, Any]]:
+        """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged.
+
+        Args:
+            file: sections.
+            scheme: asked for besides; another one than this grid's leaves the arguments of this grid's out.
+        """
         merged = {name: dict(section) for name, section in file.items()}
-        for name, inner in (("train", "set"), ("partition", "options")):
-            mine, theirs = getattr(self, name), file.get(name, {})
+        gone = self.dropped(scheme or file.get("partition", {}).get("scheme"))
+        partition = {k: v for k, v in self.partition.items() if k not in gone and not (gone and k == "options")}
+        for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
+            mine, theirs = own, file.get(name, {})
             both = {**mine.get(inner, {}), **theirs.get(inner, {})}
             merged[name] = {**mine, **theirs, **({inner: both} if both else {})}
         return merged

@@ -109,7 +109,9 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once:
             raise FedcacheError(
                 Exit.USAGE,
                 f"{name} {key.strip()} is given twice.",
-                f"Give its values at once: {name} {key.strip()}={out[key.strip()]},{rest.strip()}",
+                f"Leave one out; several values in turn:  fedcache grid --sweep {key.strip()}=.."
+                if name == "--set"
+                else f"Give its values at once: {name} {key.strip()}={out[key.strip()]},{rest.strip()}",
             )
         out[key.strip()] = rest.strip()
     return out

@@ -47,7 +47,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Run again although the res
 
 def settings_of(values: list[str] | None) -> dict[str, Any]:
     """``--set`` pairs."""
-    return dict(o.pairs(values, "--set"))
+    return dict(o.pairs(values, "--set", once=True))
 
 
 def partition_config(
@@ -318,7 +318,12 @@ def grid(
         if ready == "list":
             return _ready_list()
         known = lookup(ready) if ready is not None else None
-        file = known.under(read_file(config)) if known is not None else read_file(config)
+        read = read_file(config)
+        file = known.under(read, scheme) if known is not None else read
+        gone = known.dropped(scheme or read.get("partition", {}).get("scheme")) if known is not None else ()
+        if known is not None and gone:
+            own = known.partition["scheme"]
+            story.note(f"Left out, as the grid's own scheme {own} is not used: {', '.join(gone)}.")
         names = o.listed(method, "--method") or (known.methods if known is not None else ())
         for note in known.notes if known is not None else ():
             story.note(note)
