@@ -225,3 +225,20 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(imag
     assert lost.code == 4
     assert lost.envelope["error"]["message"].endswith(f": {entry['name']}.")
     assert "To go on" not in lost.envelope["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("reproduce", "list", "--rounds", 3), "list takes no --rounds"),
+        (("reproduce", "list", "-o", "t.md"), "list takes no --out"),
+        (("reproduce", "info", "fst-table4", "--only", "a=b", "--device", "cpu"), "info takes no --only, --device"),
+        (("train", "--method", "tip-local", "--set", "tau=0.1", "--set", "tau=0.2"), "--set tau is given twice"),
+        (("ingest", "x.npz", "--name", "../../x"), "'../../x' is not usable"),
+        (("ingest", "x.npz", "--name", ".x"), "'.x' is not usable"),
+    ],
+)
+def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:
+    done = fedcache(*words, "--json")
+    assert done.code == 2, done.err
+    assert said in done.envelope["error"]["message"]

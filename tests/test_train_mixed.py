@@ -83,3 +83,18 @@ def test_images_that_are_missing_are_asked_for_with_the_command(tmp_path: Path) 
     done = fedcache("train", "--method", "flesd", *IID)
     assert done.code == 4
     assert "--backbones pixels --recipe size=32" in done.err
+
+
+def test_a_misspelt_backbone_of_a_client_gets_the_right_one(store: Path) -> None:
+    done = fedcache("train", "--method", "solo", *IID, "--client-backbones", f"{A},glyph-clop", "--json")
+    assert done.code == 2, done.err
+    assert "Did you mean 'glyph-clip'" in done.envelope["error"]["message"]
+
+
+def test_a_rate_is_expected_of_models_only(tmp_path: Path) -> None:
+    images = f"folder:{folder(tmp_path / 'others', train=4, test=2)}"
+    words = ("extract", "--dataset", images, "--workers", 0, "--backbones")
+    said = ok(*words, "pixels", "--recipe", "size=8").err
+    assert "no model runs" in said
+    assert "expect about" not in said
+    assert "expect about" in ok(*words, A).err

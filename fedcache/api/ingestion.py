@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -50,6 +51,12 @@ def ingest_file(
     if not slug.strip("._-") or len(slug) > 100:
         why = "has no letter or digit" if len(slug) <= 100 else f"has {len(slug)} characters, at most 100 are kept"
         raise FedcacheError(Exit.USAGE, f"The name {name!r} {why}.", "For example --name mine")
+    if not re.fullmatch(r"(?!\.)[\w .-]+", name):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
+            f"For example --name {slug.strip('._-')}",
+        )
     again = shlex.join(["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])])
     try:
         content = arrange(read_embeddings(file), name)

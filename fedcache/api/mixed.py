@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedcache.api.features import chosen_arrays
-from fedcache.config import TrainConfig
+from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import lookup
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -22,6 +23,18 @@ def named_backbones(train: TrainConfig) -> tuple[str, ...]:
     return train.backbones or tuple(
         dict.fromkeys(name for entry in train.client_backbones for name in entry.split("+"))
     )
+
+
+def check_named(train: TrainConfig, store: Store, home: Home) -> None:
+    """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
+
+    Raises:
+        FedcacheError: USAGE with "did you mean".
+    """
+    have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
+    for name in (name for entry in train.client_backbones for name in entry.split("+")):
+        if name not in store.arrays and name.partition("@")[0] not in have:
+            lookup(name.partition("@")[0], home=home.root)
 
 
 def own_of(

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcache.api import live
 from fedcache.api.features import arrays_for, feat_post_for, load_features
-from fedcache.api.mixed import named_backbones, own_of
+from fedcache.api.mixed import check_named, named_backbones, own_of
 from fedcache.api.partitions import load_partition, make_partition, need_labels, only_class, tell_notes
 from fedcache.api.sources import store_for
 from fedcache.api.templates import say_templates
@@ -235,6 +235,7 @@ def prepare_run(
     began = time.perf_counter()
     store, extracted = store_for(method, train, home, extract=extract, observer=observer, stop=stop)
     seconds = {"extract": extracted}
+    check_named(train, store, home)
     keys = arrays_for(method, hp, store, named_backbones(train), observer)
     need_labels(method, store, None)
     brought = live.bring(method, store, keys[0], home)

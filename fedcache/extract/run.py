@@ -326,14 +326,15 @@ def announce(
     writers: Mapping[str, ArrayWriter],
     observer: Observer,
 ) -> None:
-    """The first line of an extraction: device, dtype, batch and the rate to expect of the models alone."""
+    """The first line of an extraction: device, dtype, batch and the rate to expect of the models alone, if any."""
     seconds = sum(compute.warm().values())
     parallel = compute.workers if how.device == "cpu" else 1
     names = " + ".join(job.recipe.label for job in jobs)
+    models = any(job.recipe.dtype != "uint8" for job in jobs)  # images are decoded and kept as they are
+    rate = f"expect about {parallel / max(seconds, 1e-9):,.0f} images/s before decoding" if models else "no model runs"
     observer.note(
         f"{names} on {how.device}, {how.dtype}, batch {how.batch}, {compute.workers} "
-        f"{'process' if compute.workers == 1 else 'processes'} of {how.threads} thread: expect about "
-        f"{parallel / max(seconds, 1e-9):,.0f} images/s before decoding."
+        f"{'process' if compute.workers == 1 else 'processes'} of {how.threads} thread: {rate}."
     )
     for key, writer in writers.items():
         if writer.kept:
