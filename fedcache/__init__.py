@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedcache.api.functions import partition as partition
     from fedcache.api.functions import shard as shard
     from fedcache.api.functions import train as train
-    from fedcache.api.grids import Grid as Grid
+    from fedcache.api.points import Grid as Grid
     from fedcache.api.training import Run as Run
     from fedcache.errors import FedcacheError as FedcacheError
     from fedcache.extract.recipe import Recipe as Recipe
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "Extraction": "fedcache.api.extracted",
     "FedcacheError": "fedcache.errors",
-    "Grid": "fedcache.api.grids",
+    "Grid": "fedcache.api.points",
     "Method": "fedcache.federate.method",
     "Partition": "fedcache.federate.partition",
     "Recipe": "fedcache.extract.recipe",

@@ -9,7 +9,8 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
-from fedcache.api.grids import combinations, grid, sampled
+from fedcache.api.grids import grid
+from fedcache.api.points import combinations, sampled
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop

@@ -9,7 +9,7 @@ from command import fedcache, ok
 from partition_rows import even_columns
 from pictures import folder
 
-from fedcache.api.grids import PARTITION_KEYS, RUN_KEYS, _dealt, combinations
+from fedcache.api.points import PARTITION_KEYS, RUN_KEYS, combinations, dealt
 from fedcache.api.ready_grids import names, ready
 from fedcache.config import PartitionConfig, TrainConfig, resolve
 from fedcache.extract.backbones import lookup
@@ -36,20 +36,20 @@ def test_a_ready_grid_expands(name: str) -> None:
     base = resolve(PartitionConfig, grid.partition, {})
     points = combinations(grid.methods, grid.sweep)
     assert len(points) == grid.points > 1
-    dealt: set[str] = set()
+    tried: set[str] = set()
     for method, sweep in points:
         settings = {k: v for k, v in sweep.items() if k not in (*RUN_KEYS, *PARTITION_KEYS)}
         METHODS[method].resolve(config.preset, {**config.set, **settings})
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name
-        part = _dealt(base, sweep)
+        part = dealt(base, sweep)
         defaults = METHODS[method].defaults
         clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
-        if repr(part) not in dealt and part.scheme != "flesd":  # which cuts the public rows out first
+        if repr(part) not in tried and part.scheme != "flesd":  # which cuts the public rows out first
             count = {} if part.scheme in ("feature-shift", "feature-label-shift") else {"clients": clients}
             typed = {k: float(v) if k == "alpha" else int(v) if k == "shots" else v for k, v in part.options.items()}
             assert make(part.scheme or defaults.scheme, DIGITS, seed=0, **count, **typed).clients
-            dealt.add(repr(part))
+            tried.add(repr(part))
 
 
 def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:

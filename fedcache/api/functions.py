@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedcache.api import extraction, grids, partitions, training
+from fedcache.api import extraction, grids, partitions, points, training
 from fedcache.api.ingestion import ingest_file
 from fedcache.api.stores import need_store
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
@@ -120,9 +120,14 @@ def grid(
     observer: Observer | None = None,
     fresh: bool = False,
     options: Mapping[str, Any] | None = None,
+    sampler: str = "grid",
+    exact: bool = False,
+    jobs: int = 1,
     **sweeps: Sequence[Any],
-) -> grids.Grid:
+) -> points.Grid:
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
+
+    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``.
 
     Raises:
         FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
@@ -135,7 +140,18 @@ def grid(
         for key, values in sweeps.items()
     }
     home = Home.from_environment()
-    done = grids.grid(names, words, config, home, partition=PartitionConfig(), fresh=fresh, observer=observer)
+    done = grids.grid(
+        names,
+        words,
+        config,
+        home,
+        partition=PartitionConfig(),
+        fresh=fresh,
+        sampler=sampler,
+        exact=exact,
+        jobs=jobs,
+        observer=observer,
+    )
     lost = [*done.damaged, *done.failed]
     if lost:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

@@ -7,141 +7,23 @@ compute them together; they equal their single runs up to rounding, and with ``e
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedcache.api.points import PARTITION_KEYS, RUN_KEYS, Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
-from fedcache.api.settings import Memo, Setting, find_method, prepare_run
+from fedcache.api.settings import Memo, Setting, prepare_run
 from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
-
-RUN_KEYS = ("rounds", "participation", "backbones", "domain")
-PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
-
-
-@dataclass
-class Point:
-    """One combination: a method, the swept values, and its run over all seeds."""
-
-    method: str
-    sweep: dict[str, str]
-    run: Run
-
-
-@dataclass
-class Lost:
-    """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
-
-    method: str
-    sweep: dict[str, str]
-    message: str
-    hint: str
-
-
-@dataclass
-class Grid:
-    """All points of a grid, in the order of the product; damaged and failed ones are apart.
-
-    Attributes:
-        points: those with a result.
-        damaged: those whose stored run is damaged.
-        failed: those that could not be trained.
-    """
-
-    points: list[Point]
-    damaged: list[Lost] = field(default_factory=list)
-    failed: list[Lost] = field(default_factory=list)
-
-    @property
-    def code(self) -> Exit:
-        """CORRUPT when a stored run is damaged, else FEDERATED when a point failed, else OK."""
-        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if self.failed else Exit.OK
-
-    @property
-    def reused(self) -> int:
-        """Points whose result was there already."""
-        return sum(p.run.reused for p in self.points)
-
-    def best(self) -> Point:
-        """The point of the highest mean accuracy; the first of equals."""
-        return max(self.points, key=lambda p: p.run.accuracy["mean"] or 0.0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ``data`` of the envelope."""
-        best = self.best()
-        return {
-            "points": [{"method": p.method, "sweep": p.sweep, **p.run.to_dict()} for p in self.points],
-            "damaged": [asdict(d) for d in self.damaged],
-            "failed": [asdict(f) for f in self.failed],
-            "reused": self.reused,
-            "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
-        }
-
-    def __repr__(self) -> str:
-        best = self.best()
-        return f"Grid({len(self.points)} points, best {best.method} {best.sweep} {best.run.accuracy['mean']})"
-
-
-def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
-    """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
-
-    Raises:
-        FedcacheError: USAGE.
-    """
-    if sampler == "grid":
-        return list(points)
-    match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", sampler)
-    if match is None or int(match[1]) < 1:
-        raise FedcacheError(
-            Exit.USAGE, f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20"
-        )
-    count = min(int(match[1]), len(points))
-    drawn = np.random.default_rng(int(match[2] or 0)).choice(len(points), count, replace=False)
-    return [points[i] for i in sorted(drawn)]
-
-
-def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
-    """Every (method, swept values), checked before anything runs: names, legal values, no repeats.
-
-    Raises:
-        FedcacheError: USAGE.
-    """
-    for key, values in sweeps.items():
-        if key in ("seed", "seeds"):
-            raise FedcacheError(
-                Exit.USAGE,
-                f"--sweep {key}: seeds are not swept, every point runs all of them.",
-                f"--seeds {','.join(values) or '0,1,2'} (with --repartition each of them draws its own partition)",
-            )
-        if not values:
-            raise FedcacheError(Exit.USAGE, f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
-        if len(set(values)) < len(values):
-            raise FedcacheError(
-                Exit.USAGE, f"--sweep {key} names a value twice.", f"--sweep {key}={','.join(dict.fromkeys(values))}"
-            )
-    for name in methods:
-        method = find_method(name)
-        for key, values in sweeps.items():
-            if key not in (*RUN_KEYS, *PARTITION_KEYS):
-                for value in values:
-                    method.hparam(key).parse(value)
-    names = list(dict.fromkeys(methods))
-    return [
-        (m, dict(zip(sweeps, values, strict=True))) for m in names for values in itertools.product(*sweeps.values())
-    ]
 
 
 def grid(
@@ -179,7 +61,7 @@ def grid(
                 exact or jobs > 1, observer, stop)  # fmt: skip
     if jobs > 1:
         in_processes(work, jobs)
-    for program in _programs(todo):
+    for program in programs(todo):
         work.run(program)
     return work.grid()
 
@@ -201,16 +83,6 @@ def grid_plan(
     work = Work(todo, config, partition or PartitionConfig(), home, home.runs, repartition, False, False, exact,
                 observer or Silent(), Stop())  # fmt: skip
     return work.plans()
-
-
-def _programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
-    """Numbers of the points that differ in floats alone, in the order of the product."""
-    groups: dict[Any, list[int]] = {}
-    for number, (name, sweep) in enumerate(todo):
-        floats = {h.name for h in find_method(name).hparams if h.kind == "float"}
-        rest = {k: v for k, v in sweep.items() if k not in floats or v == "auto"}
-        groups.setdefault((name, *sorted(rest.items())), []).append(number)
-    return list(groups.values())
 
 
 @dataclass
@@ -246,7 +118,7 @@ class Work:
     ended: dict[int, Run | FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from fedcache.federate.engine import Shared
+        from fedcache.federate.shared import Shared
 
         self._memo, self._shared, self._best = Memo(), Shared(), -1.0
 
@@ -264,7 +136,7 @@ class Work:
 
     def partition_of(self, number: int) -> PartitionConfig:
         """How its rows are dealt."""
-        return _dealt(self.base, self.todo[number][1])
+        return dealt(self.base, self.todo[number][1])
 
     def run(self, program: Sequence[int]) -> None:
         """Train the points of one program, those that have not ended."""
@@ -310,7 +182,7 @@ class Work:
     def plans(self) -> dict[str, Any]:
         """What every program would do; nothing is extracted or trained."""
         found = []
-        for program in _programs(self.todo):
+        for program in programs(self.todo):
             config = self.config_of(program[0])
             refuse_contradictions(config, self.base)
             check_values(config)
@@ -424,10 +296,3 @@ def _alone(
         return train(config, home, partition=partition, runs=runs, repartition=repartition, extract=False, fresh=fresh)
     except FedcacheError as error:
         return error
-
-
-def _dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
-    """The partition of a point: the base with the swept scheme, clients and arguments."""
-    options = {**base.options, **{k: sweep[k] for k in ("alpha", "shards", "shots") if k in sweep}}
-    clients = int(sweep["clients"]) if "clients" in sweep else base.clients
-    return PartitionConfig(sweep.get("scheme", base.scheme), clients, base.seed, options)

@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.api.live import with_rounds
+from fedcache.api.pace import Pace
 from fedcache.api.results import Seeded, seed_record
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
-from fedcache.api.training import Opened, Pace, Run, begin_run, finish_run, open_run
+from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine import Shared
     from fedcache.federate.forecast import Forecast
     from fedcache.federate.lifts import Lift
     from fedcache.federate.outcome import Outcome, Snapshot
+    from fedcache.federate.shared import Shared
 
 Told = Callable[[int, "Run | FedcacheError"], None]
 """(point, its run or the error that ended it), as each ends."""

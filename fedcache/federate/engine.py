@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import ClientRows, Data, lane_data
-from fedcache.federate.dual import Grams, is_first, restore, stored
+from fedcache.federate.dual import is_first, restore, stored
 from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.lifts import Lift, Load, choose
 from fedcache.federate.method import Method, Value, keep_down
@@ -23,6 +23,7 @@ from fedcache.federate.mixed import Own
 from fedcache.federate.outcome import STATE_VERSION, Evaluation, Outcome, RoundRecord, Snapshot, pack, unpack
 from fedcache.federate.program import Program
 from fedcache.federate.rounds import Rounds
+from fedcache.federate.shared import Shared
 from fedcache.federate.traffic import Traffic
 from fedcache.heads.linear import Tree
 
@@ -194,33 +195,6 @@ def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value
     """What points of one program have in common: every hyperparameter that is no float."""
     floats = {h.name for h in method.hparams if h.kind == "float"}
     return tuple((k, v) for k, v in sorted(hp.items()) if k not in floats or v is None)
-
-
-class Shared:
-    """What runs on the same features and clients have in common: features in the dtype computed in, Gram matrices."""
-
-    def __init__(self) -> None:
-        self._cast: dict[tuple[int, torch.dtype], tuple[Data, Data]] = {}
-        self._grams: dict[tuple[Any, ...], tuple[Data, Grams]] = {}
-
-    def cast(self, data: Data, dtype: torch.dtype) -> Data:
-        """The data with features of that dtype; images stay bytes."""
-        if data.x.dtype == dtype or data.image is not None:
-            return data
-        key = (id(data), dtype)
-        if key not in self._cast:
-            self._cast[key] = (data, replace(data, x=data.x.to(dtype)))  # the first keeps its id from being reused
-        return self._cast[key][1]
-
-    def grams(self, job: Rounds) -> Grams:
-        """Of the clients of a run that ``dual`` serves."""
-        width = job.data.x.shape[2]
-        rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
-        rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
-        key = (id(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
-        if key not in self._grams:
-            self._grams[key] = (job.data, Grams(job.data.x, rows))
-        return self._grams[key][1]
 
 
 def _run(
