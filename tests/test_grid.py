@@ -80,8 +80,11 @@ class StopAfter(Silent):
             self.stop_.ask()
 
 
-@pytest.mark.parametrize("after", [2, 7, 12])
-def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [(2, "2 points keep their states"), (7, "in round 1 of seed 1 of 2 points"), (12, "2 points keep their states")],
+)
+def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path, after: int, said: str) -> None:
     config = TrainConfig(method="solo", store=str(store), rounds=4, seeds="0,1", dtype="float64",
                          set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"})  # fmt: skip
     home, sweeps = Home.from_environment(), {"lr": ("0.1", "0.02")}
@@ -92,7 +95,7 @@ def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path,
         grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut", observer=StopAfter(stop, after),
              stop=stop)  # fmt: skip
     assert info.value.code is Exit.INTERRUPTED
-    assert "2 points keep their states" in info.value.message
+    assert said in info.value.message
     resumed = grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut")
     for a, b in zip(whole.points, resumed.points, strict=True):
         assert a.run.result == b.run.result

@@ -302,6 +302,72 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
     assert not list(parts.path.glob("checkpoint*"))
 
 
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
+    store: Path, lift: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked in the first step of round 2, whose state is written, or is not: then round 2 is finished first."""
+    from fedcache.api import pace, training
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.errors import Exit, FedcacheError
+    from fedcache.extract.stop import Stop
+    from fedcache.progress import Silent
+
+    class InRound(Silent):
+        """Asks for a stop when the second round begins to step."""
+
+        def __init__(self) -> None:
+            self.rounds = 0
+            self.flag = AfterOne(self)
+
+        def advance(self, units: int) -> None:
+            self.rounds += units
+
+    class AfterOne(Stop):
+        def __init__(self, story: InRound) -> None:
+            self.story, self.reads = story, 0
+
+        @property
+        def requested(self) -> bool:
+            self.reads += self.story.rounds == 1
+            return self.reads > 2  # two are at the end of round 1
+
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    config = TrainConfig(method="fedpcl", rounds=3, seeds="0", lift=lift)
+    dealt = PartitionConfig("iid", 3)
+    whole = training.train(config, home, partition=dealt, runs=home.root / "whole")
+    for always, runs, said in ((True, "all", "in round 2"), (False, "few", "after round 2")):
+        monkeypatch.setattr(pace.Pace, "due", lambda _self, always=always: always)
+        story = InRound()
+        with pytest.raises(FedcacheError, match=said) as caught:
+            training.train(config, home, partition=dealt, runs=home.root / runs, observer=story, stop=story.flag)
+        assert caught.value.code is Exit.INTERRUPTED
+        parts = training.train(config, home, partition=dealt, runs=home.root / runs)
+        assert (parts.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
+
+
+def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
+    from fedcache.api import training
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.errors import Exit, FedcacheError
+    from fedcache.extract.stop import Stop
+
+    class Late(Stop):
+        def __init__(self) -> None:
+            self.reads = 0
+
+        @property
+        def requested(self) -> bool:
+            self.reads += 1
+            return self.reads > 5
+
+    home, stop = Home(Path(os.environ["FEDCACHE_HOME"])), Late()
+    config = TrainConfig(method="fedavg", rounds=1, seeds="0", lift="loop")
+    with pytest.raises(FedcacheError, match="in round 1 of seed 0") as caught:
+        training.train(config, home, partition=PartitionConfig("iid", 3), runs=home.root / "first", stop=stop)
+    assert caught.value.code is Exit.INTERRUPTED
+
+
 def test_a_method_is_identified_by_the_files_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedcache as package
     from fedcache.api.runs import code_digest

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.api.live import with_rounds
-from fedcache.api.pace import Pace
+from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
 from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
 
@@ -201,6 +201,8 @@ def _train(
     setting, resolved = first.setting, first.resolved
     rounds, began = int(resolved["rounds"]), time.perf_counter()
     pace = Pace()
+    kept = 0 if states[0] is None else int(states[0].meta["round"])
+    watch = Watch(stop, f"seed {seed} of {len(numbers)} points", kept)
     observer.advance(sum(int(s.meta["round"]) for s in states if s is not None))
     keep: set[int] = set()
     due = False
@@ -224,12 +226,10 @@ def _train(
         keep.clear()
         if due:
             pace.over()
+            watch.kept = number
+        watch.done = number
         if due and stop.requested and number < rounds:
-            raise FedcacheError(
-                Exit.INTERRUPTED,
-                f"Stopped on request after round {number} of seed {seed}; {len(numbers)} points keep their states.",
-                "Run the same command again to go on.",
-            )
+            raise stopped(f"after round {number} of seed {seed}; {len(numbers)} points keep their states")
 
     found: dict[int, Seeded | FedcacheError] = {}
 
@@ -242,6 +242,7 @@ def _train(
                 continue
             made = found[n] = seed_record(out, setting.domains, seconds)
             opened[n].directory.save_seed(seed, made.to_dict())
+        watch.begin(kept)
         began = time.perf_counter()
 
     run_points(
@@ -261,5 +262,6 @@ def _train(
         on_done=on_done,
         own=setting.own,
         shared=shared,
+        watch=watch,
     )
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.api.pace import Pace
+from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
@@ -93,7 +93,7 @@ def train(
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
         observer: told the story.
-        stop: set by a signal handler; honoured after a round.
+        stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
@@ -403,12 +403,14 @@ def _one_seed(
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
         observer.advance(int(state.meta["round"]))
     pace = Pace()
+    watch = Watch(stop, f"seed {seed}", 0 if state is None else int(state.meta["round"]))
     partition = setting.partitions[seed]
 
     def on_round(
         number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
         observer.advance(1)
+        watch.done = number
         if number == resolved["rounds"]:
             return
         if stop.requested or pace.due():
@@ -416,12 +418,9 @@ def _one_seed(
                 taken = snapshot()
                 directory.save_checkpoint(seed, taken.tensors, taken.meta)
             pace.over()
+            watch.kept = number
         if stop.requested:
-            raise FedcacheError(
-                Exit.INTERRUPTED,
-                f"Stopped on request after round {number} of seed {seed}; the state is kept.",
-                "Run the same command again to go on.",
-            )
+            raise stopped(f"after round {number} of seed {seed}; the state is kept")
 
     outcome = run(
         setting.method,
@@ -437,5 +436,6 @@ def _one_seed(
         state=state,
         on_round=on_round,
         own=setting.own,
+        watch=watch,
     )
     return seed_record(outcome, setting.domains, time.perf_counter() - began)

@@ -252,7 +252,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, 
 
 @contextmanager
 def stopping(request: Callable[[], None], story: Story) -> Iterator[None]:
-    """SIGINT and SIGTERM: the first asks to finish the chunk or round, the second stops at once."""
+    """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once."""
     asked = False
 
     def handle(number: int, frame: Any) -> None:

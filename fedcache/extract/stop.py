@@ -1,4 +1,4 @@
-"""A request to stop, made from a signal handler and honoured at the next chunk or round."""
+"""A request to stop, made from a signal handler and honoured at the next chunk, or where no finished round is lost."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ def run(
     state: Snapshot | None = None,
     on_round: OnRound | None = None,
     own: Mapping[int, Own] | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> Outcome:
     """Train ``method`` on ``clients`` and score what it deploys.
 
@@ -65,6 +66,7 @@ def run(
         state: a snapshot to go on from.
         on_round: called after every round; its snapshot costs nothing unless called.
         own: in what some clients differ, by client number; the run is then computed client by client.
+        watch: called before every step; an INTERRUPTED it raises ends the run inside a round.
 
     Returns:
         Models, accuracy, records and traffic.
@@ -79,7 +81,7 @@ def run(
 
     (out,) = run_points(
         method, [hp], data, clients, rounds=rounds, participation=participation, seed=seed, lift=lift, chunk=chunk,
-        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own,
+        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own, watch=watch,
     )  # fmt: skip
     if isinstance(out, FedcacheError):
         raise out
@@ -105,6 +107,7 @@ def run_points(
     on_done: Callable[[int, Sequence[Outcome | FedcacheError]], None] | None = None,
     own: Mapping[int, Own] | None = None,
     shared: Shared | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> list[Outcome | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
@@ -126,6 +129,7 @@ def run_points(
         on_done: called with the first number and the outcomes of points that were computed together.
         own: as in ``run``.
         shared: what other calls on the same data and clients have computed already.
+        watch: as in ``run``.
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
@@ -143,7 +147,7 @@ def run_points(
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []
     for hp, state in zip(hps, states or [None] * len(hps), strict=True):
-        job = Rounds(method, hp, data, clients, seed, dtype, own)
+        job = Rounds(method, hp, data, clients, seed, dtype, own, watch)
         records.append(_resume(job, state) if state is not None else [])
         if state is None:
             job.start()

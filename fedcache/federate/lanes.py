@@ -137,6 +137,10 @@ class Draws:
         return replace(self, clients=self.clients[:lanes])
 
 
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 @dataclass(frozen=True)
 class Env:
     """Constants of a run; none has leading axes.
@@ -153,6 +157,7 @@ class Env:
         public: [Np, V, D] rows of the public set, for methods that have one.
         image: (H, W) when the rows are images, uint8 [H * W * 3] each.
         towers: live frozen encoders, for methods that need them.
+        watch: called before every step; what it raises ends the run inside a round.
     """
 
     classes: int
@@ -166,6 +171,7 @@ class Env:
     public: Tensor | None = None
     image: tuple[int, int] | None = None
     towers: Towers | None = None
+    watch: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.aggregate import Pool
 from fedcache.federate.dual import DualData, Frame, Grams, Kept, is_first
 from fedcache.federate.lanes import Ctx, pad_stack, split
@@ -80,6 +80,8 @@ class Program:
                 ups.append((job.method.sent(up, job.server_ctx()), itemsize(up)))
             return job.finish(ids, down, pool.done(), ups)
         except FedcacheError as error:
+            if error.code is Exit.INTERRUPTED:
+                raise
             self.failed[point] = error
             return None
 
@@ -114,6 +116,7 @@ class Program:
     def _stack(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
         """A chunk of clients on one axis, resting lanes a suffix."""
         first = self.jobs[0]
+        first.env.watch()
         ctx, data = self.ctx(order), first.rows(order, self.axes)
         state, up = first.method.fit(down, self._states(order, down), data, ctx)
         self._finite({**up, **state}, order)
@@ -124,6 +127,7 @@ class Program:
     def _dual(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
         """A chunk of clients whose first map is in coordinates."""
         first, grams = self.jobs[0], cast(Grams, self.grams)
+        first.env.watch()
         frame, ctx = Frame(grams, order, self.axes), self.ctx(order)
         travels = [n for n in down if is_first(n)]
         if travels:

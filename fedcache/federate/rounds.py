@@ -6,7 +6,7 @@ one format. ``fit`` never sees a test row, and a method that needs no labels is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +72,7 @@ class Rounds:
         seed: int,
         dtype: torch.dtype,
         own: Mapping[int, Own] | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
@@ -86,6 +87,8 @@ class Rounds:
             data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
             names=data.names, image=data.image, towers=data.towers,
         )  # fmt: skip
+        if watch is not None:
+            self.env = replace(self.env, watch=watch)
         self.labels = data.y.to(data.x.device) if "labels" in method.reads(hp) else None
         self.round = 0
         self.server: Tree = {}
@@ -203,6 +206,7 @@ class Rounds:
 
     def fit_one(self, down: Tree, client: int) -> Tree:
         """The loop lift: one client without leading axes; its upload."""
+        self.env.watch()
         data, ctx = self.rows([client], 0), self.ctx([client], 0)
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)

@@ -141,6 +141,7 @@ def scan(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx
     full, now = carry, ctx
     view = dict(carry)
     for k, batch in batches:
+        ctx.env.watch()
         if now.lead and k != now.lead[-1]:
             # In-place updates reach the full carry; tensors a step replaced are written back before the cut.
             _write_back(full, view, now)

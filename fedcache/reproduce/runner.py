@@ -104,7 +104,7 @@ def reproduce(
         options: what departs from the paper.
         runs: directory of results instead of ``home.runs``.
         observer: told the story.
-        stop: set by a signal handler; honoured after a round.
+        stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
         FedcacheError: USAGE for options that do not fit; ENVIRONMENT when no cell can be run, naming what is missing;
