@@ -152,3 +152,19 @@ def test_sweeps_over_methods_and_partitions_are_programs_of_their_own(store: Pat
         len({tuple(p["partition"]["digests"]) if "digests" in p["partition"] else p["digest"] for p in done["points"]})
         > 1
     )
+
+
+def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> None:
+    words = ("--method", "fed3r", "--clients", 3, "--dtype", "float64")
+    sweep = ("--sweep", "lam=0.01,0.1,1,10,100", "--sweep", "scheme=iid,shards")
+    done = fedcache("grid", *words, *sweep, "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("Clients' statistics are computed once") == 2
+    for point in done.envelope["data"]["points"]:
+        settings = ("--set", f"lam={point['sweep']['lam']}", "--scheme", point["sweep"]["scheme"])
+        alone = ok("train", *words, *settings).data
+        assert not alone["reused"], "sums in another order are no substitute for the run alone"
+        for key in ("accuracy", "macro_f1", "traffic", "parameters"):
+            assert alone[key] == point[key], key
+    exact = ok("grid", *words, *sweep, "--exact").data
+    assert exact["reused"] == 10

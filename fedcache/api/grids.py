@@ -159,17 +159,12 @@ class Work:
                 self._told(n, error)
             return
         settings = settings_of(setting, configs)
-        if not self.exact and len(program) > 1:
-            from fedcache.federate.lifts import TOGETHER
-
-            lift, _ = foresee(setting, configs[0], len(program))
-            if lift.name in TOGETHER:
-                self.observer.note(f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients "
-                                   "at once (--exact computes one by one).")  # fmt: skip
-                train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
+        if not self.exact and (words := self._together(setting, configs)):
+            self.observer.note(f"{words} (--exact computes one by one).")
+            train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
                                observer=self.observer, stop=self.stop,
                                told=lambda i, out: self._told(program[i], out))  # fmt: skip
-                return
+            return
         for n, one, config in zip(program, settings, configs, strict=True):
             try:
                 self._told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
@@ -178,6 +173,22 @@ class Work:
                 if not _of_a_point(error):
                     raise
                 self._told(n, error)
+
+    def _together(self, setting: Setting, configs: Sequence[TrainConfig]) -> str:
+        """How points share work with each other or with points before them; "" when each is computed alone."""
+        from fedcache.federate.lifts import TOGETHER, shares_uploads
+
+        method = setting.method
+        if shares_uploads(method):
+            every = [n for n, (name, _) in enumerate(self.todo) if name == method.name]
+            if len(configs) > 1 or (len(every) > 1 and method.additive(setting.hp)):
+                return "Clients' statistics are computed once"
+        if len(configs) == 1:
+            return ""
+        lift, _ = foresee(setting, configs[0], len(configs))
+        if lift.name not in TOGETHER:
+            return ""
+        return f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients at once"
 
     def plans(self) -> dict[str, Any]:
         """What every program would do; nothing is extracted or trained."""

@@ -142,7 +142,7 @@ def run_points(
         if structure(method, hp) != structure(method, hps[0]):
             raise FedcacheError(Exit.BUG, "Points of one program differ in more than floats.", "Please report this.")
     rounds = 1 if method.one_shot else rounds
-    shared = shared or Shared()
+    together, shared = shared is not None or len(hps) > 1, shared or Shared()
     data = shared.cast(data, dtype)
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []
@@ -161,7 +161,7 @@ def run_points(
         if grams is not None:
             for job, state in zip(part, (states or [None] * len(hps))[start:], strict=False):
                 restore(job.states, state, grams)
-        program = Program(part, chosen, grams)
+        program = Program(part, chosen, grams, shared if together else None)
 
         def told(point: int, *story: Any, first: int = start) -> None:
             if on_round is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.dual import CACHE_BYTES
 from fedcache.federate.lifts import Lift, Load
+from fedcache.federate.shared import POOLED
 from fedcache.federate.steps import GATHER_BYTES
 
 SLACK = 16 << 20
@@ -71,7 +72,7 @@ def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = 
         stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
         closed: whether uploads are sums of products of features, D x D in float64, and not a model.
     """
-    points = lift.points
+    points = 1 if lift.name == "loop" else lift.points
     longest = max(load.rows, default=0)
     # weights, gradient, the optimiser's moments, and one temporary of an update
     copies = 5 if opt == "adam" else 4
@@ -91,7 +92,8 @@ def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = 
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * load.upload_bytes * (uploads + 2 + 2)
     if closed:
-        server += 4 * load.width**2 * 8  # a client's, their sum, and the solver's two copies
+        # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
+        server += (4 + (POOLED + 1 if load.points > 1 else 0)) * load.width**2 * 8
     return Forecast(
         features=load.feature_bytes,
         grams=grams,

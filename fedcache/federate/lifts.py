@@ -124,6 +124,11 @@ def free_memory() -> int:
         return 2 << 30
 
 
+def shares_uploads(method: Method) -> bool:
+    """Whether runs that differ in what the server alone reads have the same uploads, and can share them."""
+    return method.one_shot and not method.gradient and not method.central
+
+
 def choose(
     method: Method,
     hp: Hp,
@@ -166,7 +171,7 @@ def choose(
     if lift == "auto":
         lift = _fastest(method, hp, load, can)
     if lift == "loop":
-        return Lift("loop", 1)
+        return Lift("loop", 1, load.points if shares_uploads(method) else 1)
     if not method.gradient or method.central or method.one_shot:
         load = replace(load, points=1)  # closed forms look at their floats: points one after another
     stacked = _stack(load, chunk)

@@ -46,6 +46,7 @@ class HParam:
         high: largest legal number.
         official: value of the released code where it differs, else None.
         auto: what ``auto`` stands for; makes None (written ``auto``) a legal value.
+        fit: whether ``fit`` reads it; runs that differ in others alone have the same uploads.
     """
 
     name: str
@@ -57,6 +58,7 @@ class HParam:
     high: float | None = None
     official: Value = None
     auto: str = ""
+    fit: bool = True
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
@@ -191,6 +193,11 @@ def average(hp: Hp) -> Mapping[str, Pooling]:
     return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}
 
 
+def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
+    """Nothing is worth computing once for several points."""
+    return pooled
+
+
 def global_model(_hp: Hp) -> Protocol:
     """One model, scored on every client's test rows."""
     return "global"
@@ -227,6 +234,9 @@ class Method:
         broadcast: (server, ctx) -> down.
         pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
         aggregate: (server, pooled up, ctx) -> server.
+        prepare: (pooled up, ctx) -> pooled up, with what serves every float that ``fit`` does not read; called once for
+            the points of a grid that share their uploads.
+        additive: (hp) -> True when the pooled upload is that of one client with everybody's rows, for every seed.
         protocol: (hp) -> how it is evaluated.
         deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
             probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
@@ -269,6 +279,8 @@ class Method:
     broadcast: Server = send_all
     pool: Callable[[Hp], Mapping[str, Pooling]] = average
     aggregate: Aggregate = replace_names
+    prepare: Server = as_pooled
+    additive: Callable[[Hp], bool] = lambda _hp: False
     protocol: Callable[[Hp], Protocol] = global_model
     needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
     needs_for: Callable[[Hp], frozenset[str]] | None = None

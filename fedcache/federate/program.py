@@ -18,15 +18,16 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.aggregate import Pool
 from fedcache.federate.dual import DualData, Frame, Grams, Kept, is_first
 from fedcache.federate.lanes import Ctx, pad_stack, split
-from fedcache.federate.lifts import Lift
+from fedcache.federate.lifts import Lift, shares_uploads
 from fedcache.federate.method import Hp, numel
 from fedcache.federate.rounds import Rounds
+from fedcache.federate.shared import Sent, Shared
 from fedcache.federate.traffic import RoundTraffic, itemsize
 from fedcache.heads.linear import Tree
 from fedcache.heads.span import inner, outer
 
-Sent = list[tuple[int, int]]
-"""(scalars, bytes of one) that a client sent, for each point."""
+SPECTRUM_POINTS = 4
+"""Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
 
 
 @dataclass
@@ -37,16 +38,19 @@ class Program:
         jobs: the points; one is a run alone.
         lift: how.
         grams: for ``dual``.
+        shared: what other programs have computed already.
         failed: point -> what ended it; its lanes go on and are not read.
     """
 
     jobs: Sequence[Rounds]
     lift: Lift
     grams: Grams | None = None
+    shared: Shared | None = None
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.axes = 1 if len(self.jobs) == 1 else 2
+        self._prepared: tuple[Tree, Tree] | None = None
         self.hp = stack_hp([job.hp for job in self.jobs], self.jobs[0])
 
     def one_round(self, participation: int | float | None) -> list[RoundTraffic | None]:
@@ -71,19 +75,35 @@ class Program:
         job = self.jobs[point]
         if point in self.failed:
             return None
-        pool = Pool(job.method.pool(job.hp))
-        ups: Sent = []
         try:
-            for c in ids:
-                up = job.fit_one(down, c)
-                pool.add(up, float(len(job.lanes[c].train)), c)
-                ups.append((job.method.sent(up, job.server_ctx()), itemsize(up)))
-            return job.finish(ids, down, pool.done(), ups)
+            pooled, ups = self._pooled(job, ids, down)
+            return job.finish(ids, down, pooled, ups)
         except FedcacheError as error:
             if error.code is Exit.INTERRUPTED:
                 raise
             self.failed[point] = error
             return None
+
+    def _pooled(self, job: Rounds, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+        """Uploads of the clients, pooled, and what each of them sent."""
+
+        def make() -> tuple[Tree, Sent]:
+            pool = Pool(job.method.pool(job.hp))
+            ups: Sent = []
+            for c in ids:
+                up = job.fit_one(down, c)
+                pool.add(up, float(len(job.lanes[c].train)), c)
+                ups.append((job.method.sent(up, job.server_ctx()), itemsize(up)))
+            return pool.done(), ups
+
+        if self.shared is None or not shares_uploads(job.method):
+            return make()
+        pooled, ups = self.shared.pooled(job, ids, make)
+        if len(self.jobs) >= SPECTRUM_POINTS:
+            if self._prepared is None or self._prepared[0] is not pooled:
+                self._prepared = (pooled, job.method.prepare(pooled, job.server_ctx(ids)))
+            pooled = self._prepared[1]
+        return pooled, ups
 
     def _together(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         first = self.jobs[0]

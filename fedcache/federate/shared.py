@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +12,27 @@ import torch
 
 from fedcache.federate.clients import Data
 from fedcache.federate.dual import Grams
+from fedcache.federate.method import numel
 from fedcache.federate.rounds import Rounds
+from fedcache.heads.linear import Tree
+
+Sent = list[tuple[int, int]]
+"""(scalars, bytes of one) that each client sent."""
+
+POOLED = 4
+"""Pooled uploads that are kept, the latest used: a Gram matrix of 4,096 features is 64 MB."""
 
 
 class Shared:
-    """What runs on the same features and clients have in common: features in the dtype computed in, Gram matrices."""
+    """What runs on the same features have in common.
+
+    Features in the dtype computed in, Gram matrices of clients, and what one-shot methods without gradients pool.
+    """
 
     def __init__(self) -> None:
         self._cast: dict[tuple[int, torch.dtype], tuple[Data, Data]] = {}
         self._grams: dict[tuple[Any, ...], tuple[Data, Grams]] = {}
+        self._pooled: OrderedDict[tuple[Any, ...], tuple[Data, Tree, Sent]] = OrderedDict()
 
     def cast(self, data: Data, dtype: torch.dtype) -> Data:
         """The data with features of that dtype; images stay bytes."""
@@ -38,3 +52,28 @@ class Shared:
         if key not in self._grams:
             self._grams[key] = (job.data, Grams(job.data.x, rows))
         return self._grams[key][1]
+
+    def pooled(self, job: Rounds, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
+        """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
+
+        Runs pool the same when they differ in nothing that ``fit`` reads. Where the method is ``additive``, clients do
+        not matter either, only all their rows: sums then differ from those of ``make`` by rounding.
+
+        Returns:
+            the pooled upload, not to be changed, and what each client sent.
+        """
+        method, hp = job.method, job.hp
+        read = {h.name for h in method.hparams if h.fit}
+        same = (id(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
+        rows = [np.asarray(job.lanes[c].train, np.int64) for c in ids]
+        own = ((job.lanes[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
+        key: tuple[Any, ...] = (*same, job.seed, *own)
+        if method.additive(hp) and method.sent is numel:
+            key = (*same, np.sort(np.concatenate(rows)).tobytes())
+        if key not in self._pooled:
+            self._pooled[key] = (job.data, *make())
+            if len(self._pooled) > POOLED:
+                self._pooled.popitem(last=False)
+        self._pooled.move_to_end(key)
+        _, pooled, sent = self._pooled[key]
+        return pooled, sent if len(sent) == len(ids) else [sent[0]] * len(ids)

@@ -1,4 +1,8 @@
-"""Linear systems of summed statistics: the packed Gram matrix, and a Cholesky solve that refuses singular ones."""
+"""Linear systems of summed statistics: the packed Gram matrix, and solves that refuse singular systems.
+
+One ridge is solved by Cholesky; many ridges of one system share its eigenvalues (``spectrum``), after which each costs
+one product.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.heads.linear import Tree
 
 BLOCKS = 8
 
@@ -64,11 +69,45 @@ def solve(A: Tensor, B: Tensor, ridge: float, free: int = 0, *, switch: str = "l
     pivot = factor.diagonal(dim1=-2, dim2=-1) ** 2
     smallest = A.shape[-1] * torch.finfo(A.dtype).eps
     if failed.any() or not (pivot > smallest * diagonal).all():
-        works = max(1e-4 * float(A.diagonal(dim1=-2, dim2=-1).max()), 1e-12) / unit
-        raise FedcacheError(
-            Exit.FEDERATED,
-            f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {A.shape[-1]} "
-            "features are constant, or sums of others, or outnumber the rows.",
-            f"Regularise more, for example --set {switch}={works:.1g}",
-        )
+        raise _singular(A.diagonal(dim1=-2, dim2=-1).max(), A.shape[-1], ridge, switch, unit)
     return torch.cholesky_solve(B, factor)
+
+
+def spectrum(A: Tensor, B: Tensor) -> Tree:
+    """A = V diag(values) V' and V'B, from which ``solve_spectrum`` solves for every ridge.
+
+    Args:
+        A: [D, D] symmetric.
+        B: [D, C].
+    """
+    values, vectors = torch.linalg.eigh(A)
+    return {"values": values, "vectors": vectors, "target": vectors.mT @ B}
+
+
+def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: float = 1.0) -> Tensor:
+    """(A + ridge I)^-1 B in float64, equal to ``solve`` up to rounding.
+
+    Args:
+        known: from ``spectrum``.
+        ridge: added to the diagonal.
+        switch: as in ``solve``.
+        unit: as in ``solve``.
+
+    Raises:
+        FedcacheError: as ``solve``.
+    """
+    values = known["values"]
+    regular = values + ridge
+    if not (regular > len(values) * torch.finfo(values.dtype).eps * regular.max()).all():
+        raise _singular(values.max(), len(values), ridge, switch, unit)
+    return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
+
+
+def _singular(largest: Tensor, features: int, ridge: float, switch: str, unit: float) -> FedcacheError:
+    works = max(1e-4 * float(largest), 1e-12) / unit
+    return FedcacheError(
+        Exit.FEDERATED,
+        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {features} "
+        "features are constant, or sums of others, or outnumber the rows.",
+        f"Regularise more, for example --set {switch}={works:.1g}",
+    )

@@ -17,27 +17,25 @@ come back to it, so its own rows count 1 + omega times. omega = 0 is the global 
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.federate.clients import LaneData
 from fedcache.federate.lanes import Ctx, generator
-from fedcache.federate.method import Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.method import Defaults, Hp, HParam, Method
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.federate.models import FEAT_POST
+from fedcache.heads.fourier import drawn_fourier, fourier_features
 from fedcache.heads.linear import Tree
-from fedcache.heads.ridge import gram, solve, unpack
+from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
 @lru_cache(maxsize=1)
-def _fourier(seed: int, width: int, dim: int, scale: float) -> tuple[Tensor, Tensor]:
-    g = generator(seed, "fourier", width, dim)
-    return torch.from_numpy(g.standard_normal((width, dim)) / scale), torch.from_numpy(g.uniform(0, 2 * np.pi, dim))
+def _drawn(seed: int, width: int, dim: int, scale: float) -> tuple[Tensor, Tensor]:
+    return drawn_fourier(generator(seed, "fourier", width, dim), width, dim, scale)
 
 
 def lift(x: Tensor, ctx: Ctx) -> Tensor:
@@ -46,8 +44,7 @@ def lift(x: Tensor, ctx: Ctx) -> Tensor:
     z = x.double()
     if not dim:
         return z
-    om, u = _fourier(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma")))
-    return torch.cos(z @ om.to(z.device) + u.to(z.device)) * math.sqrt(2.0 / dim)
+    return fourier_features(z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma"))))
 
 
 def statistics(data: LaneData, ctx: Ctx) -> Tree:
@@ -72,16 +69,30 @@ def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree
     return {}, statistics(data, ctx)
 
 
-def head(sums: Tree, ctx: Ctx) -> Tree:
-    """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
+def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """A and B of summed statistics, with the row and column of ones where there is a bias."""
     B = sums["class_sum"].mT
     A = unpack(sums["gram"], B.shape[-2])
-    bias = bool(ctx.hp["bias"])
-    if bias:
+    if ctx.hp["bias"]:
         ones, count = sums["sum"].unsqueeze(-1), sums["count"].unsqueeze(-2)
         A = torch.cat([torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2)
         B = torch.cat([B, count], -2)
-    W = solve(A, B, float(ctx.number("lam")), free=int(bias and not ctx.hp["reg_bias"]))
+    return A, B
+
+
+def prepare(sums: Tree, ctx: Ctx) -> Tree:
+    """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
+    free = ctx.hp["bias"] and not ctx.hp["reg_bias"]
+    return sums if free or personal(ctx.hp) else {**sums, **spectrum(*system(sums, ctx))}
+
+
+def head(sums: Tree, ctx: Ctx) -> Tree:
+    """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
+    bias, lam = bool(ctx.hp["bias"]), float(ctx.number("lam"))
+    if "values" in sums and not personal(ctx.hp):
+        W = solve_spectrum(sums, lam)
+    else:
+        W = solve(*system(sums, ctx), lam, free=int(bias and not ctx.hp["reg_bias"]))
     if ctx.hp["w_normalize"]:
         W = W / W.norm(dim=-2, keepdim=True).clamp(min=1e-12)
     b = W[..., -1, :] if bias else torch.zeros_like(W[..., 0, :])
@@ -91,7 +102,7 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
-    return up if personal(ctx.hp) else head(up, ctx)
+    return {k: up[k] for k in up if k not in ("values", "vectors", "target")} if personal(ctx.hp) else head(up, ctx)
 
 
 def scores(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -109,11 +120,6 @@ def personal(hp: Hp) -> bool:
     return bool(hp["omega"])
 
 
-def protocol(hp: Hp) -> Protocol:
-    """One global model, unless clients weigh their own rows more."""
-    return "personalised" if personal(hp) else "global"
-
-
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """The triangle and the class sums up; a linear head with bias down, or for personal models the sums."""
     D = cast(int, hp["rff_dim"]) or width
@@ -127,23 +133,19 @@ METHOD = Method(
     summary="Ridge regression from summed statistics; one round, exact for every partition.",
     hparams=(
         FEAT_POST,
-        HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0),
+        HParam("lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
-        HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True),
-        HParam("w_normalize", False, "bool", "divide each class column by its norm (D-74)", official=True),
+        HParam("reg_bias", False, "bool", "regularise that column too (D-74)", official=True, fit=False),
+        HParam("w_normalize", False, "bool", "divide each class column by its norm (D-74)", official=True, fit=False),
         HParam("class_weight", "none", "choice", "weigh rows by 1 / the client's own n_c", choices=("none", "local")),
-        HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0),
+        HParam("omega", 0.0, "float", "extra weight of a client's own rows in its own model; 0 is one model", low=0.0,
+               fit=False),
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {},
-    fit=fit,
-    pool=lambda _hp: {"": "sum"},
-    aggregate=aggregate,
-    predict=scores,
-    protocol=protocol,
-    gradient=False,
-    one_shot=True,
-    paper_count=paper_count,
-)
+    init=lambda _ctx: {}, fit=fit, pool=lambda _hp: {"": "sum"}, aggregate=aggregate, prepare=prepare, predict=scores,
+    additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
+    protocol=lambda hp: "personalised" if personal(hp) else "global",
+    gradient=False, one_shot=True, paper_count=paper_count,
+)  # fmt: skip

@@ -17,7 +17,7 @@ from fedcache.federate.method import Defaults, HParam, Method
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.federate.models import FEAT_POST, declare
 from fedcache.heads.linear import Tree
-from fedcache.heads.ridge import gram, solve, unpack
+from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
 def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -28,12 +28,21 @@ def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree
     return {}, {"gram": gram(z), "class_sum": total}
 
 
+def prepare(up: Tree, ctx: Ctx) -> Tree:
+    """The eigenvalues of A, which serve every lam and kappa."""
+    return {**up, **spectrum(unpack(up["gram"], ctx.env.width), up["class_sum"].mT)}
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """W0 + (A + lam I)^-1 (kappa B - A W0), as a linear head without bias."""
     prior: Tensor = ctx.text.double().mT
-    A = unpack(up["gram"], ctx.env.width)
-    residual = float(ctx.number("kappa")) * up["class_sum"].mT - A @ prior
-    W = prior + solve(A, residual, float(ctx.number("lam")))
+    kappa, lam = float(ctx.number("kappa")), float(ctx.number("lam"))
+    if "values" in up:
+        pull = up["values"].unsqueeze(-1) * (up["vectors"].mT @ prior)  # V'A W0
+        W = prior + solve_spectrum({**up, "target": kappa * up["target"] - pull}, lam)
+    else:
+        A = unpack(up["gram"], ctx.env.width)
+        W = prior + solve(A, kappa * up["class_sum"].mT - A @ prior, lam)
     return {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
 
 
@@ -43,14 +52,23 @@ METHOD = Method(
     summary="Ridge regression around the zero-shot classifier; one round, exact for every partition.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
-        HParam("lam", 1.0, "float", "weight of the zero-shot classifier; in rows, when features are unit", low=0.0),
-        HParam("kappa", 1.0, "float", "regression target of a row's own class; the others are 0", low=1e-6),
+        HParam(
+            "lam",
+            1.0,
+            "float",
+            "weight of the zero-shot classifier; in rows, when features are unit",
+            low=0.0,
+            fit=False,
+        ),
+        HParam("kappa", 1.0, "float", "regression target of a row's own class; the others are 0", low=1e-6, fit=False),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
+    prepare=prepare,
+    additive=lambda _hp: True,
     predict=predict,
     needs=frozenset({"labels", "text"}),
     text_travels=False,

@@ -22,7 +22,7 @@ from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.federate.models import FEAT_POST
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
-from fedcache.heads.ridge import gram, solve, unpack
+from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
 def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -31,6 +31,11 @@ def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree
     z = x.double() * mask.double().unsqueeze(-1)
     total, count = class_sums(z, data, ctx.env.classes, mask.double())
     return {}, {"gram": gram(z), "class_sum": total, "count": count}
+
+
+def means(up: Tree) -> torch.Tensor:
+    """mu_c [C, D]; zero for a class nobody has."""
+    return up["class_sum"] / up["count"].clamp(min=1.0).unsqueeze(-1)
 
 
 def covariance(up: Tree, cov: str) -> torch.Tensor:
@@ -55,14 +60,19 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     return (G - between.mT @ between) / free
 
 
+def prepare(up: Tree, ctx: Ctx) -> Tree:
+    """The eigenvalues of Sigma, which serve every shrinkage."""
+    return {**up, **spectrum(covariance(up, str(ctx.hp["cov"])), means(up).mT)}
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The discriminant functions, as a linear head."""
-    n = up["count"]
-    mean = up["class_sum"] / n.clamp(min=1.0).unsqueeze(-1)
-    sigma = covariance(up, str(ctx.hp["cov"]))
+    n, mean, known = up["count"], means(up), "values" in up
+    sigma = up["values"].diag() if known else covariance(up, str(ctx.hp["cov"]))
     automatic = 1e-3 * float(sigma.trace()) / sigma.shape[0]
     gamma = automatic if ctx.hp["gamma_shrink"] is None else float(ctx.number("gamma_shrink"))
-    W = solve(sigma, mean.mT, gamma, switch="gamma_shrink").mT
+    name = "gamma_shrink"
+    W = (solve_spectrum(up, gamma, switch=name) if known else solve(sigma, mean.mT, gamma, switch=name)).mT
     b = (n / n.sum()).log() - 0.5 * (W * mean).sum(-1)
     b = torch.where(n > 0, b, b.new_full((), MASKED))
     return {"W": W.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
@@ -76,11 +86,11 @@ METHOD = Method(
         FEAT_POST,
         HParam(
             "cov", "within", "choice", "covariance within classes, or of all rows (D-75)",
-            choices=("within", "total"), official="total",
+            choices=("within", "total"), official="total", fit=False,
         ),
         HParam(
             "gamma_shrink", None, "float", "added to the diagonal of the covariance (D-75)",
-            low=0.0, official=0.0, auto="1e-3 of its mean diagonal",
+            low=0.0, official=0.0, auto="1e-3 of its mean diagonal", fit=False,
         ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
@@ -88,6 +98,8 @@ METHOD = Method(
     fit=fit,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
+    prepare=prepare,
+    additive=lambda _hp: True,
     predict=predict,
     gradient=False,
     one_shot=True,

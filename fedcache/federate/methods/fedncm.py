@@ -64,13 +64,16 @@ METHOD = Method(
     summary="Nearest class mean from summed features; one round, no training.",
     hparams=(
         FEAT_POST,
-        HParam("metric", "cos", "choice", "unit class means, or the nearest mean", choices=("cos", "euclid")),
+        HParam(
+            "metric", "cos", "choice", "unit class means, or the nearest mean", choices=("cos", "euclid"), fit=False
+        ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
+    additive=lambda _hp: True,
     predict=predict,
     gradient=False,
     one_shot=True,
