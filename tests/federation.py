@@ -158,6 +158,8 @@ VARIANTS = [
     ("fst-cbdg", {"tsamp_scope": "batch", "gamma": 0.4, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
     ("fst-cbdg", {"ablation": "ist_only", "batch": 16}),
+    ("fst-cbdg", {"synth": "strata", "strata": 2, "gamma": 0.4, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"synth": "strata", "tsamp_scope": "batch", "tsamp_reduce": "sum", "batch": 16}),
     ("fst-cbdg", {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3}),
     ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
     ("central", {"probe": "lbfgs", "l2": 0.01}),

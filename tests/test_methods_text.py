@@ -11,7 +11,7 @@ from test_methods_grid import lanes
 from fedcache.federate.lanes import generator
 from fedcache.federate.methods import fst_cbdg
 from fedcache.federate.metrics import entropy_bits
-from fedcache.federate.synthesis import synthetic
+from fedcache.federate.synthesis import at_once, stratified, synthetic
 
 
 def states(out, name="rows/q"):
@@ -139,6 +139,52 @@ def test_an_epoch_deals_every_synthetic_row_exactly_once(sampling):
             real = batch["kw"][i] > 0
             found[i] += torch.bincount(batch["k"][i][real], minlength=6)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
+    """Over an epoch, class k weighs n_k / sum n in every step of a mean, and n_k in all steps of a sum together."""
+    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    settings = {"sigma": 0.5, "tsamp_reduce": reduce, "synth": "strata", "strata": rows}
+    ctx = lanes("fst-cbdg", settings, lead=(3,), who=("a", "b", "c"), classes=4, width=5, text=text)
+    labels = [np.repeat([0, 1, 3], [2, 1, 5]), np.array([2]), np.array([], np.int64)]
+    drawn = stratified(labels, [2, 1, 1], ctx, 0, 0)
+    assert drawn["z"].shape == (3, 4 * rows, 5)
+    for i, (k, steps) in enumerate(zip(labels, [2, 1, 1], strict=True)):
+        n = np.bincount(k, minlength=4)
+        weight = torch.zeros(4, dtype=torch.float64).scatter_add(0, drawn["k"][i], drawn["kw"][i]).numpy()
+        assert weight == pytest.approx(n / max(n.sum(), 1) if reduce == "mean" else n / steps, abs=1e-15)
+
+
+def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
+    data, clients = federation()
+    settings = {"sigma": 0.0, "batch": 200, "gamma": 0.3}
+    exact, strata = (go("fst-cbdg", {**settings, "synth": s}, data, clients) for s in ("exact", "strata"))
+    assert gap(exact.server, strata.server) < 1e-12
+    assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
+    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}, data, clients) for s in ("exact", "strata")]
+    assert gap(noisy[0].server, noisy[1].server) > 1e-6
+
+
+def test_gradients_of_strata_have_the_mean_of_exact_ones():
+    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    label = np.repeat([0, 1, 3], [6, 2, 4])
+    W = text + 0.1
+    found = {}
+    for synth in ("exact", "strata"):
+        ctx = lanes("fst-cbdg", {"sigma": 0.4, "synth": synth, "strata": 3}, classes=4, width=5, text=text)
+        g = []
+        for t in range(3000):
+            b = at_once([label], ctx, 0, t)
+            f = torch.softmax(b["z"] @ W.T, -1) - torch.nn.functional.one_hot(b["k"], 4)
+            g.append(((f * b["kw"].unsqueeze(-1)).T @ b["z"]).flatten())
+        found[synth] = torch.stack(g)
+    exact, strata = found["exact"], found["strata"]
+    error = (exact.var(0) / len(exact) + strata.var(0) / len(strata)).sqrt()
+    z = (exact.mean(0) - strata.mean(0)) / error
+    assert float(z.pow(2).mean().sqrt()) < 1.5
+    assert float(z.abs().max()) < 4.0
 
 
 def test_one_client_is_algorithm_1():

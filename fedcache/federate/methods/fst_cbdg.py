@@ -11,7 +11,8 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
 itself: no logit scale in eq 2 (D-50, ``q0_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
 ``tsamp_reduce``); sigma = 1/sqrt(D), noise of about unit norm (D-52); m_k counted over the client once per epoch, its
-rows shuffled and dealt to the steps (D-56; ``tsamp_scope=batch`` counts per batch).
+rows shuffled and dealt to the steps (D-56; ``tsamp_scope=batch`` counts per batch). ``synth=strata`` draws ``strata``
+rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
 Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
@@ -32,7 +33,7 @@ from fedcache.federate.methods import central
 from fedcache.federate.metrics import self_training
 from fedcache.federate.models import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
 from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.synthesis import SYNTHESIS, dealt, synthetic, with_rows
+from fedcache.federate.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 
@@ -79,7 +80,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         return value, updates
     if "z" not in batch:  # tsamp_scope=batch
         epoch, t = batch["at"].tolist()
-        batch = {**batch, **synthetic(dealt(q, batch["w"], ctx), ctx, epoch, t)}
+        batch = {**batch, **at_once(dealt(q, batch["w"], ctx), ctx, epoch, t)}
     return value + lam * cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"]), updates
 
 
@@ -148,7 +149,8 @@ METHOD = Method(
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
     init=init_model, enter=enter, fit=fit, aggregate=aggregate, predict=central.predict,
     needs=frozenset({"text"}),
-    fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
+    fidelity=lambda hp, _views:
+        "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check_views,
     diagnose=self_training,
     paper_count=paper_count,
