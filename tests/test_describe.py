@@ -53,6 +53,16 @@ def test_the_parameters_of_the_tables_come_out_of_the_counter(name: str, width: 
     assert (sends["up"], sends["paper_up"]) == (exact, paper)
 
 
+def test_what_is_received_is_counted_after_the_first_round() -> None:
+    """FedPCL's first round brings nothing; then the mean and all five clients' prototypes, 256 x 10 each."""
+    sends = traffic_of(METHODS["fedpcl"], Sizes(512, 512, 10))
+    assert (sends["first_down"], sends["down"], sends["clients"]) == (0, 6 * 2_560, 5)
+    text = traffic_of(METHODS["fst-cbdg"], Sizes(512, 1024, 10))
+    assert (text["first_down"], text["down"], text["clients"]) == (10_250 + 10_240, 10_250, 0)
+    done = ok("methods", "info", "fedpcl")
+    assert done.data["traffic"]["down"] == sends["down"]
+
+
 def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
     entries = {e["name"]: e for e in ok("methods", "list").data["methods"]}
     assert list(entries) == list(METHODS)

@@ -14,7 +14,7 @@ from fedcache.api.features import TEXT_ORDER
 from fedcache.api.planning import memory_of
 from fedcache.api.stores import find_store
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 
 if TYPE_CHECKING:
     from fedcache.federate.clients import Data
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedcache.federate.method import Method
 
 CLIENTS = 3
+MOST_CLIENTS = 10
 PER_CLASS = 2
 IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
 """Numbers of passes over the rows: what travels does not depend on them."""
@@ -60,10 +61,12 @@ def current_sizes(home: Home) -> Sizes:
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
-    """What one client that owns every class sends and receives in a round, counted on a round of no training.
+    """What one client that owns every class sends and receives in a round, counted on rounds of no training.
 
     Returns:
-        ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down``.
+        ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down`` of a round after the
+        first; ``first_down`` of the first, which brings text features and no one's uploads; ``clients``, the number
+        that the counts depend on, or 0.
     """
     import torch
 
@@ -73,23 +76,28 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     from fedcache.federate.rounds import Rounds
 
     hp = method.resolve()
-    data = _rows(method, sizes)
+    depends = not method.one_shot and "stack" in method.pool(hp).values()  # everyone's uploads come back
+    count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
+    data = _rows(method, sizes, count)
     per = PER_CLASS * sizes.classes
-    rows = np.arange(CLIENTS * per)
-    clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(CLIENTS)]
+    rows = np.arange(count * per)
+    clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     small = {"anchors": "all"} if "anchors" in hp else {}
-    job = Rounds(method, live.with_rounds({**hp, **idle, **small}, 1), data, clients, 0, torch.float32)
+    rounds = 1 if method.one_shot else 2
+    job = Rounds(method, live.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
-    (done,) = Program([job], Lift("loop", 1)).one_round(None)
-    if done is None:
-        raise FedcacheError(Exit.BUG, f"{method.name} has no round.", "Please report this.")
+    program = Program([job], Lift("loop", 1))
+    for _ in range(rounds):
+        program.one_round(None)
+    first, done = job.traffic.rounds[0], job.traffic.rounds[-1]
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
-    return {key: getattr(done, key) // served for key in keys}
+    sends = {key: getattr(done, key) // served for key in keys}
+    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}
 
 
-def _rows(method: Method, sizes: Sizes) -> Data:
+def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     import torch
 
@@ -98,8 +106,8 @@ def _rows(method: Method, sizes: Sizes) -> Data:
     need = method.reads(method.resolve())
     towers = _towers() if live.wants_towers(method) else None
     width = towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
-    count = CLIENTS * PER_CLASS * sizes.classes
-    y = torch.arange(sizes.classes).repeat(CLIENTS * PER_CLASS)
+    count = clients * PER_CLASS * sizes.classes
+    y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
     side = 32
     if "pixels" in need:

@@ -42,7 +42,8 @@ def methods_list(json: o.Json = False) -> None:
                         "scalars": sends["up"], "bytes": sends["up_bytes"], "paper_scalars": sends["paper_up"]
                     },
                     "receives": {
-                        "scalars": sends["down"], "bytes": sends["down_bytes"], "paper_scalars": sends["paper_down"]
+                        "scalars": sends["down"], "bytes": sends["down_bytes"], "paper_scalars": sends["paper_down"],
+                        "first_scalars": sends["first_down"],
                     },
                     "counted_at": sizes.source,
                     "fidelity": fidelities(m),
@@ -111,6 +112,8 @@ def methods_info(name: Name, json: o.Json = False) -> None:
                 "scheme": d.scheme,
             },
         }
+        first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
+        among = f", {sends['clients']} clients" if sends["clients"] else ""
         share = "all" if d.participation is None else d.participation
         lines = [
             f"{m.name}: {m.summary}",
@@ -118,7 +121,7 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
             f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {fidelities(m)}.",
             f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
-            f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round, at {sizes.source}.",
+            f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
             "",
             objective(m.name),
         ]

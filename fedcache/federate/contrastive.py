@@ -8,7 +8,7 @@ The probe: freeze, drop the projection, train one linear layer on all labelled r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -81,6 +81,20 @@ def init(ctx: Ctx) -> Tree:
     return encoder_of(ctx.hp).init(ctx.rng.uniform("init", independent=False), ctx.env.width)
 
 
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
+    return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
+
+
+def watch(_server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx) -> dict[str, float]:
+    """The training loss in the first and the last epoch of the last round (FLESD figure 5), mean over clients."""
+    seen = [t["loss"] for t in states.values() if float(t["loss"][1]) > 0]
+    if not seen:
+        return {}
+    first, last = (float(torch.stack([t[i] / t[i + 1] for t in seen]).mean()) for i in (0, 2))
+    return {"loss_first": first, "loss": last}
+
+
 def normal(x: Tensor, ctx: Ctx) -> Tensor:
     """Stored rows as the encoder reads them: features as they are, bytes [.., H*W*3] as [.., 3, H, W] in [-1, 1].
 
@@ -139,9 +153,20 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
     """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
 
     def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
-        known = {**down, **state}
-        p = {k: known[k] for k in names(ctx.hp)}
-        p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx, batches=pairs(data, ctx))
+        known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
+        p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
+        now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
+
+        def batches(carry: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+            ends = (epoch == 0, epoch == epochs - 1)
+            now.copy_(now.new_tensor([[ends[0], 0, ends[1], 0], [0, ends[0], 0, ends[1]]]))
+            return made(carry, epoch)
+
+        def watched(q: Tree, batch: Batch, sent: Tree, at: Ctx) -> tuple[Tensor, Tree]:
+            value, updates = cast(tuple[Tensor, Tree], loss(q, batch, sent, at))
+            return value, {**updates, "loss": q["loss"] + value.detach().unsqueeze(-1) * now[0] + now[1]}
+
+        p = train(p, trained(ctx.hp), epochs, watched, down, data, ctx, batches=batches)
         return {k: p[k] for k in state}, {k: p[k] for k in names(ctx.hp)} if send else {}
 
     return fit

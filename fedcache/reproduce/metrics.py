@@ -118,7 +118,8 @@ def measure(metric: str, run: Run) -> Value | None:
 
 def unit(metric: str) -> str:
     """``%`` | ``points`` | ``s`` | ``bits`` | "" of a metric's numbers."""
-    return UNITS.get(metric.partition(":")[0], "")
+    name, _, rest = metric.partition(":")
+    return "" if name == "curve" and rest else UNITS.get(name, "")
 
 
 def _percent(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from fedcache.federate.contrastive import (
     PROBE,
     SIMCLR,
     check,
+    enter,
     fidelity,
     fit_with,
     init,
@@ -21,6 +22,7 @@ from fedcache.federate.contrastive import (
     predict,
     probe,
     trainable,
+    watch,
 )
 from fedcache.federate.method import Defaults, Method
 from fedcache.federate.models import AGG, declare
@@ -32,6 +34,7 @@ METHOD = Method(
     hparams=(ENCODER, *declare(SIMCLR, epochs=20), AGG, *PROBE),
     defaults=Defaults(rounds=10, participation=None, clients=6, scheme="flesd"),
     init=init,
+    enter=enter,
     fit=fit_with(loss, send=True),
     predict=predict,
     deploy=probe,
@@ -41,5 +44,6 @@ METHOD = Method(
     received=parameters,
     trainable=trainable,
     fidelity=fidelity,
+    diagnose=watch,
     paper_count=None,
 )

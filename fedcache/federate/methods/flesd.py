@@ -15,6 +15,8 @@ Clients of other backbones or trunks keep their own encoder, since only similari
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fedcache.federate import contrastive as ssl
@@ -32,11 +34,12 @@ def init(ctx: Ctx) -> Tree:
     return {**ssl.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
-    """Nothing; an encoder of its own for a client whose trunk does not fit the student's."""
+def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """Its losses; an encoder of its own for a client whose trunk does not fit the student's."""
+    losses = ssl.enter(down, data, ctx)
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
-        return {}
-    return ssl.init(ctx)
+        return losses
+    return {**ssl.init(ctx), **losses}
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
@@ -76,9 +79,9 @@ def sent(up: Tree, ctx: Ctx) -> int:
     return rows * (rows - 1) // 2
 
 
-def similarity_drift(server: Tree, _states: object, _labels: object, _ctx: Ctx) -> dict[str, float]:
-    """How far the student's similarities moved in the last distillation."""
-    return {"similarity_drift": float(server["drift"])}
+def diagnose(server: Tree, states: Mapping[int, Tree], labels: object, ctx: Ctx) -> dict[str, float]:
+    """How far the student's similarities moved in the last distillation, and the clients' training loss."""
+    return {"similarity_drift": float(server["drift"]), **ssl.watch(server, states, labels, ctx)}
 
 
 METHOD = Method(
@@ -104,7 +107,7 @@ METHOD = Method(
     predict=ssl.predict,
     deploy=ssl.probe,
     check=distil.check,
-    diagnose=similarity_drift,
+    diagnose=diagnose,
     needs=frozenset({"pixels", "public"}),
     lifts=("loop",),
     sent=sent,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedcache.federate import contrastive
 from fedcache.federate.clients import LaneData
 from fedcache.federate.contrastive import fit_with, init, loss
 from fedcache.federate.lanes import Ctx
@@ -17,9 +18,9 @@ from fedcache.federate.models import declare
 from fedcache.heads.linear import Tree
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """The client's own encoder."""
-    return init(ctx)
+    return {**init(ctx), **contrastive.enter(down, data, ctx)}
 
 
 METHOD = replace(
