@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -235,7 +236,7 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
 
 def gap(a, b):
     """Largest difference of two trees; inf where names or shapes differ or anything is NaN."""
-    if isinstance(a, dict):
+    if isinstance(a, Mapping):
         if a.keys() != b.keys():
             return math.inf
         return max((gap(a[k], b[k]) for k in a), default=0.0)

@@ -193,7 +193,7 @@ def test_pairs_of_views_differ():
 
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():
-    pool = Pool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"})
+    pool = Pool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
     for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):  # as they come; stacks are in client order
         pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
     # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
@@ -206,7 +206,7 @@ def test_pooling_is_weighted_uniform_summed_or_stacked():
 
 
 def test_pooling_is_in_float64():
-    pool = Pool({"": "mean"})
+    pool = Pool({"": "mean"}, 2)
     for value in [1e8, *[1.0] * 1000]:
         pool.add({"a": torch.tensor([value])}, 1.0, 0)
     assert float(pool.done()["a"]) == pytest.approx((1e8 + 1000) / 1001, rel=1e-7)

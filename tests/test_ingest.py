@@ -165,7 +165,7 @@ def test_rows_without_a_label_are_not_scored() -> None:
     data = Data(*map(_tensor, (np.eye(2)[[0, 0, 1, 1]][:, None], np.array([0, 1, -1, 1]))), classes=2)
     none = np.empty(0, np.int64)
     clients = [Client("a", none, np.array([0, 1])), Client("b", none, np.array([2, 3])), Client("c", none, none + 0)]
-    found = evaluate_global(lambda x: x, data, [*clients, Client("d", none, np.array([2]))])
+    found = evaluate_global(lambda rows: data.x[rows, 0], data, [*clients, Client("d", none, np.array([2]))])
     assert found.client_accuracy.tolist()[:2] == [0.5, 1.0]
     assert np.isnan(found.client_accuracy[2:]).all()
     assert found.global_accuracy == pytest.approx(2 / 3)

@@ -11,8 +11,8 @@ from test_methods_grid import lanes
 from test_methods_weights import single
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.lanes import generator
 from fedcache.federate.methods import METHODS, pfedme
+from fedcache.federate.streams import generator
 from fedcache.heads.projection import Head, logits
 
 LIFTS = pytest.mark.parametrize("lift", ["loop", "stack"])

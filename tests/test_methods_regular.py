@@ -11,8 +11,8 @@ from federation import federation, gap, go
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.lanes import generator
 from fedcache.federate.methods import METHODS, ditto
+from fedcache.federate.streams import generator
 from fedcache.heads.losses import model_contrast, not_true_divergence
 
 SINGLE = {"dtype": torch.float32}

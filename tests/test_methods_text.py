@@ -8,9 +8,9 @@ import torch
 from federation import federation, gap, go
 from test_methods_grid import lanes
 
-from fedcache.federate.lanes import generator
 from fedcache.federate.methods import fst_cbdg
 from fedcache.federate.metrics import entropy_bits
+from fedcache.federate.streams import generator
 from fedcache.federate.synthesis import at_once, stratified, synthetic
 
 

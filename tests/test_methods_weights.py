@@ -28,7 +28,7 @@ def model_of(tree):
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
     # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
-    from fedcache.federate.lanes import generator
+    from fedcache.federate.streams import generator
 
     data, clients = federation()
     out = go("fedavg", {**LINEAR, "epochs": 2}, data, clients, rounds=2, participation=None, seed=3)
@@ -55,7 +55,7 @@ def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
 
 
 def test_adam_is_torchs_adam():
-    from fedcache.federate.lanes import generator
+    from fedcache.federate.streams import generator
 
     data, clients = federation(sizes=(40,))
     settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}
@@ -208,7 +208,7 @@ def pcl_loss(settings, *, m=3, C=4, P=5, B=6, owned=None, seed=0):
     batch = {"x": x, "y": torch.randint(0, C, (B,), generator=g), "w": torch.full((B,), 1 / B, dtype=torch.float64)}
     if settings.get("views") == "2":
         batch["x2"] = x + 0.1 * torch.randn(B, 7, generator=g, dtype=torch.float64)
-    value = float(fedpcl.loss(p, batch, down, ctx)[0])
+    value = float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0])
     return value, p, batch, down, sets, counts
 
 
@@ -289,11 +289,11 @@ def test_the_order_of_clients_and_an_unowned_class_do_not_matter():  # T-L6, T-L
     order = [2, 0, 1]
     ctx = lanes("fedpcl", {"dim": 5}, classes=4, clients=3, width=7)
     moved = fedpcl.broadcast({"sets": sets[order], "counts": counts[order]}, ctx)
-    assert float(fedpcl.loss(p, batch, moved, ctx)[0]) == pytest.approx(value, abs=1e-12)
+    assert float(fedpcl.loss(p, batch, fedpcl.candidates(moved, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
     wider = torch.nn.functional.pad(sets, (0, 0, 0, 1)), torch.nn.functional.pad(counts, (0, 1))
     ctx = lanes("fedpcl", {"dim": 5}, classes=5, clients=3, width=7)
     down = fedpcl.broadcast({"sets": wider[0], "counts": wider[1]}, ctx)
-    assert float(fedpcl.loss(p, batch, down, ctx)[0]) == pytest.approx(value, abs=1e-12)
+    assert float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
 
 
 def test_the_first_round_only_makes_prototypes():  # D-10

@@ -10,6 +10,7 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.allocator import keep_freed_memory
 
 What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
 Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]
@@ -222,6 +223,7 @@ def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: St
     if out is not None and not out.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
+    keep_freed_memory()
     with stopping(stop.ask, story):
         report = run(entry(name), o.home(), options, runs=runs, observer=story, stop=stop)
     if out is not None:

@@ -11,6 +11,7 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.allocator import keep_freed_memory
 
 Preset = Annotated[str | None, typer.Option("--preset", help="paper | official: equations as printed, or as released.")]
 Saved = Annotated[str | None, typer.Option("--partition", "-p", help="A saved partition, or a partition file.")]
@@ -145,6 +146,7 @@ def train(
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
             return _plan(grid_plan([resolved.method], {}, resolved, o.home(), partition=dealt, observer=story))
         stop = Stop()
+        keep_freed_memory()
         with stopping(stop.ask, story):
             done = run(
                 resolved,
@@ -360,6 +362,7 @@ def grid(
             return _plan(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,
                                    sampler=sampler, exact=exact, observer=story))  # fmt: skip
         stop = Stop()
+        keep_freed_memory()
         with stopping(stop.ask, story):
             done = run(
                 chosen,

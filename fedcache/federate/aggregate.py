@@ -21,12 +21,14 @@ class Pool:
 
     Args:
         rules: name prefix -> mean (weights n_i) | uniform | sum | stack; the longest matching prefix decides.
+        clients: how many uploads will come; what is stacked has its memory from the beginning.
     """
 
-    def __init__(self, rules: Mapping[str, Pooling]) -> None:
+    def __init__(self, rules: Mapping[str, Pooling], clients: int) -> None:
+        self._clients = clients
         self._rules = sorted(rules.items(), key=lambda item: -len(item[0]))
         self._sums: dict[str, Tensor] = {}
-        self._stacks: dict[str, list[tuple[int, Tensor]]] = {}
+        self._stacks: dict[str, tuple[list[int], Tensor]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._weight = 0.0
         self._count = 0
@@ -47,7 +49,17 @@ class Pool:
         for name, t in up.items():
             self._dtypes[name] = t.dtype
             if self.rule(name) == "stack":
-                self._stacks.setdefault(name, []).append((client, t.clone()))
+                if name not in self._stacks:
+                    self._stacks[name] = ([], t.new_empty((self._clients, *t.shape)))
+                order, stack = self._stacks[name]
+                if t.shape != stack.shape[1:]:
+                    raise FedcacheError(
+                        Exit.BUG,
+                        f"Client {client} uploads {name} {tuple(t.shape)}, the first sent {tuple(stack.shape[1:])}.",
+                        "Uploads that are stacked have one shape: pad them and send a mask.",
+                    )
+                stack[len(order)] = t
+                order.append(client)
             else:
                 self._accumulate(name, t, self.factor(name, weight))
 
@@ -55,9 +67,15 @@ class Pool:
         """What multiplies the upload of a client of that weight."""
         return weight if self.rule(name) == "mean" else 1.0
 
-    def add_sum(self, name: str, total: Tensor) -> None:
-        """Add what is already the sum over some clients, each times its ``factor``; they are counted by ``add``."""
-        self._dtypes[name] = total.dtype
+    def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
+        """Add what is already the sum over some clients, each times its ``factor``; they are counted by ``add``.
+
+        Args:
+            name: of the uploads.
+            total: their sum.
+            dtype: of the uploads.
+        """
+        self._dtypes[name] = dtype
         self._accumulate(name, total, 1.0)
 
     def _accumulate(self, name: str, t: Tensor, weight: float) -> None:
@@ -68,10 +86,10 @@ class Pool:
 
     def done(self) -> Tree:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
-        out: Tree = {
-            name: torch.stack([t for _, t in sorted(parts, key=lambda part: part[0])])
-            for name, parts in self._stacks.items()
-        }
+        out: Tree = {}
+        for name, (order, stack) in self._stacks.items():
+            place = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=stack.device)
+            out[name] = stack[: len(order)] if order == sorted(order) else stack[place]
         for name, total in self._sums.items():
             rule = self.rule(name)
             scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}.get(rule, 1.0)

@@ -96,12 +96,14 @@ class LaneData:
         rows: int64 [*lead, R] rows of the store; short lanes repeat their own first row, so padding never reads a row
             the client does not hold.
         n: number of rows of each client lane.
+        cut: whether ``x`` is that one client's rows and no others, in their order.
     """
 
     x: Tensor
     y: Tensor | None
     rows: Tensor
     n: tuple[int, ...]
+    cut: bool = False
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
         """Features [*lead, B, D] at positions ``i`` [*lead, B] of each lane; ``view`` one for all, or one per row."""
@@ -142,7 +144,7 @@ class LaneData:
 
     def full(self) -> tuple[Tensor, Tensor]:
         """All rows of every lane: features [*lead, R, D] and ``mask``."""
-        return self.take(self.positions()), self.mask()
+        return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
 def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> LaneData:
@@ -154,6 +156,28 @@ def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: i
         out[len(train) :] = train[0] if len(train) else 0
     r = torch.from_numpy(rows).to(x.device)
     return LaneData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
+
+
+ALIGNED = 64
+"""Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
+
+
+def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[LaneData]:
+    """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
+
+    One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
+    """
+    step = ALIGNED // x.element_size()
+    sizes = [-(-len(t) * x[:1].numel() // step) * step for t in trains]
+    block, made, start = x.new_empty(sum(sizes)), [], 0
+    for train, size in zip(trains, sizes, strict=True):
+        rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
+        own = block[start : start + len(rows) * x[:1].numel()].view(len(rows), *x.shape[1:])
+        torch.index_select(x, 0, rows, out=own)
+        at = torch.arange(len(rows), device=x.device)
+        made.append(LaneData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
+        start += size
+    return made
 
 
 class Blocks(Protocol):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import copied
 from fedcache.federate.method import Hp, Method
 from fedcache.federate.outcome import Snapshot
 from fedcache.heads.linear import Tree
@@ -35,6 +36,15 @@ GRAM_SHARE = 0.25
 
 CACHE_BYTES = 256 << 20
 """Stacked Gram matrices that are kept for the next round: with all clients in every round they come again."""
+
+
+THIN = 64
+"""Columns up to which X B' is faster as (B X')': the long side is then that of the result's rows (MKL, one core)."""
+
+
+def thin(columns: int) -> bool:
+    """Whether a product of all rows with so few columns is made the other way round."""
+    return columns <= THIN
 
 
 def is_first(name: str) -> bool:
@@ -72,6 +82,7 @@ class Grams:
         self.packed = x[torch.from_numpy(np.asarray(every, np.int64)).to(x.device), 0]
         self.gram = {c: (r := self.of(c)) @ r.mT for c in order}
         self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]] = {}
 
     def of(self, client: int) -> Tensor:
         """[n, D] rows of a client, a view."""
@@ -100,6 +111,32 @@ class Grams:
             self._kept[key] = out
         return out
 
+    def beside(self, client: int, x: Tensor, rows: Tensor, bases: Sequence[Tensor]) -> Basis:
+        """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
+        key = (client, rows.cpu().numpy().tobytes())
+        z: Tensor | None = None
+        if key not in self._beside:
+            z = x[rows, 0]
+            self._beside[key] = (z @ self.of(client).mT, {})
+            self._trim()
+        gram, seen = self._beside[key]
+        for base in bases:
+            if id(base) not in seen:
+                z = x[rows, 0] if z is None else z
+                seen[id(base)] = (base, z @ base.mT)  # the base is held, so that its id is not used again
+        products = torch.stack([seen[id(base)][1] for base in bases])
+        return Basis(gram.unsqueeze(0), products[None, ..., None], 0)
+
+    def _trim(self) -> None:
+        """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
+        sizes = [gram.nbytes + sum(t.nbytes for _, t in seen.values()) for gram, seen in self._beside.values()]
+        total = sum(sizes)
+        for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
+            if total <= CACHE_BYTES:
+                break
+            del self._beside[key]
+            total -= size
+
     def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
         """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
         G, U, D = base.shape
@@ -108,9 +145,9 @@ class Grams:
         out = self.packed.new_zeros(len(clients), longest, U * G)
         block = self.block(clients)
         if block is not None:
-            u = block @ flat.mT
+            u = (flat @ block.mT).mT if thin(len(flat)) else block @ flat.mT
             if len(u) == len(clients) * longest:
-                return u.view(len(clients), longest, U, G)
+                return u.reshape(len(clients), longest, U, G)
             parts = torch.split(u, [self.n[c] for c in clients])
         else:
             parts = tuple(self.of(c) @ flat.mT for c in clients)
@@ -184,6 +221,7 @@ class States(MutableMapping[int, Tree]):
 
     def __init__(self) -> None:
         self._trees: dict[int, Tree] = {}
+        self._written: set[int] = set()  # clients whose tensors nobody else has
         self.kept: dict[int, Kept] = {}
         self.grams: Grams | None = None
 
@@ -194,9 +232,17 @@ class States(MutableMapping[int, Tree]):
         found = {
             n: primal(cast(Grams, self.grams), client, t, kept.bases) for n, t in kept.coords.items() if n not in tree
         }
-        if found:
-            tree = self._trees[client] = {**tree, **found}
-        return tree
+        return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
+
+    def scored(self, client: int, x: Tensor, rows: Tensor) -> tuple[Tree, Span]:
+        """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
+
+        With few rows of its own that is less work than its maps in full, and points of a grid share the products.
+        """
+        kept, grams = self.kept[client], cast(Grams, self.grams)
+        return {**self.rest(client), **kept.coords}, Span(
+            grams.beside(client, x, rows, kept.bases), torch.arange(len(rows))
+        )
 
     def rest(self, client: int) -> Tree:
         """The tensors of a client that are not kept as coordinates."""
@@ -204,17 +250,50 @@ class States(MutableMapping[int, Tree]):
         tree = self._trees[client]
         return tree if kept is None else {n: t for n, t in tree.items() if n not in kept.coords}
 
+    def held(self, client: int) -> list[Tensor]:
+        """The tensors in memory behind a client, some of them shared with others."""
+        kept = self.kept.get(client)
+        behind = [] if kept is None else [*kept.coords.values(), *kept.bases, *kept.seen]
+        return [*self._trees[client].values(), *behind]
+
+    def outline(self, client: int) -> Tree:
+        """The names and shapes of a client's tensors; maps that are coordinates have no values."""
+        kept = self.kept.get(client)
+        maps = {} if kept is None else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
+        return {**maps, **self._trees[client]}
+
     def keep(self, client: int, rest: Tree, kept: Kept, grams: Grams) -> None:
         """Hold a client as coordinates and the rest."""
         self._trees[client], self.kept[client], self.grams = rest, kept, grams
+        self._written.discard(client)
+
+    def write(self, client: int, tree: Tree, coords: Tree | None = None) -> None:
+        """Hold a copy of the tensors, and of the coordinates for a client that is kept in them.
+
+        It takes the place of the one before: many small blocks, made anew every round among the temporaries of
+        training, would leave holes that nothing fits into.
+        """
+        mine = client in self._written
+        self._trees[client] = copied(tree, self._trees[client] if mine else None)
+        if coords is None:
+            self.kept.pop(client, None)
+        else:
+            old = self.kept[client]
+            self.kept[client] = replace(old, coords=copied(coords, old.coords if mine else None))
+        self._written.add(client)
 
     def __setitem__(self, client: int, tree: Tree) -> None:
         self._trees[client] = tree
         self.kept.pop(client, None)
+        self._written.discard(client)
 
     def __delitem__(self, client: int) -> None:
         del self._trees[client]
         self.kept.pop(client, None)
+        self._written.discard(client)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._trees  # the mixin's would turn the client's maps back to look
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._trees)

@@ -147,7 +147,7 @@ def run_points(
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []
     for hp, state in zip(hps, states or [None] * len(hps), strict=True):
-        job = Rounds(method, hp, data, clients, seed, dtype, own, watch)
+        job = Rounds(method, hp, data, clients, seed, dtype, own, watch, shared.memo if together else None)
         records.append(_resume(job, state) if state is not None else [])
         if state is None:
             job.start()
@@ -285,12 +285,25 @@ def _load(jobs: Sequence[Rounds], clients: int) -> Load:
         itemsize=job.env.dtype.itemsize,
         views=job.env.views,
         points=len(jobs),
-        upload_bytes=_bytes(job.server),
+        upload_bytes=_upload_bytes(job, kept),
+        server_bytes=_bytes(job.server),
         state_bytes=_bytes(kept),
         feature_bytes=_bytes({"x": job.data.x}),
         broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
         batch=cast(int, job.hp.get("batch", 32)),
     )
+
+
+def _upload_bytes(job: Rounds, kept: Tree) -> int:
+    """Of one client. A server that stacks uploads has all clients' under the names of one's: a client's own tell."""
+    total = 0
+    for prefix, rule in job.method.pool(job.hp).items():
+        places = (kept, job.server) if rule == "stack" else (job.server,)
+        named = [{k: t for k, t in place.items() if k.startswith(prefix)} for place in places]
+        if not any(named):
+            return _bytes(job.server)  # names of its own, such as sums: as large as the model
+        total += _bytes(next(filter(None, named)))
+    return total
 
 
 def _bytes(tree: Tree) -> int:
@@ -300,25 +313,35 @@ def _bytes(tree: Tree) -> int:
 def _evaluate(job: Rounds) -> Evaluation:
     down, protocol = job.down(), job.method.protocol(job.hp)
     if protocol == "global":
-        return evaluate_global(_global_scores(job, down), job.data, job.clients)
+        scores = _global_scores(job, down)
+        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
 
     def model(client: int) -> Scores | None:
         if not len(job.lanes[client].train) or client < job.public:
             return None  # it never had anything to deploy
         data, ctx = job.rows([client], 0), job.ctx([client], 0)
+        own, kept = job.features(client), client in job.states.kept
+        if kept and job.method.deploy is keep_down:
+
+            def scored(rows: Tensor) -> Tensor:
+                state, x = job.states.scored(client, own, rows)
+                return job.method.predict(down, state, data, cast(Tensor, x), ctx)
+
+            return scored
         with torch.no_grad():
             known = job.states.get(client) or job.method.enter(down, data, ctx)
         deployed = _deploy(job, down, known, client)
         shown = job.rows([client], 0, test=True) if job.method.reads_test(job.hp) else data
-        return lambda x: job.method.predict(deployed, known, shown, x, ctx)
+        return lambda rows: job.method.predict(deployed, known, shown, own[rows, 0], ctx)
 
     return evaluate_personal(
-        model, job.data, job.clients, job.features,
+        model, job.data, job.clients,
         everywhere=protocol == "everywhere", headline=job.method.headline,
     )  # fmt: skip
 
 
-def _global_scores(job: Rounds, down: Tree) -> Scores:
+def _global_scores(job: Rounds, down: Tree) -> Callable[[Tensor], Tensor]:
+    """Features [R, D] -> scores of the one model."""
     first = job.eligible[0]
     ctx, data = job.server_ctx(), lane_data(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0)
     deployed = _deploy(job, down, {}, None)
@@ -406,9 +429,9 @@ def _outcome(
         dtype=job.env.dtype,
         clients=tuple(c.name for c in job.clients),
         classes_owned=owned,
-        trainable=job.method.trainable(job.server, next(iter(job.states.values()), {})),
+        trainable=job.method.trainable(job.server, next(map(job.states.outline, job.states), {})),
         server=job.server,
-        states=dict(job.states),
+        states=job.states,
         warnings=tuple(job.warnings),
         predict=predict,
     )

@@ -16,10 +16,11 @@ BLOCK = 4096
 """Rows scored at once: bounds the memory of logits and projections."""
 
 Scores = Callable[[Tensor], Tensor]
+"""Numbers of rows -> scores [.., R, C]."""
 
 
-def predict_rows(scores: Scores, x: Tensor, rows: np.ndarray) -> np.ndarray:
-    """The class of the highest score of view 0 of each row; int64 [len(rows)].
+def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray) -> np.ndarray:
+    """The class of the highest score of each row; int64 [len(rows)].
 
     A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
     """
@@ -27,8 +28,8 @@ def predict_rows(scores: Scores, x: Tensor, rows: np.ndarray) -> np.ndarray:
     blind = True
     with torch.no_grad():
         for start in range(0, len(rows), BLOCK):
-            index = torch.from_numpy(rows[start : start + BLOCK]).to(x.device)
-            u = scores(x[index, 0])
+            index = torch.from_numpy(rows[start : start + BLOCK]).to(device)
+            u = scores(index)
             out[start : start + BLOCK] = u.argmax(-1).cpu().numpy()
             blind = blind and bool(torch.isnan(u).all())
     return np.full_like(out, -1) if blind else out
@@ -38,7 +39,7 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     """One model on every client's test rows; a row that several clients hold is predicted once."""
     tests = [np.asarray(c.test, np.int64) for c in clients]
     rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)
-    predictions = predict_rows(scores, data.x, rows)
+    predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
     right = _right(predictions, truth)
     whose = np.repeat(np.arange(len(clients)), [len(t) for t in tests])
@@ -55,7 +56,6 @@ def evaluate_personal(
     model: Callable[[int], Scores | None],
     data: Data,
     clients: Sequence[ClientRows],
-    features: Callable[[int], Tensor],
     *,
     everywhere: bool = False,
     headline: str = "mean",
@@ -66,7 +66,6 @@ def evaluate_personal(
         model: None for a client that has nothing to deploy.
         data: labels and domains.
         clients: their test rows.
-        features: [N, V, D] as a client has them.
         everywhere: score every model on the union of all test rows.
         headline: mean | min over clients.
     """
@@ -79,7 +78,7 @@ def evaluate_personal(
         scores = model(i) if len(test) else None
         if scores is None:
             continue
-        predicted = predict_rows(scores, features(i), test)
+        predicted = predict_rows(scores, data.x.device, test)
         accuracy[i] = _mean(_right(predicted, y[test]))
         f1.append(macro_f1(predicted, y[test], data.classes))
         rows.append(test)

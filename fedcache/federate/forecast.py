@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.dual import CACHE_BYTES
 from fedcache.federate.lifts import Lift, Load
+from fedcache.federate.memo import MEMO_BYTES
 from fedcache.federate.shared import POOLED
 from fedcache.federate.steps import GATHER_BYTES
 
@@ -88,9 +89,14 @@ def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = 
     else:
         working = copies * lanes * load.head_bytes + gathered
     working += SLACK
+    if lift.name == "loop":
+        cut = sum(load.rows) * load.views * row
+        working += cut if cut <= MEMO_BYTES else 0
+        if load.points > 1:  # first weights too
+            working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), len(load.rows) * load.head_bytes)
     uploads = load.clients if stacked else lift.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
-    server = points * load.upload_bytes * (uploads + 2 + 2)
+    server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * 2)
     if closed:
         # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
         server += (4 + (POOLED + 1 if load.points > 1 else 0)) * load.width**2 * 8

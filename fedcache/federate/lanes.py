@@ -7,10 +7,9 @@ carries exactly those leading axes, each full or 1. Methods never see a random g
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -18,21 +17,13 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.live import Towers
+from fedcache.federate.memo import Memo
 from fedcache.federate.method import Hp, Value
+from fedcache.federate.streams import generator, generators, key_hash
 from fedcache.heads.linear import Tree
 
 SERVER = "/server"
 """The name under which the server draws; no client may have it, because names hold no slash."""
-
-
-def generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
-    """The generator of one stream, keyed by a 128-bit hash: two keys never share a stream in practice."""
-    return np.random.Generator(np.random.PCG64(_hash(seed, purpose, *key)))
-
-
-def _hash(*key: int | str) -> int:
-    text = "\0".join(str(k) for k in key)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,7 @@ class Draws:
         axes: number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1.
         dtype: of floating-point draws as they are handed over.
         device: where they are handed over; they are made on the CPU, so a device never changes them.
+        memo: of a grid, where points find what others have drawn.
     """
 
     seed: int
@@ -54,6 +46,7 @@ class Draws:
     axes: int
     dtype: torch.dtype
     device: torch.device
+    memo: Memo | None = None
 
     def generator(self, purpose: str, lane: int, *key: int) -> np.random.Generator:
         """This round's stream of one client lane."""
@@ -78,8 +71,16 @@ class Draws:
             [*lead, n, ..]; integers as int64, floats in the run's dtype.
         """
         when = self.round if every_round else -1
-        parts = [draw(generator(self.seed, purpose, when, c, *key), i) for i, c in enumerate(self.clients)]
-        return self.stack(parts)
+        streams = generators([(self.seed, purpose, when, c, *key) for c in self.clients])
+        return self.stack([draw(g, i) for i, g in enumerate(streams)])
+
+    def permutations(self, purpose: str, sizes: Sequence[int], *key: int) -> Tensor:
+        """A permutation of each client's rows [*lead, max(sizes)], in this round."""
+        if self.memo is None or len(sizes) > 1:
+            return self.each(purpose, lambda g, i: g.permutation(sizes[i]), *key)
+        same = ("order", self.seed, purpose, self.round, self.clients[0], sizes[0], self.axes, *key)
+        make = partial(self.each, purpose, lambda g, _: g.permutation(sizes[0]), *key)
+        return self.memo.get(same, make, lambda t: t.nbytes)
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
         """One array per lane -> one tensor with the leading axes of this context, padded with 0."""
@@ -95,7 +96,12 @@ class Draws:
         return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
 
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
-        """Draws of U[-1, 1) for initial weights: the same for all lanes, or each client its own (D-11)."""
+        """Draws of U[-1, 1) for initial weights: the same for all lanes, or each client its own (D-11).
+
+        Points of a grid that are computed one by one begin alike: what one has drawn, the others find.
+        """
+        if self.memo is not None and len(self.clients) == 1:
+            return self._remembered(purpose, independent)
         made = [generator(self.seed, purpose, -1, c if independent else "") for c in self.clients]
 
         def draw(shape: tuple[int, ...]) -> Tensor:
@@ -103,6 +109,27 @@ class Draws:
                 return self.stack([g.uniform(-1.0, 1.0, shape) for g in made])
             t = torch.from_numpy(made[0].uniform(-1.0, 1.0, shape)).to(self.device, self.dtype)
             return t.reshape((1,) * self.axes + tuple(shape))
+
+        return draw
+
+    def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+        """The draws of ``uniform`` for one client. The stream runs on only as far as it is needed."""
+        memo = cast(Memo, self.memo)
+        key = ("init", self.seed, purpose, self.clients[0] if independent else "", self.axes, self.dtype, self.device)
+        fresh = replace(self, memo=None).uniform(purpose, independent=independent)
+        shapes: list[tuple[int, ...]] = []
+        behind: list[tuple[int, ...]] = []
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            shapes.append(shape)
+            behind.append(shape)
+
+            def make() -> Tensor:
+                made = [fresh(missed) for missed in behind][-1]
+                behind.clear()
+                return made
+
+            return memo.get((*key, *shapes), make, lambda t: t.nbytes)
 
         return draw
 
@@ -116,7 +143,7 @@ class Draws:
         longest = max(counts, default=0)
         out = torch.empty(len(self.clients), longest, width)
         for lane, client, count in zip(out, self.clients, counts, strict=True):
-            source = torch.Generator().manual_seed(_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+            source = torch.Generator().manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
             wanted = count * width
             if count == longest and wanted % 16 == 0:
                 torch.randn((count, width), generator=source, out=lane)
@@ -289,9 +316,16 @@ def pad_stack(trees: Sequence[Tree]) -> Tree:
 
 
 def split(tree: Tree, position: int, rows: int) -> Tree:
-    """The tree of the lane at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; memory of its own."""
-    out: Tree = {}
-    for name, t in tree.items():
-        one = t[position if t.shape[0] > 1 else 0]
-        out[name] = (one[:rows] if name.startswith("rows/") else one).clone(memory_format=torch.contiguous_format)
-    return out
+    """The tree of the lane at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
+    lane = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
+    return {name: t[:rows] if name.startswith("rows/") else t for name, t in lane.items()}
+
+
+def copied(tree: Tree, into: Tree | None = None) -> Tree:
+    """A copy in memory of its own, or in that of ``into`` where names, shapes and dtypes are the same."""
+    shapes = {k: (t.shape, t.dtype) for k, t in tree.items()}
+    if into is None or shapes != {k: (t.shape, t.dtype) for k, t in into.items()}:
+        return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
+    for k, t in tree.items():
+        into[k].copy_(t)
+    return into

@@ -53,7 +53,8 @@ class Load:
         itemsize: bytes of a number.
         views: stored of a row.
         points: of a grid, computed together.
-        upload_bytes: of the model that travels.
+        upload_bytes: of what one client sends.
+        server_bytes: of what the server holds.
         state_bytes: that a client keeps between rounds.
         feature_bytes: of all rows.
         broadcast_bytes: of what a client is sent besides its first map, which losses are computed against.
@@ -69,6 +70,7 @@ class Load:
     views: int = 1
     points: int = 1
     upload_bytes: int = 0
+    server_bytes: int = 0
     state_bytes: int = 0
     feature_bytes: int = 0
     broadcast_bytes: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ class Outcome:
         classes_owned: classes among each client's training rows.
         trainable: scalars of the deployed model that training sets.
         server: the final server tensors.
-        states: client number -> its tensors.
+        states: client number -> its tensors; maps that are kept as coordinates are made when they are read.
         warnings: sentences.
     """
 
@@ -129,7 +129,7 @@ class Outcome:
     classes_owned: tuple[int, ...]
     trainable: int
     server: Tree
-    states: dict[int, Tree]
+    states: Mapping[int, Tree]
     warnings: tuple[str, ...]
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.aggregate import Pool
 from fedcache.federate.dual import DualData, Frame, Grams, Kept, is_first
-from fedcache.federate.lanes import Ctx, pad_stack, split
+from fedcache.federate.lanes import Ctx, copied, pad_stack, split
 from fedcache.federate.lifts import Lift, shares_uploads
 from fedcache.federate.method import Hp, numel
 from fedcache.federate.rounds import Rounds
@@ -88,7 +88,7 @@ class Program:
         """Uploads of the clients, pooled, and what each of them sent."""
 
         def make() -> tuple[Tree, Sent]:
-            pool = Pool(job.method.pool(job.hp))
+            pool = Pool(job.method.pool(job.hp), len(ids))
             ups: Sent = []
             for c in ids:
                 up = job.fit_one(down, c)
@@ -109,7 +109,7 @@ class Program:
         first = self.jobs[0]
         down = {k: torch.stack([d[k] for d in downs]) for k in downs[0]} if self.axes == 2 else downs[0]
         down = {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}  # shared by the clients of a point
-        pool = Pool(first.method.pool(first.hp))
+        pool = Pool(first.method.pool(first.hp), len(ids))
         sent: dict[int, Sent] = {}
         order = sorted(ids, key=lambda c: (-len(first.lanes[c].train), c))
         few = [c for c in order if self.grams is not None and c in self.grams.n]
@@ -142,7 +142,9 @@ class Program:
         self._finite({**up, **state}, order)
         self._store(order, state)
         for j, c in enumerate(order):
-            self._upload(c, self._lane(up, j), up, pool, sent)
+            lane = self._lane(up, j)
+            pool.add(lane, float(len(first.lanes[c].train)), c)
+            self._count(c, lane, itemsize(up), sent)
 
     def _dual(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
         """A chunk of clients whose first map is in coordinates."""
@@ -155,7 +157,7 @@ class Program:
         else:
             state = self._resumed(frame, order, down)
         rows = first.rows(order, self.axes)
-        data = DualData(rows.x, rows.y, rows.rows, rows.n, frame.basis())
+        data = DualData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
         state, up = first.method.fit(down, state, data, ctx)
         self._finite({**up, **state}, order)
         maps = {n: t for n, t in up.items() if is_first(n)}
@@ -166,16 +168,23 @@ class Program:
                 each[name] = frame.each(W)
             else:
                 total = frame.pooled(W, [pool.factor(name, w) for w in weights])
-                pool.add_sum(name, total if self.axes == 2 else total[0])
+                pool.add_sum(name, total if self.axes == 2 else total[0], W.dtype)
         rest = {n: t for n, t in up.items() if n not in maps}
+        stacked = {n: t for n, t in rest.items() if pool.rule(n) == "stack"}
+        for name in rest.keys() - stacked.keys():
+            pool.add_sum(name, self._summed(rest[name], [pool.factor(name, w) for w in weights]), rest[name].dtype)
         # What travels is the map, whatever it was computed in; only its size is asked for.
         core = (frame.seen[0].shape[2], grams.packed.shape[1])
         like = {n: t.new_empty((*t.shape[: self.axes], *core), device="meta") for n, t in maps.items()}
+        shown = {n: t[..., 0, :, :] if self.axes == 2 else t[0] for n, t in like.items()}
+        dense = first.method.sent is numel  # then every client of the chunk sends the same
         for j, c in enumerate(order):
             whole = {n: parts[j] if self.axes == 2 else parts[j][0] for n, parts in each.items()}
-            shown = {n: t[..., 0, :, :] if self.axes == 2 else t[0] for n, t in like.items()}
-            lane = self._lane(rest, j)
-            self._upload(c, {**lane, **whole}, {**rest, **like}, pool, sent, counted={**lane, **shown})
+            pool.add({**self._lane(stacked, j), **whole}, weights[j], c)
+            if dense and j:
+                sent[c] = sent[order[0]]
+            else:
+                self._count(c, {**self._lane(rest, j), **shown}, itemsize({**rest, **like}), sent)
         if travels:
             self._store(order, {**state, **{n: self._primal(frame, t) for n, t in state.items() if is_first(n)}})
         else:
@@ -201,13 +210,16 @@ class Program:
         """States whose maps never travel: coordinates over the bases their client entered with."""
         grams = cast(Grams, self.grams)
         entered = self._enter(down, [c for c in order if c not in self.jobs[0].states])
-        for g, job in enumerate(self.jobs):
-            for c in order:
+        for c in order:
+            alike: dict[tuple[int, ...], tuple[Tree, Kept]] = {}  # points that begin with the same tensors
+            for g, job in enumerate(self.jobs):
                 if c not in job.states.kept:
                     tree = job.states[c] if c in job.states else entered[g][c]
-                    twin = self.jobs[0].states.kept.get(c) if g else None
+                    key = tuple(id(t) for n, t in sorted(tree.items()) if is_first(n))
                     before = job.states.kept.get(order[0])
-                    job.states.keep(c, *_begin(grams, c, tree, twin, before), grams)
+                    others, made = _begin(grams, c, tree, alike[key][1] if key in alike else None, before)
+                    alike[key] = (tree, made)  # the tree is held, so that its ids are not used again
+                    job.states.keep(c, others, made, grams)
         kept = [[job.states.kept[c] for c in order] for job in self.jobs]
         names = list(kept[0][0].coords)
         k, longest = len(kept[0][0].bases), max(grams.n[c] for c in order)
@@ -232,9 +244,8 @@ class Program:
             for j, c in enumerate(order):
                 old = job.states.kept[c]
                 R = len(old.bases) + grams.n[c]
-                coords = {n: t[j, :R, :, g].clone(memory_format=torch.contiguous_format) for n, t in maps.items()}
-                tree = split(_point(rest, g, self.axes), j, len(job.lanes[c].train))
-                job.states.keep(c, tree, replace(old, coords=coords), grams)
+                coords = {n: t[j, :R, :, g] for n, t in maps.items()}
+                job.states.write(c, split(_point(rest, g, self.axes), j, len(job.lanes[c].train)), coords)
 
     def _primal(self, frame: Frame, W: Tensor) -> Tensor:
         """[M, U, D] or [G, M, U, D] of coordinates."""
@@ -269,10 +280,13 @@ class Program:
         state = job.method.enter(down, job.rows(new, self.axes), self.ctx(new))
         if not state:
             return [{} for _ in self.jobs]
-        return [
-            {c: split(_point(state, g, self.axes), j, len(job.lanes[c].train)) for j, c in enumerate(new)}
-            for g in range(len(self.jobs))
+        made = [
+            {c: copied(split(_point(own, g, self.axes), j, len(job.lanes[c].train))) for j, c in enumerate(new)}
+            for g, own in enumerate(
+                [state] + [{k: t for k, t in state.items() if t.shape[0] > 1}] * (len(self.jobs) - 1)
+            )
         ]
+        return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]  # what is equal is shared
 
     def _store(self, order: Sequence[int], state: Tree) -> None:
         if not state:
@@ -280,7 +294,7 @@ class Program:
         for g, job in enumerate(self.jobs):
             mine = _point(state, g, self.axes)
             for j, c in enumerate(order):
-                job.states[c] = split(mine, j, len(job.lanes[c].train))
+                job.states.write(c, split(mine, j, len(job.lanes[c].train)))
 
     def _lane(self, up: Tree, j: int) -> Tree:
         """The upload of the client at ``j``, with the axis of points if there is one."""
@@ -291,14 +305,18 @@ class Program:
             made = {k: t.expand(G, *t.shape[1:]) for k, t in made.items()}
         return made
 
-    def _upload(
-        self, client: int, lane: Tree, up: Tree, pool: Pool, sent: dict[int, Sent], counted: Tree | None = None
-    ) -> None:
-        """Pool one client's upload and count it."""
+    def _summed(self, t: Tensor, weights: Sequence[float]) -> Tensor:
+        """The sum over the clients of a chunk, each times its weight, in float64; with the axis of points."""
+        axis = self.axes - 1
+        w = torch.tensor(weights, dtype=torch.float64, device=t.device)
+        full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
+        total = (full.double().movedim(axis, -1) @ w.unsqueeze(-1)).squeeze(-1)
+        return total.expand(len(self.jobs), *total.shape[1:]) if self.axes == 2 else total
+
+    def _count(self, client: int, counted: Tree, size: int, sent: dict[int, Sent]) -> None:
+        """Note what one client sends for each point; ``size`` is the bytes of a number."""
         first = self.jobs[0]
-        counted = lane if counted is None else counted
-        pool.add(lane, float(len(first.lanes[client].train)), client)
-        size, count = itemsize(up), first.method.sent
+        count = first.method.sent
         if self.axes == 1:
             sent[client] = [(count(counted, first.server_ctx()), size)]
         elif count is numel:
@@ -357,13 +375,13 @@ def _begin(grams: Grams, client: int, tree: Tree, twin: Kept | None, before: Kep
         grams: of the run.
         client: its number.
         tree: what it holds.
-        twin: the same client of the first point.
+        twin: the same client of a point that began with the same tensors.
         before: another client of this point.
     """
     maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
     bases, seen = [], []
     for j, t in enumerate(maps.values()):
-        if twin is not None and torch.equal(twin.bases[j], t):
+        if twin is not None:
             bases.append(twin.bases[j])
             seen.append(twin.seen[j])
             continue

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import ClientRows, Data, LaneData, lane_data
+from fedcache.federate.clients import ClientRows, Data, LaneData, cut_out, lane_data
 from fedcache.federate.dual import States
-from fedcache.federate.lanes import SERVER, Ctx, Draws, Env, generator
+from fedcache.federate.lanes import SERVER, Ctx, Draws, Env
+from fedcache.federate.memo import Memo
 from fedcache.federate.method import Hp, Method
 from fedcache.federate.mixed import Columns, Own, check_mixed
 from fedcache.federate.steps import batch_sizes
+from fedcache.federate.streams import generator
 from fedcache.federate.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.heads.linear import Tree
 
@@ -73,8 +76,10 @@ class Rounds:
         dtype: torch.dtype,
         own: Mapping[int, Own] | None = None,
         watch: Callable[[], None] | None = None,
+        memo: Memo | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
+        self.memo, self.cuts = memo, memo or Memo()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
@@ -98,6 +103,7 @@ class Rounds:
         self.warnings: list[str] = []
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
+        self.train_bytes = sum(len(self.lanes[c].train) for c in self.eligible) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = Columns(self.data.x[public])
@@ -164,7 +170,7 @@ class Rounds:
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
         names = tuple(self.lanes[i].name for i in ids)
-        draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device)
+        draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
@@ -181,6 +187,22 @@ class Rounds:
         """The training rows of some clients, or their test rows."""
         parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
         return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
+
+    def cut(self, client: int) -> LaneData:
+        """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
+        train = self.lanes[client].train
+        if not len(train) or self.train_bytes > self.cuts.budget:
+            return self.rows([client], 0)
+        return cut_out(self.features(client), self.labels, [train])[0] if self.own else self._cut[client]
+
+    @cached_property
+    def _cut(self) -> dict[int, LaneData]:
+        """Every client's training rows, which points of a grid share."""
+        x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
+        key = ("rows", id(x), self.labels is None, *(r.tobytes() for r in rows))
+        # The features are held with their rows, so that their id is not used again.
+        made = self.cuts.get(key, lambda: (x, cut_out(x, self.labels, rows)), lambda _: self.train_bytes)[1]
+        return dict(zip(self.eligible, made, strict=True))
 
     def features(self, client: int | None) -> Tensor:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
@@ -207,7 +229,7 @@ class Rounds:
     def fit_one(self, down: Tree, client: int) -> Tree:
         """The loop lift: one client without leading axes; its upload."""
         self.env.watch()
-        data, ctx = self.rows([client], 0), self.ctx([client], 0)
+        data, ctx = self.cut(client), self.ctx([client], 0)
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
         self.finite({**up, **state}, [client], 0)

@@ -12,6 +12,7 @@ import torch
 
 from fedcache.federate.clients import Data
 from fedcache.federate.dual import Grams
+from fedcache.federate.memo import Memo
 from fedcache.federate.method import numel
 from fedcache.federate.rounds import Rounds
 from fedcache.heads.linear import Tree
@@ -26,10 +27,12 @@ POOLED = 4
 class Shared:
     """What runs on the same features have in common.
 
-    Features in the dtype computed in, Gram matrices of clients, and what one-shot methods without gradients pool.
+    Features in the dtype computed in, Gram matrices of clients, what one-shot methods without gradients pool, and a
+    memory of rows and draws.
     """
 
     def __init__(self) -> None:
+        self.memo = Memo()
         self._cast: dict[tuple[int, torch.dtype], tuple[Data, Data]] = {}
         self._grams: dict[tuple[Any, ...], tuple[Data, Grams]] = {}
         self._pooled: OrderedDict[tuple[Any, ...], tuple[Data, Tree, Sent]] = OrderedDict()

@@ -65,7 +65,7 @@ def minibatches(
         row[: len(known)] = known
     alive = (table > 0).sum(0)
     widths = table.max(0)
-    order = ctx.rng.each(purpose, lambda g, i: g.permutation(data.n[i]), epoch)
+    order = ctx.rng.permutations(purpose, data.n, epoch)
     with np.errstate(divide="ignore"):
         share = np.where(np.arange(widths.max()) < table[..., None], 1.0 / table[..., None], 0.0)
     shared = share[0] if not ctx.lead else share[None] if len(ctx.lead) == 2 else share
@@ -167,7 +167,7 @@ def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, c
 
     Lanes share nothing, so the gradient of the summed loss is every lane's gradient.
     """
-    q = {k: t.detach() for k, t in p.items()}
+    q = {k: t.detach() for k, t in p.items() if not k.startswith("opt/")}
     leaves = [q[n].requires_grad_() for n in names]
     value = loss(q, batch, _alive(down, ctx), ctx)
     total, updates = value if isinstance(value, tuple) else (value, {})

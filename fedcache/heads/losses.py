@@ -33,13 +33,15 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
             has no lower bound unless z has unit length.
 
     Returns:
-        one value per row, 0 where fewer than two classes have a prototype (there are no negatives).
+        one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where y itself
+        has none the value is finite and says nothing: leave such rows out.
     """
-    own = u.gather(-1, y.unsqueeze(-1))
+    own = y.unsqueeze(-1)
     masked = torch.where(candidate, u, u.new_full((), MASKED))
-    if not include:
-        masked = masked.scatter(-1, y.unsqueeze(-1), MASKED)
-    value = torch.logsumexp(masked, -1) - own.squeeze(-1)
+    if include:  # one kernel; where y is no candidate the value says nothing either way
+        value = -torch.log_softmax(masked, -1).gather(-1, own).squeeze(-1)
+    else:
+        value = torch.logsumexp(masked.scatter(-1, own, MASKED), -1) - u.gather(-1, own).squeeze(-1)
     return value * (candidate.sum(-1) > 1).to(value.dtype)
 
 

@@ -28,8 +28,8 @@ class Basis:
     """What outputs are made of for a chunk of clients.
 
     Attributes:
-        gram: [M, n, n] K of every client, zero past its rows.
-        seen: [M, k, n, U, G or 1] X B_j'.
+        gram: [M, R, n] products of R rows with the client's own, zero past them; K [M, n, n] where it is trained.
+        seen: [M, k, R, U, G or 1] the R rows times B_j'.
         axes: leading axes of the tensors that methods see: 0, 1 (M,) or 2 (G, M).
     """
 
@@ -73,12 +73,13 @@ class Span:
         basis, B = self.basis, self._at.shape[1]
         full = inner(W, basis.axes)
         M, _, U, G = full.shape
-        k, n = basis.seen.shape[1:3]
+        k, R = basis.seen.shape[1:3]
+        n = basis.gram.shape[2]
         c, A = full[:, :k], full[:, k:]
-        K = basis.gram.reshape(M * n, n).index_select(0, self._rows).view(M, B, n)
+        K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
         u = torch.bmm(K, A.reshape(M, n, U * G)).view(M, B, U, G)
         for j in range(k):
-            rows = basis.seen[:, j].reshape(M * n, U, -1).index_select(0, self._rows).view(M, B, U, -1)
+            rows = basis.seen[:, j].reshape(M * R, U, -1).index_select(0, self._rows).view(M, B, U, -1)
             u.addcmul_(rows, c[:, j].unsqueeze(1))
         return outer(u, basis.axes)
 

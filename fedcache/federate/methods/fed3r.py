@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, generator
+from fedcache.federate.lanes import Ctx
 from fedcache.federate.method import Defaults, Hp, HParam, Method
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.federate.models import FEAT_POST
+from fedcache.federate.streams import generator
 from fedcache.heads.fourier import drawn_fourier, fourier_features
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack

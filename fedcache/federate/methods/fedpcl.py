@@ -61,25 +61,24 @@ def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
     return {**contrast.own_body(ctx), "proto": proto, "count": count}
 
 
-def candidates(down: Tree, hp: Hp) -> tuple[Tensor, Tensor, Tensor]:
-    """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [S]."""
-    m = down["sets"].shape[-3]
-    each = down["bar"].new_full((m,), 1.0 / m if hp["lp_reduce"] == "mean" else 1.0)
-    g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[:1])
+def candidates(down: Tree, hp: Hp) -> Tree:
+    """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [.., S]."""
+    m, lead = down["sets"].shape[-3], down["bar"].shape[:-2]
+    each = down["bar"].new_full((*lead, m), 1.0 / m if hp["lp_reduce"] == "mean" else 1.0)
+    g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[..., :1])
     terms = {"g": g, "p": (down["sets"], down["in"], each)}
     sets, inside, weight = zip(*(terms[name] for name in str(hp["terms"]).split("+")), strict=True)
-    return torch.cat(sets, -3), torch.cat(inside, -2), torch.cat(weight)
+    return {"sets": torch.cat(sets, -3), "in": torch.cat(inside, -2), "weight": torch.cat(weight, -1)}
 
 
-def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """L_g + L_p; rows of a class without a prototype are dropped, and the mean is over those that remain."""
+def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """L_g + L_p against ``candidates``; the mean is over the rows whose class some set has."""
     z, y, w, updates = contrast.embeddings(p, batch, ctx.hp)
-    sets, inside, weight = candidates(down, ctx.hp)
-    u = dots(z, sets)
+    u = dots(z, known["sets"])
     u = u / over(ctx.number("tau"), u)
     anchored = ctx.hp["objective"] == "proto_anchor"
-    value = set_contrast(u, y, w, inside, anchored=anchored, include=ctx.hp["denominator"] == "include")
-    return (weight * value).sum(-1), updates
+    value = set_contrast(u, y, w, known["in"], anchored=anchored, include=ctx.hp["denominator"] == "include")
+    return (known["weight"] * value).sum(-1), updates
 
 
 def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -91,7 +90,7 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
 
     p = state
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
-        p = contrast.train_body(state, loss, down, data, ctx, batches)
+        p = contrast.train_body(state, loss, candidates(down, ctx.hp), data, ctx, batches)
     kept = contrast.own_prototypes(p, data, ctx)
     up = dict(kept)
     if ctx.hp["noise_on"] == "proto":

@@ -1,0 +1,34 @@
+"""A bounded memory of what the runs of a grid would compute again: rows cut out for a client, first weights, orders."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MEMO_BYTES = 64 << 20
+"""Kept by one memory; the longest unused goes first."""
+
+
+class Memo:
+    """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
+
+    def __init__(self, budget: int = MEMO_BYTES) -> None:
+        self.budget, self.nbytes = budget, 0
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        """The value of ``key``, made when it is not there; ``size`` tells its bytes; too large ones are not kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            value: T = self._kept[key][0]
+            return value
+        made = make()
+        if (size_of := size(made)) <= self.budget:
+            self._kept[key] = (made, size_of)
+            self.nbytes += size_of
+        while self.nbytes > self.budget:
+            self.nbytes -= self._kept.popitem(last=False)[1][1]
+        return made
