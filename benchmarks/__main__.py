@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.runner import bench, family_rows
+from fedcache.federate.allocator import keep_freed_memory
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.family:
+        keep_freed_memory()  # as the commands do
         options.out.write_text(json.dumps(family_rows(options.family)))
     elif options.page:
         from benchmarks.page import write_page

@@ -44,6 +44,11 @@ class Federation:
         x = self.data.x[:, 0]
         return [(x[c.train], self.data.y[c.train]) for c in self.clients]
 
+    def scored(self) -> list[tuple[Tensor, Tensor]]:
+        """Features and labels of every client's test rows."""
+        x = self.data.x[:, 0]
+        return [(x[c.test], self.data.y[c.test]) for c in self.clients]
+
     def ours(self, method: str, settings: Mapping[str, Any], lift: str = "auto", rounds: int = 1, **how: Any) -> Any:
         """A run of the engine."""
         return run(METHODS[method], self.hp(method, settings), self.data, self.clients, rounds=rounds, lift=lift, **how)
@@ -124,8 +129,13 @@ def fedpcl(
     dim: int = 256,
     tau: float = 0.07,
     batch: int = 32,
+    tests: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Any:
-    """FedPCL: a projection per client, contrasted with the merged prototypes and with every client's own."""
+    """FedPCL: a projection per client, contrasted with the merged prototypes and with every client's own.
+
+    Returns:
+        the clients' accuracies on ``tests`` by their own prototypes.
+    """
     models = [nn.Linear(parts[0][0].shape[1], dim) for _ in parts]
     protos: tuple[Tensor, Tensor] | None = None
     for _ in range(rounds):
@@ -150,4 +160,9 @@ def fedpcl(
         has = count.sum(0) > 0
         sets = torch.where((count > 0).unsqueeze(-1), sets, bar)
         protos = torch.cat([bar.unsqueeze(0), sets]), has.expand(len(sets) + 1, classes)
-    return models
+    accuracy = []
+    with torch.no_grad():
+        for (x, y), model, (own, known) in zip(tests, models, made, strict=True):
+            u = (normalize(torch.relu(model(x)), dim=-1) @ own.mT).masked_fill(known == 0, -torch.inf)
+            accuracy.append(float((u.argmax(-1) == y).double().mean()))
+    return accuracy

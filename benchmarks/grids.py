@@ -64,15 +64,16 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     """48 points, learning rate x temperature, on 5 clients of 100 rows and 1,536 features."""
     C = 10
     f = clean.federation(5, 100, C, 1536)
-    parts = f.cut()
+    parts, tests = f.cut(), f.scored()
     rates = [(0.05 if opt == "sgd" else 1e-4) * 1.3**i for i in range(8)]
-    points = [{"opt": opt, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)]
+    same = {"opt": opt, "denominator": "include"}  # cross-entropy, as the clean loop
+    points: list[dict[str, Any]] = [{**same, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)]
     few = points[::6]
     scale = len(points) / len(few)
 
     def loops(make: Any, **how: Any) -> None:
         for p in few:
-            clean.fedpcl(parts, C, rounds, make(p["lr"], **how), tau=p["tau"])
+            clean.fedpcl(parts, C, rounds, make(p["lr"], **how), tau=p["tau"], tests=tests)
 
     def engine_loops() -> None:
         for p in few:
