@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.runner import bench, family_rows
-from fedcache.federate.allocator import keep_freed_memory
+from fedcache.allocator import keep_freed_memory
 
 
 def main() -> None:

@@ -288,10 +288,10 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fedcache as fc
-    from fedcache.extract import memory
+    from fedcache import allocator
 
     calls: list[None] = []
-    monkeypatch.setattr(memory, "keep_memory", lambda: calls.append(None))
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: calls.append(None))
     fc.extract(f"folder:{images}", backbones=["random-projection"], workers=0)
     assert not calls
     assert extract(images).code == 0

@@ -82,11 +82,11 @@ def extract(
     """
 
     def call(story: Story) -> Answer:
+        from fedcache.allocator import keep_freed_memory
         from fedcache.api.extraction import extract as run
-        from fedcache.extract.memory import keep_memory
         from fedcache.extract.stop import Stop
 
-        keep_memory()  # for what is computed in this process
+        keep_freed_memory()  # for what is computed in this process
         flags = {
             "dataset": dataset,
             "backbones": o.listed(backbones, "--backbones"),

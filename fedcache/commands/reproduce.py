@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.federate.allocator import keep_freed_memory
 
 What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
 Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets import Source
 from fedcache.extract.images import BadImage, decode, resize
-from fedcache.extract.memory import keep_memory
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.views import view
 
@@ -240,7 +240,7 @@ def enter_worker(jobs: Sequence[Job], source: Source, uid: NDArray[np.uint8], ro
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
-    keep_memory()
+    keep_freed_memory()
     global _runner
     _runner = make_runner(jobs, source, uid, rows, how)
 
