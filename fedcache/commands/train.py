@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
-from fedcache.allocator import keep_freed_memory
 
 Preset = Annotated[str | None, typer.Option("--preset", help="paper | official: equations as printed, or as released.")]
 Saved = Annotated[str | None, typer.Option("--partition", "-p", help="A saved partition, or a partition file.")]

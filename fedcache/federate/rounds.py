@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from fedcache.federate.steps import batch_sizes
 from fedcache.federate.streams import generator
 from fedcache.federate.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.heads.linear import Tree
+
+DEALT_BYTES = 8 << 20
+"""Row numbers of chunks of clients that are kept for the next round."""
 
 
 def sampled(participation: int | float | None, clients: int) -> int:
@@ -95,6 +98,7 @@ class Rounds:
         if watch is not None:
             self.env = replace(self.env, watch=watch)
         self.labels = data.y.to(data.x.device) if "labels" in method.reads(hp) else None
+        self._dealt = Memo(DEALT_BYTES)
         self.round = 0
         self.server: Tree = {}
         self.states = States()
@@ -184,7 +188,12 @@ class Rounds:
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
     def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> LaneData:
-        """The training rows of some clients, or their test rows."""
+        """The training rows of some clients, or their test rows; those of a round's chunks are remembered."""
+        if axes and not test and not self.own:
+            return self._dealt.get((axes, *ids), partial(self._rows, ids, axes, test), lambda made: made.rows.nbytes)
+        return self._rows(ids, axes, test)
+
+    def _rows(self, ids: Sequence[int], axes: int, test: bool) -> LaneData:
         parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
         return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
