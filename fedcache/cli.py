@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from fedcache import __version__
-from fedcache.commands import demo, doctor, extract, lists, methods, output, partition, reproduce, stores, train
+from fedcache.commands import (
+    demo,
+    doctor,
+    extract,
+    garbage,
+    lists,
+    methods,
+    output,
+    partition,
+    reproduce,
+    stores,
+    train,
+)
 from fedcache.errors import Exit, FedcacheError
 
 app = typer.Typer(
@@ -25,7 +37,7 @@ MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "Thi
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
     (MAIN, (reproduce.reproduce,)),
-    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, stores.export)),
+    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, garbage.gc, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):
     for command in commands:

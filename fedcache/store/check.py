@@ -113,6 +113,28 @@ def verify(path: Path) -> Report:
     return report
 
 
+def known_files(store: Store) -> set[Path]:
+    """Every file that the manifest or a journal of a store speaks of; nothing is read but these two."""
+    path = store.path
+    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME}
+    known |= {files.chunk_path(path / "samples" / "ok", 0, 1)}
+    known |= {place for place, *_ in chunk_files(path, store.manifest)}
+    known |= {path / relative for relative in store.manifest.files}
+    for journal in journals(path):
+        known.add(journal.path)
+        if journal.key not in store.arrays:
+            folder = path / "features" / journal.key
+            known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
+    return known
+
+
+def leftover_files(store: Store) -> list[Path]:
+    """Files inside a store that nothing knows, but for its locks."""
+    known = known_files(store)
+    inside = (f for f in sorted(store.path.rglob("*")) if not f.is_dir() and f not in known)
+    return [f for f in inside if f.relative_to(store.path).parts[0] != "locks"]
+
+
 def _check_rows(store: Store, report: Report) -> None:
     """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
     place = files.chunk_path(store.path / "samples" / "ok", 0, 1)

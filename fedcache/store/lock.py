@@ -33,6 +33,17 @@ def holder(path: Path) -> str:
         return "another process"
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock file ``path`` now."""
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        return True
+    lock.release()
+    return False
+
+
 @contextmanager
 def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs.
