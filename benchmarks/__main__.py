@@ -11,12 +11,18 @@ import sys
 from pathlib import Path
 
 from benchmarks.runner import bench, family_rows
+from benchmarks.table import LINES
 from fedcache.allocator import keep_freed_memory
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="measure these alone; repeat")
+    families = ", ".join(dict.fromkeys(line.family for line in LINES))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAMILY", help=f"measure this one alone (repeatable): {families}"
+    )
     parser.add_argument("--page", action="store_true", help="measure the growth curves and write docs/performance.md")
     parser.add_argument("--family", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

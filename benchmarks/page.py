@@ -104,8 +104,9 @@ def page(data: dict[str, Any], found: dict[str, float]) -> str:
         "",
         "Made by `make bench` and `python -m benchmarks --page`; edit the benchmarks, not this page.",
         "",
-        f"Table measured on: {data['hardware']}. Ratios are of contenders that take turns in one process, of the best "
-        "of at least five times; quartiles are of the pairs. One thread unless a row says otherwise.",
+        f"Table measured on: {data['hardware']}. Ratios are of contenders that take turns in one process: of the best "
+        "of at least five times where a row says no other number, so they may lie outside the quartiles, which are of "
+        "the pairs (for `every method`, over the methods). One thread unless a row says otherwise.",
         "",
         *table(rows),
         "",

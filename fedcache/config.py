@@ -120,6 +120,14 @@ class TrainConfig:
     set: Mapping[str, Any] = field(default_factory=dict)
     client_backbones: tuple[str, ...] = ()
     client_set: Mapping[str, Any] = field(default_factory=dict)
+    aggregate: str = "mean"
+    attack: str | None = None
+    on_bad_update: str = "fail"
+    byzantine: float = 0.2
+    max_update_norm: float | None = None
+    dp_clip: float | None = None
+    dp_noise: float | None = None
+    dp_delta: float | None = None
 
 
 SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
@@ -186,6 +194,8 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
             return dict(value)
         elif origin in (bool, int) and type(value) is origin:  # a bool is no int here
             return value
+        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
         elif origin is str and isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
         elif value is None and choice is types.NoneType:

@@ -141,7 +141,7 @@ def test_a_short_class_keeps_what_exists_and_says_so():
     partition = make("feature-shift", replace(columns, ok=ok))
     assert partition.counts(columns)[:, 0].tolist() == [7, 10]
     assert partition.notes == (
-        "243 of 7400 rows are quarantined (ok = 0) and left out",
+        "243 of 7400 rows are unreadable or gone (ok = 0) and left out",
         "fewer than 10 training rows: domain 0/class 0 (7); --shots 7 deals what it asks for",
     )
 

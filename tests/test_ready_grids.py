@@ -9,8 +9,9 @@ from command import fedcache, ok
 from partition_rows import even_columns
 from pictures import folder
 
-from fedcache.api.points import PARTITION_KEYS, RUN_KEYS, combinations, dealt
+from fedcache.api.points import combinations, dealt
 from fedcache.api.ready_grids import names, ready
+from fedcache.api.sweeps import belonging
 from fedcache.config import PartitionConfig, TrainConfig, resolve
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
@@ -38,7 +39,7 @@ def test_a_ready_grid_expands(name: str) -> None:
     assert len(points) == grid.points > 1
     tried: set[str] = set()
     for method, sweep in points:
-        settings = {k: v for k, v in sweep.items() if k not in (*RUN_KEYS, *PARTITION_KEYS)}
+        settings = belonging(sweep, "set")
         METHODS[method].resolve(config.preset, {**config.set, **settings})
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name

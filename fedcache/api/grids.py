@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.api.points import PARTITION_KEYS, RUN_KEYS, Grid, Lost, Point, combinations, dealt, programs, sampled
+from fedcache.api.points import Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Memo, Setting, prepare_run
+from fedcache.api.sweeps import belonging
 from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
+from fedcache.api.trusting import swept_words
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -125,10 +127,9 @@ class Work:
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for the point."""
         name, sweep = self.todo[number]
-        settings = {k: v for k, v in sweep.items() if k not in (*RUN_KEYS, *PARTITION_KEYS)}
-        values: dict[str, Any] = {k: v for k, v in sweep.items() if k in RUN_KEYS}
-        if "rounds" in values:
-            values["rounds"] = int(values["rounds"])
+        settings = belonging(sweep, "set")
+        values: dict[str, Any] = dict(belonging(sweep, "run"))
+        values |= swept_words(values)
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))

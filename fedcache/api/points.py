@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedcache.api.settings import find_method
+from fedcache.api.sweeps import belonging, check_sweeps, split_key
 from fedcache.api.training import Run
 from fedcache.config import PartitionConfig
 from fedcache.errors import Exit, FedcacheError
-
-RUN_KEYS = ("rounds", "participation", "backbones", "domain")
-PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
 
 
 @dataclass
@@ -106,25 +104,7 @@ def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     Raises:
         FedcacheError: USAGE.
     """
-    for key, values in sweeps.items():
-        if key in ("seed", "seeds"):
-            raise FedcacheError(
-                Exit.USAGE,
-                f"--sweep {key}: seeds are not swept, every point runs all of them.",
-                f"--seeds {','.join(values) or '0,1,2'} (with --repartition each of them draws its own partition)",
-            )
-        if not values:
-            raise FedcacheError(Exit.USAGE, f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
-        if len(set(values)) < len(values):
-            raise FedcacheError(
-                Exit.USAGE, f"--sweep {key} names a value twice.", f"--sweep {key}={','.join(dict.fromkeys(values))}"
-            )
-    for name in methods:
-        method = find_method(name)
-        for key, values in sweeps.items():
-            if key not in (*RUN_KEYS, *PARTITION_KEYS):
-                for value in values:
-                    method.hparam(key).parse(value)
+    check_sweeps(list(dict.fromkeys(methods)), sweeps)
     names = list(dict.fromkeys(methods))
     return [
         (m, dict(zip(sweeps, values, strict=True))) for m in names for values in itertools.product(*sweeps.values())
@@ -136,13 +116,16 @@ def programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for number, (name, sweep) in enumerate(todo):
         floats = {h.name for h in find_method(name).hparams if h.kind == "float"}
-        rest = {k: v for k, v in sweep.items() if k not in floats or v == "auto"}
+        # A name that scheme and method both have is the scheme's unless it says otherwise: every point its own rows.
+        free = {k for k in sweep if split_key(k)[0] == "set" and split_key(k)[1] in floats}
+        rest: dict[str, str] = {k: v for k, v in sweep.items() if k not in free or v == "auto"}
         groups.setdefault((name, *sorted(rest.items())), []).append(number)
     return list(groups.values())
 
 
 def dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments."""
-    options = {**base.options, **{k: sweep[k] for k in ("alpha", "shards", "shots") if k in sweep}}
-    clients = int(sweep["clients"]) if "clients" in sweep else base.clients
-    return PartitionConfig(sweep.get("scheme", base.scheme), clients, base.seed, options)
+    mine = belonging(sweep, "partition")
+    options: dict[str, Any] = {**base.options, **{k: mine[k] for k in ("alpha", "shards", "shots") if k in mine}}
+    clients = int(mine["clients"]) if "clients" in mine else base.clients
+    return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

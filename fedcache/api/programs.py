@@ -17,6 +17,7 @@ from fedcache.api.results import Seeded, seed_record
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
 from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run
+from fedcache.api.trusting import trust_of
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.extract.stop import Stop
@@ -263,5 +264,6 @@ def _train(
         own=setting.own,
         shared=shared,
         watch=watch,
+        trust=trust_of(opened[numbers[0]].config),
     )
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcache.api.trusting import told
 from fedcache.extract.backbones.parameters import PARAMETERS
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Seeded:
         warnings: sentences.
         seconds: wall time; lives in measured.json only.
         measured: seconds per round and lift details; likewise.
+        attackers: names of the clients that lied.
     """
 
     seed: int
@@ -65,6 +67,7 @@ class Seeded:
     warnings: list[str]
     seconds: float
     measured: dict[str, Any]
+    attackers: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -128,6 +131,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         warnings=list(outcome.warnings),
         seconds=seconds,
         measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
+        attackers=list(outcome.attackers),
     )
 
 
@@ -213,6 +217,7 @@ def summarise(
             },
             "unit": "scalars, summed over rounds, clients and seeds",
         },
+        **told(resolved, [d.attackers for d in done], len(first.clients)),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,

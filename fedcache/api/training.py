@@ -12,6 +12,7 @@ from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
+from fedcache.api.trusting import chosen, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
@@ -147,6 +148,7 @@ def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
         "set": {
             **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
         },
+        **chosen(config),
         **({"client_backbones": list(config.client_backbones)} if config.client_backbones else {}),
         **({"client_set": {k: str(v) for k, v in config.client_set.items()}} if config.client_set else {}),
     }
@@ -190,6 +192,7 @@ def check_values(config: TrainConfig) -> None:
         if value not in legal:
             raise unknown(what, value, legal)
     known_device(config.device)
+    trust_of(config)
     parse_participation(config.participation)
 
 
@@ -272,7 +275,8 @@ def train_setting(
                 observer.advance(int(resolved["rounds"]))
                 done.append(Seeded.from_dict(finished))
                 continue
-            made = _one_seed(opened.setting, resolved, seed, directory, observer, stop, getattr(torch, config.dtype))
+            dtype = getattr(torch, config.dtype)
+            made = _one_seed(opened.setting, config, resolved, seed, directory, observer, stop, dtype)
             directory.save_seed(seed, made.to_dict())
             done.append(made)
     finally:
@@ -304,6 +308,7 @@ def open_run(
         FedcacheError: USAGE; CORRUPT for a damaged result.
     """
     resolved = resolved_config(setting, config)
+    trust_of(config, setting.method)
     seeds = parse_seeds(config.seeds)
     clients = len(next(iter(setting.partitions.values())).clients)
     asked = parse_participation(config.participation)
@@ -385,6 +390,7 @@ def finish_run(opened: Opened, done: Sequence[Seeded], observer: Observer) -> Ru
 
 def _one_seed(
     setting: Setting,
+    config: TrainConfig,
     resolved: Mapping[str, Any],
     seed: int,
     directory: RunDirectory,
@@ -437,5 +443,6 @@ def _one_seed(
         on_round=on_round,
         own=setting.own,
         watch=watch,
+        trust=trust_of(config),
     )
     return seed_record(outcome, setting.domains, time.perf_counter() - began)

@@ -9,6 +9,7 @@ import typer
 
 from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
+from fedcache.commands import trust as t
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
@@ -93,6 +94,14 @@ def train(
     client_backbones: Mixed = None,
     client_set: MixedSet = None,
     eval_every: Every = None,
+    aggregate: t.Aggregate = None,
+    attack: t.AttackOption = None,
+    on_bad_update: t.OnBad = None,
+    byzantine: t.Byzantine = None,
+    max_update_norm: t.MaxNorm = None,
+    dp_clip: t.Clip = None,
+    dp_noise: t.Noise = None,
+    dp_delta: t.Delta = None,
     lift: Lift = None,
     device: o.Device = None,
     dtype: Dtype = None,
@@ -134,6 +143,14 @@ def train(
             "dtype": dtype,
             "client_backbones": o.listed(client_backbones, "--client-backbones"),
             "client_set": o.pairs(client_set, "--client-set", once=True),
+            "aggregate": aggregate,
+            "attack": attack,
+            "on_bad_update": on_bad_update,
+            "byzantine": byzantine,
+            "max_update_norm": max_update_norm,
+            "dp_clip": dp_clip,
+            "dp_noise": dp_noise,
+            "dp_delta": dp_delta,
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
@@ -263,7 +280,8 @@ def grid(
         list[str] | None,
         typer.Option(
             "--sweep",
-            help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots. Repeatable.",
+            help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots, aggregate, "
+            "attack. Repeatable.",
         ),
     ] = None,
     preset: Preset = None,
@@ -286,6 +304,14 @@ def grid(
     settings: Settings = None,
     client_backbones: Mixed = None,
     client_set: MixedSet = None,
+    aggregate: t.Aggregate = None,
+    attack: t.AttackOption = None,
+    on_bad_update: t.OnBad = None,
+    byzantine: t.Byzantine = None,
+    max_update_norm: t.MaxNorm = None,
+    dp_clip: t.Clip = None,
+    dp_noise: t.Noise = None,
+    dp_delta: t.Delta = None,
     lift: Lift = None,
     dtype: Dtype = None,
     sampler: Annotated[
@@ -343,6 +369,14 @@ def grid(
             "dtype": dtype,
             "client_backbones": o.listed(client_backbones, "--client-backbones"),
             "client_set": o.pairs(client_set, "--client-set", once=True),
+            "aggregate": aggregate,
+            "attack": attack,
+            "on_bad_update": on_bad_update,
+            "byzantine": byzantine,
+            "max_update_norm": max_update_norm,
+            "dp_clip": dp_clip,
+            "dp_noise": dp_noise,
+            "dp_delta": dp_delta,
         }
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
@@ -350,6 +384,9 @@ def grid(
         swept = o.pairs(sweep, "--sweep", once=True)
         given = {k: tuple(p.strip() for p in v.split(",") if p.strip()) for k, v in swept.items()}
         sweeps = {**(known.sweep if known is not None else {}), **given}
+        both = sorted({k.removeprefix("set.") for k in given} & settings_of(settings).keys())
+        if both:
+            raise FedcacheError(Exit.USAGE, f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
         chosen = names or ((resolved.method,) if resolved.method else ())
         if not chosen:
             raise FedcacheError(

@@ -30,6 +30,7 @@ class Pool:
         self._sums: dict[str, Tensor] = {}
         self._stacks: dict[str, tuple[list[int], Tensor]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
+        self._shapes: dict[str, torch.Size] = {}
         self._weight = 0.0
         self._count = 0
 
@@ -47,17 +48,17 @@ class Pool:
         self._weight += weight
         self._count += 1
         for name, t in up.items():
+            if (first := self._shapes.setdefault(name, t.shape)) != t.shape:
+                raise FedcacheError(
+                    Exit.FEDERATED,
+                    f"Client {client} uploads {name} of shape {tuple(t.shape)}, and another {tuple(first)}.",
+                    "Uploads that are taken together have one shape: pad them and send a mask.",
+                )
             self._dtypes[name] = t.dtype
             if self.rule(name) == "stack":
                 if name not in self._stacks:
                     self._stacks[name] = ([], t.new_empty((self._clients, *t.shape)))
                 order, stack = self._stacks[name]
-                if t.shape != stack.shape[1:]:
-                    raise FedcacheError(
-                        Exit.BUG,
-                        f"Client {client} uploads {name} {tuple(t.shape)}, the first sent {tuple(stack.shape[1:])}.",
-                        "Uploads that are stacked have one shape: pad them and send a mask.",
-                    )
                 stack[len(order)] = t
                 order.append(client)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import ClientRows, Data, lane_data
 from fedcache.federate.dual import is_first, restore, stored
 from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
+from fedcache.federate.guarded import Trust
 from fedcache.federate.lifts import Lift, Load, choose
 from fedcache.federate.method import Method, Value, keep_down
 from fedcache.federate.metrics import classes_owned
@@ -48,6 +49,7 @@ def run(
     on_round: OnRound | None = None,
     own: Mapping[int, Own] | None = None,
     watch: Callable[[], None] | None = None,
+    trust: Trust | None = None,
 ) -> Outcome:
     """Train ``method`` on ``clients`` and score what it deploys.
 
@@ -67,6 +69,7 @@ def run(
         on_round: called after every round; its snapshot costs nothing unless called.
         own: in what some clients differ, by client number; the run is then computed client by client.
         watch: called before every step; an INTERRUPTED it raises ends the run inside a round.
+        trust: what is done with uploads; None checks them and takes the method's own mean.
 
     Returns:
         Models, accuracy, records and traffic.
@@ -81,7 +84,7 @@ def run(
 
     (out,) = run_points(
         method, [hp], data, clients, rounds=rounds, participation=participation, seed=seed, lift=lift, chunk=chunk,
-        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own, watch=watch,
+        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own, watch=watch, trust=trust,
     )  # fmt: skip
     if isinstance(out, FedcacheError):
         raise out
@@ -108,6 +111,7 @@ def run_points(
     own: Mapping[int, Own] | None = None,
     shared: Shared | None = None,
     watch: Callable[[], None] | None = None,
+    trust: Trust | None = None,
 ) -> list[Outcome | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
@@ -130,6 +134,7 @@ def run_points(
         own: as in ``run``.
         shared: what other calls on the same data and clients have computed already.
         watch: as in ``run``.
+        trust: as in ``run``.
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
@@ -147,13 +152,15 @@ def run_points(
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []
     for hp, state in zip(hps, states or [None] * len(hps), strict=True):
-        job = Rounds(method, hp, data, clients, seed, dtype, own, watch, shared.memo if together else None)
+        job = Rounds(method, hp, data, clients, seed, dtype, own, watch, shared.memo if together else None, trust)
         records.append(_resume(job, state) if state is not None else [])
         if state is None:
             job.start()
         jobs.append(job)
     per_round = len(jobs[0].sample(participation))
     chosen = choose(method, hps[0], _load(jobs, per_round), lift, chunk, mixed=bool(own))
+    if not jobs[0].trust.plain:
+        chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
     grams = shared.grams(jobs[0]) if chosen.name == "dual" else None
     found: list[Outcome | FedcacheError] = []
     for start in range(0, len(jobs), chosen.points):
@@ -227,6 +234,8 @@ def _run(
             measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
             found = scored[g] = _evaluate(job) if measure else None
             diagnostics = job.diagnose() if measure else {}
+            if not job.trust.plain:
+                diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
             accuracy = None if found is None else found.accuracy
             records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
             metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
@@ -433,5 +442,6 @@ def _outcome(
         server=job.server,
         states=job.states,
         warnings=tuple(job.warnings),
+        attackers=tuple(sorted(job.lanes[c].name for c in job.liars)),
         predict=predict,
     )

@@ -237,6 +237,8 @@ class Method:
         prepare: (pooled up, ctx) -> pooled up, with what serves every float that ``fit`` does not read; called once for
             the points of a grid that share their uploads.
         additive: (hp) -> True when the pooled upload is that of one client with everybody's rows, for every seed.
+        merges: "classes" where the server merges stacked prototypes class by class by their counts, so that a robust
+            rule can take its place; "" where what is stacked is more than that.
         protocol: (hp) -> how it is evaluated.
         deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
             probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
@@ -280,6 +282,7 @@ class Method:
     pool: Callable[[Hp], Mapping[str, Pooling]] = average
     aggregate: Aggregate = replace_names
     prepare: Server = as_pooled
+    merges: Literal["", "classes"] = ""
     additive: Callable[[Hp], bool] = lambda _hp: False
     protocol: Callable[[Hp], Protocol] = global_model
     needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))

@@ -110,6 +110,7 @@ class Outcome:
         server: the final server tensors.
         states: client number -> its tensors; maps that are kept as coordinates are made when they are read.
         warnings: sentences.
+        attackers: names of the clients that lied.
     """
 
     method: str
@@ -131,6 +132,7 @@ class Outcome:
     server: Tree
     states: Mapping[int, Tree]
     warnings: tuple[str, ...]
+    attackers: tuple[str, ...]
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
 

@@ -63,20 +63,22 @@ class Program:
         ids = first.sample(participation)
         downs = [job.down() for job in self.jobs]
         if self.lift.name == "loop":
-            found = [self._loop(g, ids, downs[g]) for g in range(len(self.jobs))]
+            found = [self._loop(g, ids, downs[g], participation) for g in range(len(self.jobs))]
         else:
-            found = self._together(ids, downs)
+            found = self._together(ids, downs, participation)
         if self.failed and len(self.jobs) == 1:
             raise self.failed[0]
         return found
 
-    def _loop(self, point: int, ids: Sequence[int], down: Tree) -> RoundTraffic | None:
+    def _loop(
+        self, point: int, ids: Sequence[int], down: Tree, participation: int | float | None
+    ) -> RoundTraffic | None:
         """Client by client, in client order."""
         job = self.jobs[point]
         if point in self.failed:
             return None
         try:
-            pooled, ups = self._pooled(job, ids, down)
+            pooled, ups = self._pooled(job, ids, down, participation)
             return job.finish(ids, down, pooled, ups)
         except FedcacheError as error:
             if error.code is Exit.INTERRUPTED:
@@ -84,19 +86,21 @@ class Program:
             self.failed[point] = error
             return None
 
-    def _pooled(self, job: Rounds, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+    def _pooled(
+        self, job: Rounds, ids: Sequence[int], down: Tree, participation: int | float | None
+    ) -> tuple[Tree, Sent]:
         """Uploads of the clients, pooled, and what each of them sent."""
 
         def make() -> tuple[Tree, Sent]:
-            pool = Pool(job.method.pool(job.hp), len(ids))
+            pool = job.pool(ids, down, participation)
             ups: Sent = []
             for c in ids:
                 up = job.fit_one(down, c)
                 pool.add(up, float(len(job.lanes[c].train)), c)
-                ups.append((job.method.sent(up, job.server_ctx()), itemsize(up)))
-            return pool.done(), ups
+                ups.append(job.sent(up))
+            return job.taken(pool), ups
 
-        if self.shared is None or not shares_uploads(job.method):
+        if self.shared is None or not shares_uploads(job.method) or not job.trust.plain:
             return make()
         pooled, ups = self.shared.pooled(job, ids, make)
         if len(self.jobs) >= SPECTRUM_POINTS:
@@ -105,11 +109,13 @@ class Program:
             pooled = self._prepared[1]
         return pooled, ups
 
-    def _together(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
+    def _together(
+        self, ids: Sequence[int], downs: Sequence[Tree], participation: int | float | None
+    ) -> list[RoundTraffic | None]:
         first = self.jobs[0]
+        pool = first.pool(ids, downs[0], participation)
         down = {k: torch.stack([d[k] for d in downs]) for k in downs[0]} if self.axes == 2 else downs[0]
         down = {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}  # shared by the clients of a point
-        pool = Pool(first.method.pool(first.hp), len(ids))
         sent: dict[int, Sent] = {}
         order = sorted(ids, key=lambda c: (-len(first.lanes[c].train), c))
         few = [c for c in order if self.grams is not None and c in self.grams.n]
@@ -119,7 +125,11 @@ class Program:
             self._stack(rest[start : start + width], down, pool, sent)
         for start in range(0, len(few), self.lift.chunk):
             self._dual(few[start : start + self.lift.chunk], down, pool, sent)
-        pooled = pool.done()
+        try:
+            pooled = first.taken(pool)
+        except FedcacheError as error:
+            self.failed |= {g: error for g in range(len(self.jobs)) if g not in self.failed}
+            return [None] * len(self.jobs)
         found: list[RoundTraffic | None] = []
         for g, job in enumerate(self.jobs):
             if g in self.failed:
@@ -333,7 +343,7 @@ class Program:
     def _finite(self, tree: Tree, order: Sequence[int]) -> None:
         """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
         bad = {n: t for n, t in tree.items() if t.is_floating_point() and not torch.isfinite(t.sum())}
-        if not bad:
+        if not bad or self.jobs[0].trust.on_bad == "reject":
             return
         for g, job in enumerate(self.jobs):
             try:

@@ -15,19 +15,24 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.aggregate import Pool
 from fedcache.federate.clients import ClientRows, Data, LaneData, cut_out, lane_data
 from fedcache.federate.dual import States
+from fedcache.federate.guarded import Guarded, Rejected, Trust
 from fedcache.federate.lanes import SERVER, Ctx, Draws, Env
 from fedcache.federate.memo import Memo
 from fedcache.federate.method import Hp, Method
 from fedcache.federate.mixed import Columns, Own, check_mixed
 from fedcache.federate.steps import batch_sizes
-from fedcache.federate.streams import generator
+from fedcache.federate.streams import generator, key_hash
 from fedcache.federate.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.heads.linear import Tree
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
+
+TOLD = 5
+"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
 
 
 def sampled(participation: int | float | None, clients: int) -> int:
@@ -80,8 +85,11 @@ class Rounds:
         own: Mapping[int, Own] | None = None,
         watch: Callable[[], None] | None = None,
         memo: Memo | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
+        self.trust = trust or Trust()
+        self.trust.check(method, hp)
         self.memo, self.cuts = memo, memo or Memo()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
@@ -97,8 +105,11 @@ class Rounds:
         )  # fmt: skip
         if watch is not None:
             self.env = replace(self.env, watch=watch)
-        self.labels = data.y.to(data.x.device) if "labels" in method.reads(hp) else None
         self._dealt = Memo(DEALT_BYTES)
+        names = [lane.name for lane in self.lanes]
+        self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
+        self.labels = self._labels() if "labels" in method.reads(hp) else None
+        self.rejected: list[Rejected] = []
         self.round = 0
         self.server: Tree = {}
         self.states = States()
@@ -117,6 +128,23 @@ class Rounds:
                 f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
                 "accuracy, and no other method's compares with it"
             )
+
+    def _labels(self) -> Tensor:
+        """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
+        y = self.data.y.to(self.data.x.device)
+        if self.trust.attack is None or self.trust.attack.name != "label-flip":
+            return y
+        lied = {c: np.asarray(self.lanes[c].train, np.int64) for c in range(len(self.lanes))}
+        theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(lied[c] for c in self.liars)]))
+        if any(np.isin(rows, theirs).any() for c, rows in lied.items() if c not in self.liars):
+            raise FedcacheError(
+                Exit.USAGE,
+                "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
+                "Use a partition without overlap, or another attack.",
+            )
+        flipped, at = y.clone(), torch.from_numpy(theirs).to(y.device)
+        flipped[at] = torch.where(y[at] >= 0, self.data.classes - 1 - y[at], y[at])
+        return flipped
 
     def _eligible(self) -> list[int]:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
@@ -208,9 +236,10 @@ class Rounds:
     def _cut(self) -> dict[int, LaneData]:
         """Every client's training rows, which points of a grid share."""
         x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
-        key = ("rows", id(x), self.labels is None, *(r.tobytes() for r in rows))
-        # The features are held with their rows, so that their id is not used again.
-        made = self.cuts.get(key, lambda: (x, cut_out(x, self.labels, rows)), lambda _: self.train_bytes)[1]
+        key = ("rows", id(x), id(self.labels), *(r.tobytes() for r in rows))
+        # Features and labels are held with their rows, so that their ids are not used again.
+        held = (x, self.labels)
+        made = self.cuts.get(key, lambda: (held, cut_out(*held, rows)), lambda _: self.train_bytes)[1]
         return dict(zip(self.eligible, made, strict=True))
 
     def features(self, client: int | None) -> Tensor:
@@ -232,8 +261,48 @@ class Rounds:
         """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
         k = min(sampled(participation, len(self.lanes)), len(self.eligible))
         by_name = sorted(self.eligible, key=lambda i: self.lanes[i].name)
+        if self.trust.privacy is not None:  # each by itself, as its accounting assumes
+            drawn = generator(self.seed, "poisson", self.round).random(len(by_name)) < self.share(participation)
+            return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
         order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
         return sorted(by_name[j] for j in order[:k])
+
+    def share(self, participation: int | float | None) -> float:
+        """The expected share of clients in a round."""
+        return sampled(participation, len(self.lanes)) / len(self.lanes)
+
+    def pool(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> Pool:
+        """What takes the uploads of this round's clients."""
+        if self.trust.plain:
+            return Pool(self.method.pool(self.hp), len(ids))
+        return Guarded(
+            self.trust, self.method, self.hp, len(ids), down,
+            round_=self.round, seed=self.seed, liars=self.liars, names=[lane.name for lane in self.lanes],
+            expected=self.share(participation) * len(self.eligible),
+            total_rows=float(sum(len(self.lanes[c].train) for c in self.eligible)),
+            generator=torch.Generator().manual_seed(key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1),
+        )  # fmt: skip
+
+    def sent(self, up: Tree) -> tuple[int, int]:
+        """(scalars, bytes of one) that an upload costs; one that the gate will refuse is counted number by number."""
+        try:
+            return self.method.sent(up, self.server_ctx()), itemsize(up)
+        except (KeyError, IndexError, RuntimeError):
+            if self.trust.plain:
+                raise  # uploads of this package are never malformed
+            return sum(t.numel() for t in up.values()), itemsize(up)
+
+    def taken(self, pool: Pool) -> Tree:
+        """What a pool has made of the uploads; who was refused is noted."""
+        pooled = pool.done()
+        if isinstance(pool, Guarded):
+            self.rejected += pool.rejected
+            for r in pool.rejected[: max(0, TOLD - len(self.rejected) + len(pool.rejected))]:
+                name = self.lanes[r.client].name
+                self.warnings.append(
+                    f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
+                )
+        return pooled
 
     def fit_one(self, down: Tree, client: int) -> Tree:
         """The loop lift: one client without leading axes; its upload."""
@@ -241,7 +310,8 @@ class Rounds:
         data, ctx = self.cut(client), self.ctx([client], 0)
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
-        self.finite({**up, **state}, [client], 0)
+        if self.trust.on_bad == "fail":
+            self.finite({**up, **state}, [client], 0)
         if state:
             self.states[client] = {k: t.contiguous() for k, t in state.items()}
         return up
@@ -280,7 +350,7 @@ class Rounds:
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
-        self.finite(self.server, [ids[0]], 0)
+        self.finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
         traffic = self._count(ids, delivered, ups)

@@ -6,6 +6,7 @@ one product.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import pairwise
 
@@ -41,6 +42,15 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     full[..., _triangle(width, packed.device)] = packed
     upper = full.view(*packed.shape[:-1], width, width)
     return upper + upper.triu(1).mT
+
+
+def nearest_gram(packed: Tensor) -> Tensor:
+    """The Gram matrix closest to a packed symmetric matrix [D(D+1)/2]: its negative eigenvalues become zero."""
+    width = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    values, vectors = torch.linalg.eigh(unpack(packed, width))
+    full = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT
+    made: Tensor = full.flatten(-2).index_select(-1, _triangle(width, packed.device))
+    return made
 
 
 def solve(A: Tensor, B: Tensor, ridge: float, free: int = 0, *, switch: str = "lam", unit: float = 1.0) -> Tensor:

@@ -146,6 +146,7 @@ METHOD = Method(
     fit=fit,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
+    merges="classes",
     predict=predict,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),

@@ -164,7 +164,7 @@ def make_pool(columns: Columns, domain: Sequence[str] | None, *, split: int, nee
     ok = columns.ok.astype(bool)
     notes = []
     if bad := int((chosen & ~ok).sum()):
-        notes.append(f"{bad} of {int(chosen.sum())} rows are quarantined (ok = 0) and left out")
+        notes.append(f"{bad} of {int(chosen.sum())} rows are unreadable or gone (ok = 0) and left out")
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
     dealt = rows[split]
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):

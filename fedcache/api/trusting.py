@@ -1,0 +1,89 @@
+"""What a run does with uploads, from configuration: robust rules, attacks, the gate's verdict, privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcache.config import TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.method import Method
+
+if TYPE_CHECKING:
+    from fedcache.federate.guarded import Trust
+
+KEYS = (
+    "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
+)  # fmt: skip
+"""Fields of ``TrainConfig`` that say it; each can be swept."""
+
+
+def trust_of(config: TrainConfig, method: Method | None = None) -> Trust:
+    """The choice of a configuration.
+
+    Raises:
+        FedcacheError: USAGE for wrong words, and for a method whose uploads do not allow them; ENVIRONMENT when noise
+            is asked for and its accounting is not installed.
+    """
+    from fedcache.federate.guarded import parse_trust
+    from fedcache.federate.privacy import parse_privacy
+
+    privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
+    if privacy is not None:
+        privacy.spent(1, 1.0)  # refuses before anything is trained
+    trust = parse_trust(
+        config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy
+    )
+    if method is not None:
+        trust.check(method, method.resolve())
+    return trust
+
+
+def chosen(config: TrainConfig) -> dict[str, Any]:
+    """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
+    plain = TrainConfig()
+    made = {k: getattr(config, k) for k in KEYS if getattr(config, k) != getattr(plain, k)}
+    if config.dp_clip is not None and "dp_delta" not in made:
+        from fedcache.federate.privacy import DELTA
+
+        made["dp_delta"] = DELTA
+    return made
+
+
+def swept_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Words of a sweep as the types of ``TrainConfig``.
+
+    Raises:
+        FedcacheError: USAGE for a word that is no number where one is needed.
+    """
+    numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "dp_clip": float, "dp_noise": float,
+               "dp_delta": float}  # fmt: skip
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in numbers:
+            try:
+                made[key] = numbers[key](value)
+            except ValueError:
+                raise FedcacheError(
+                    Exit.USAGE, f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2"
+                ) from None
+    return made
+
+
+def told(resolved: Mapping[str, Any], attackers: Sequence[Sequence[str]], clients: int) -> dict[str, Any]:
+    """The part of a result that says what was done; {} for an ordinary run."""
+    made = {k: resolved[k] for k in KEYS if k in resolved}
+    if not made:
+        return {}
+    if "attack" in made:
+        made["attackers"] = [list(names) for names in attackers]
+    if "dp_clip" in made:
+        from fedcache.api.settings import parse_participation
+        from fedcache.federate.privacy import Privacy
+        from fedcache.federate.rounds import sampled
+
+        share = sampled(parse_participation(str(resolved["participation"])), clients) / clients
+        privacy = Privacy(made["dp_clip"], made["dp_noise"], made["dp_delta"])
+        spent = privacy.spent(int(resolved["rounds"]), share)
+        made["privacy"] = {k: None if v == float("inf") else v for k, v in spent.items()}  # without noise, no bound
+    return {"trust": made}
