@@ -4,12 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
 	@echo "make test     install into $(VENV), then lint, types and tests"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
+	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
+	@echo "make durability-full  all cases and docs/trust.md (an hour)"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
@@ -38,10 +40,16 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability'
 
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+durability: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
+
+durability-full: $(VENV)/.dev
+	$(BIN)/python tools/make_trust.py --full --mutate
 
 results: $(VENV)/.dev
 	$(BIN)/python tools/make_results.py

@@ -1,0 +1,122 @@
+"""Liars, partitions, threads and long runs: what methods promise at sizes that take a while."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, go_tiny, scaled, small
+from sklearn.datasets import load_digits
+from sklearn.linear_model import Ridge
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.clients import Data
+from fedcache.federate.engine import run
+from fedcache.federate.guarded import parse_trust
+from fedcache.federate.methods import METHODS
+
+CLIENTS = 10
+ROBUST = ("median", "trimmed:0.2", "multikrum", "nnm+trimmed:0.2")
+
+
+class Rows:
+    def __init__(self, name, train, test):
+        self.name, self.train, self.test = name, train, test
+
+
+def digits():
+    """scikit-learn's 1,797 digits as unit features, turned so that they are as dense as a backbone's, for ten clients.
+
+    Of pixels, which are mostly zero, the middle value of ten products is far from their mean.
+    """
+    x, y = load_digits(return_X_y=True)
+    turn = np.linalg.qr(np.random.default_rng(1).standard_normal((64, 64)))[0]
+    x = torch.nn.functional.normalize(torch.from_numpy(x @ turn).float(), dim=1).unsqueeze(1)
+    order = np.random.default_rng(0).permutation(len(x))
+    train, test = order[: len(x) * 3 // 4], order[len(x) * 3 // 4 :]
+    clients = [
+        Rows(f"client-{i}", a, b)
+        for i, (a, b) in enumerate(zip(np.array_split(train, CLIENTS), np.array_split(test, CLIENTS), strict=True))
+    ]
+    return Data(x, torch.from_numpy(y), 10), clients
+
+
+SETTINGS = {
+    "fedavg": {"head": "linear", "opt": "sgd", "lr": 1.0, "batch": 16, "epochs": 2, "init": "zero"},
+    "fedproto": {"opt": "adam", "lr": 0.01, "batch": 16, "epochs": 2},
+    "fed3r": {"lam": 3.0},  # above the error that taking products coordinate by coordinate makes
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_fifth_of_sign_flippers_breaks_the_mean_and_no_robust_rule(name, cases):
+    data, clients = digits()
+    method = METHODS[name]
+    known = {h.name for h in method.hparams}
+    hp = method.resolve("paper", {k: v for k, v in SETTINGS[name].items() if k in known})
+
+    def accuracy(aggregate, attack, seed):
+        trust = parse_trust(aggregate, attack, byzantine=0.2)
+        try:
+            return run(method, hp, data, clients, rounds=20, seed=seed, trust=trust).accuracy
+        except FedcacheError as error:
+            return 0.0 if "not positive definite" in str(error) else math.nan  # of flipped statistics nothing is made
+
+    for seed in range(cases(1, 5)):
+        clean = accuracy("mean", None, seed)
+        assert accuracy("mean", "sign-flip:0.2:10", seed) < clean - 0.2
+        for rule in ROBUST:
+            assert accuracy(rule, "sign-flip:0.2:10", seed) > clean - 0.03, rule
+
+
+def test_fed3r_on_any_partition_is_the_central_ridge(cases):
+    data, _ = digits()
+    x, y = data.x[:, 0].double().numpy(), data.y.numpy()
+    onehot = np.eye(10)[y]
+    method = METHODS["fed3r"]
+    for seed in range(cases(40, 200)):
+        g = np.random.default_rng(seed)
+        rows = g.permutation(len(x))[: int(g.integers(200, len(x)))]
+        cuts = np.sort(g.choice(np.arange(1, len(rows)), int(g.integers(1, 30)), replace=False))
+        clients = [Rows(f"c{i}", part, rows[:1]) for i, part in enumerate(np.split(rows, cuts))]
+        lam = float(10.0 ** g.uniform(-3, 1))
+        out = run(method, method.resolve("paper", {"lam": lam}), data, clients, rounds=1, dtype=torch.float64)
+        ridge = Ridge(alpha=lam, fit_intercept=False).fit(x[rows], onehot[rows])
+        assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-8
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "stack" in m.lifts])
+def test_threads_do_not_change_a_result_beyond_rounding(name):
+    before = torch.get_num_threads()
+    try:
+        made = []
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            made.append(go_tiny(name, scaled(small(name)), lift="stack"))
+    finally:
+        torch.set_num_threads(before)
+    assert difference(made[0], made[1]) < 1e-10
+    assert difference(made[0], made[2]) < 1e-10
+
+
+def test_two_hundred_rounds_keep_memory_and_descriptors(cases):
+    data, clients = digits()
+    method = METHODS["fedavg"]
+    hp = method.resolve("paper", SETTINGS["fedavg"])
+    page, seen = os.sysconf("SC_PAGE_SIZE"), []
+
+    def look(*_):
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
+        seen.append((resident, len(list(Path("/proc/self/fd").iterdir()))))
+
+    run(method, hp, data, clients, rounds=20)  # libraries load, pools fill
+    gc.collect()
+    run(method, hp, data, clients, rounds=cases(200, 200), on_round=look)
+    memory = [m for m, _ in seen]
+    assert max(memory[-20:]) - memory[20] < 20 << 20
+    assert len({d for _, d in seen}) == 1

@@ -1,0 +1,144 @@
+"""kill -9, signals and several writers on the real command line: what is left is whole, and the end is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command import apart, start
+from pictures import folder
+
+from fedcache.store.check import verify
+
+BACKBONES = "random-projection,pixels"
+CHUNKS = 2 * 48
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[object, ...]:
+    """An extraction of 384 images in 48 chunks for each of two backbones."""
+    images = folder(tmp_path / "many", train=96, test=32)
+    return ("extract", "--dataset", f"folder:{images}", "--backbones", BACKBONES, "--size", 16, "--batch", 4,
+            "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
+
+
+@pytest.fixture
+def home() -> str:
+    return os.environ["FEDCACHE_HOME"]
+
+
+def content(store: Path) -> dict[str, bytes]:
+    """Every byte of a store that its identity promises."""
+    return {
+        str(f.relative_to(store)): f.read_bytes()
+        for f in sorted(store.rglob("*"))
+        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
+    }
+
+
+def done(store: Path) -> int:
+    """Chunks that journals or the manifest's folders hold."""
+    found = (f for f in (store / "features").rglob("*") if f.is_file() and f.name != "zarr.json")
+    return sum(1 for f in found if not f.name.endswith(".partial"))
+
+
+def kill(run: subprocess.Popen[str]) -> None:
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+
+
+def test_killed_extractions_resume_to_the_same_bytes(tmp_path, words, home, cases):
+    whole = tmp_path / "whole.zarr"
+    began = time.monotonic()
+    assert apart(*words, "--store", whole, home=home).code == 0
+    seconds = time.monotonic() - began
+    expected, draw, killed, number = content(whole), random.Random(0), 0, 0
+    wanted = cases(30, 200)
+    while killed < wanted:
+        part, number = tmp_path / f"part-{number}.zarr", number + 1
+        for _ in range(6):  # several kills on the way of one store
+            before = done(part)
+            run = start(*words, "--store", part, home=home)
+            time.sleep(draw.uniform(0.3, 1.0) * seconds)
+            if run.poll() is not None:
+                break
+            kill(run)
+            killed += 1
+            assert done(part) >= before  # what was there stays
+        last = apart(*words, "--store", part, home=home)
+        assert last.code == 0, last.err
+        assert content(part) == expected
+        assert not list(part.rglob("*.partial"))
+        assert not list((part / "locks").glob("*.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, home, cases, number):
+    whole = tmp_path / "whole.zarr"
+    assert apart(*words, "--store", whole, home=home).code == 0
+    expected, draw = content(whole), random.Random(1)
+    for i in range(cases(3, 10)):
+        part = tmp_path / f"part-{i}.zarr"
+        run = start(*words, "--store", part, home=home, capture=True)
+        share = draw.uniform(0.05, 0.7)
+        while run.poll() is None and done(part) < share * CHUNKS:
+            time.sleep(0.002)
+        run.send_signal(number)
+        out, err = run.communicate(timeout=60)
+        assert run.returncode == 130, err + out
+        assert "same command" in err
+        assert apart(*words, "--store", part, home=home).code == 0
+        assert content(part) == expected
+
+
+def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
+    whole = tmp_path / "whole.zarr"
+    assert apart(*words, "--store", whole, home=home).code == 0
+    expected = content(whole)
+    for i in range(cases(3, 10)):
+        part = tmp_path / f"part-{i}.zarr"
+        runs = [start(*words, "--store", part, home=home, capture=True) for _ in range(4)]
+        ends = [(run.communicate(timeout=280)[1], run.returncode) for run in runs]
+        assert {code for _, code in ends} <= {0, 4}, ends  # done, or told who writes
+        assert any(code == 0 for _, code in ends)
+        assert apart(*words, "--store", part, home=home).code == 0
+        assert content(part) == expected
+        assert verify(part).ok
+
+
+TRAIN = ("train", "--method", "fedpcl", "--scheme", "iid", "--clients", 5, "--rounds", 300, "--set", "dim=64", "--json")
+GRID = ("grid", "--method", "fedavg", "--scheme", "iid", "--clients", 5, "--rounds", 60, "--set", "opt=sgd",
+        "--sweep", "lr=0.1,0.05,0.02", "--sweep", "batch=8,16", "--json")  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
+def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
+    assert apart("extract", "--dataset", "digits", "--backbones", "random-projection", "--limit", 600, "--json",
+                 home=home).code == 0  # fmt: skip
+    where = ("--dataset", "digits", "--backbones", "random-projection", "--limit", 600)
+    store = sorted((Path(home) / "stores").glob("*.zarr"))[0]
+    where = ("--store", store, "--backbones", "random-projection")
+    began = time.monotonic()
+    whole = apart(*command, *where, "--runs", tmp_path / "whole", home=home)
+    assert whole.code == 0, whole.err
+    seconds = time.monotonic() - began
+    expected = {f.parent.name: f.read_bytes() for f in (tmp_path / "whole").rglob("result.json")}
+    draw, killed, number = random.Random(2), 0, 0
+    wanted = cases(4, 25)
+    while killed < wanted:
+        runs, number = tmp_path / f"parts-{number}", number + 1
+        for _ in range(2):
+            run = start(*command, *where, "--runs", runs, home=home)
+            time.sleep(draw.uniform(0.3, 0.95) * seconds)
+            if run.poll() is not None:
+                break
+            kill(run)
+            killed += 1
+        again = apart(*command, *where, "--runs", runs, home=home)
+        assert again.code == 0, again.err
+        assert {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")} == expected

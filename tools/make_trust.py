@@ -1,0 +1,237 @@
+"""Make docs/trust.md: run the tests behind every promise, count the cases they tried, and say what was lost.
+
+    OMP_NUM_THREADS=1 python tools/make_trust.py [--full] [--mutate] [--only ID]
+
+--full tries all cases (200 kills, 1,000 flips, ...); without it the numbers of CI. --mutate also removes each
+protection in a copy of the package and expects its test to fail; without it the column of an earlier run is kept.
+Exits 1 when a test fails or a removed protection goes unnoticed. About ten minutes, with --full an hour, --mutate more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, KEPT = ROOT / "docs" / "trust.md", ROOT / "docs" / "trust.json"
+KILLS, DAMAGE, FEDERATED = (f"tests/durability/test_{n}.py" for n in ("kills", "damage", "federated"))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised, the tests that hold it, and a way to break it.
+
+    Attributes:
+        id: in ``reliability.md``.
+        text: for a reader.
+        tests: pytest node ids; ``file -k words`` chooses within a file.
+        breakage: (file below fedcache/, text, replacement, tests that must fail then); None where the test is its own
+            control or nothing in this package protects.
+    """
+
+    id: str
+    text: str
+    tests: tuple[str, ...]
+    breakage: tuple[str, str, str, str] | None = None
+
+
+PROMISES = (
+    Promise("D1", "An extraction that is killed (-9) at any time resumes to the same bytes",
+            (f"{KILLS} -k killed_extractions",),
+            ("store/writer.py", "left.unlink(missing_ok=True)  # of a writer", "pass  # of a writer",
+             f"{KILLS} -k killed_extractions")),
+    Promise("D2", "A write, fsync or rename that fails, whichever it is, loses nothing that was whole",
+            ("tests/test_store_faults.py -k failure_at_any_point",)),
+    Promise("D3", "SIGINT and SIGTERM end with exit 130 and the command that goes on", (f"{KILLS} -k signals",)),
+    Promise("D4", "train and grid, killed (-9), resume to the same result.json", (f"{KILLS} -k killed_training",),
+            ("federate/engine.py", 'job.round = int(state.meta["round"])', "job.round = 0",
+             f"{KILLS} -k killed_training")),
+    Promise("D5", "A full disk is exit 6 with what is needed and free; what was written stays",
+            ("tests/test_store_faults.py -k full_disk", "tests/test_store_exchange.py -k full_disk",
+             "tests/test_store_memory.py -k full_disk")),
+    Promise("C1", "A flipped bit anywhere in a store is found, and never read as a number",
+            (f"{DAMAGE} -k flips", "tests/test_store_check.py -k flipped_bit",
+             "tests/test_store_memory.py -k flipped_bit"),
+            ("store/chunks.py", "    if found != crc:", "    if False:", f"{DAMAGE} -k flips")),
+    Promise("C2", "Truncated, grown, zeroed, deleted and swapped files are found",
+            (f"{DAMAGE} -k every_kind", "tests/test_store_check.py -k cut_grown"),
+            ("store/chunks.py", "if crc is not None and checksum(payload) != crc:", "if False:",
+             f"{DAMAGE} -k every_kind")),
+    Promise("C3", "Stores of every released format open", ("tests/test_store_layout.py",)),
+    Promise("C4", "Any bytes in manifest, journal, partition or configuration are refused in words",
+            ("tests/test_store_hostile.py", "tests/test_partition_file.py"),
+            ("store/seal.py", "if type(value) is not dict or canonical != body:", "if False:",
+             "tests/test_store_hostile.py")),
+    Promise("P1", "Four writers of one store: one writes, the others wait or are told; nothing is lost",
+            (f"{KILLS} -k four_writers",),
+            ("store/lock.py", "        lock.acquire()\n    except Timeout as error:",
+             "        pass\n    except Timeout as error:", f"{KILLS} -k four_writers")),
+    Promise("I1", "Odd and broken images are converted as documented or quarantined with the reason",
+            ("tests/test_images.py",)),
+    Promise("I2", "Bombs are refused before they unpack", ("tests/test_datasets_archives.py -k bomb",
+                                                        "tests/test_images.py -k bomb")),
+    Promise("S1", "Checkpoints and embedding files never run code",
+            ("tests/test_plain_pickle.py", "tests/test_backbones_checkpoints.py",
+             "tests/test_store_exchange.py -k hostile")),
+    Promise("S2", "No module but the audited one opens what can run code", ("tests/test_gates.py",)),
+    Promise("S3", "Archives with links, devices or paths that lead out are refused",
+            ("tests/test_datasets_archives.py -k 'hostile or links'",)),
+    Promise("F1", "A malformed upload is refused with client and round; the model stays finite",
+            ("tests/test_gate.py",),
+            ("federate/gate.py", 'if norm != norm or norm == float("inf"):', "if False:",
+             "tests/test_gate.py -k own_uploads")),
+    Promise("F2", "Robust rules stay within their published bounds under every attack",
+            ("tests/test_robust.py",),
+            ("federate/robust.py", "return V.sort(0).values[count : len(V) - count].mean(0)", "return V.mean(0)",
+             "tests/test_robust.py -k no_attack")),
+    Promise("F3", "20 % of clients that flip signs x 10 break the mean, and no robust rule by more than 3 points",
+            (f"{FEDERATED} -k sign_flippers",),
+            ("federate/robust.py", "return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2", "return V.mean(0)",
+             f"{FEDERATED} -k 'sign_flippers and fedavg'")),
+    Promise("F4", "NaN, Inf and overflowing features are refused or left out with their row numbers",
+            ("tests/test_store_exchange.py -k not_finite", "tests/test_engine_laws.py -k missing_image")),
+    Promise("R1", "The same seed gives the same bits; lifts, threads, order, grids and resumes give the same result",
+            ("tests/test_engine_laws.py -k 'same_seed or resumed or lifts or order_of or run_alone or process'",
+             f"{FEDERATED} -k threads", "tests/test_memo.py -k runs_alone", "tests/test_grid.py -k jobs")),
+    Promise("R3", "Fed3R on any partition is the central ridge", (f"{FEDERATED} -k central_ridge",)),
+    Promise("R4", "200 rounds keep memory and descriptors flat", (f"{FEDERATED} -k two_hundred",)),
+    Promise("A1", "Epsilon is the reference's, by two accountants", ("tests/test_guarded.py -k accounting",)),
+    Promise("E1", "Every command answers --help, wrong flags and missing files in one sentence",
+            ("tests/test_cli.py", "tests/test_refusals.py")),
+)  # fmt: skip
+
+
+def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, str]:
+    """(tests passed, cases tried, failed, first failure) of some selections in a checkout."""
+    passed = cases = failed = 0
+    said = ""
+    for selection in tests:
+        file, _, words = selection.partition(" -k ")
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "junit.xml"
+            line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={out}", file]
+            line += ["-k", words.strip("'")] if words else []
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
+            env |= {"FEDCACHE_CASES": "full"} if full else {}
+            done = subprocess.run(line, cwd=tree, env=env, capture_output=True, text=True, check=False)
+            if not out.exists():
+                return passed, cases, failed + 1, (done.stdout + done.stderr).strip()[-300:]
+            for case in ElementTree.parse(out).getroot().iter("testcase"):
+                if case.find("skipped") is not None:
+                    continue
+                if (wrong := case.find("failure")) is not None or (wrong := case.find("error")) is not None:
+                    failed += 1
+                    said = said or f"{case.get('name')}: {(wrong.get('message') or '')[:200]}"
+                    continue
+                passed += 1
+                told = [int(p.get("value", "1")) for p in case.iter("property") if p.get("name") == "cases"]
+                cases += sum(told) if told else 1
+    return passed, cases, failed, said
+
+
+def mutate(promise: Promise) -> str:
+    """What became of a test whose protection was removed: 'fails, as it must', or why that is not known."""
+    if promise.breakage is None:
+        return ""
+    file, old, new, tests = promise.breakage
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for part in ("fedcache", "tests", "tools"):
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", tree)
+        target = tree / "fedcache" / file
+        text = target.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            sys.exit(f"{promise.id}: {file} holds {old!r} {text.count(old)} times, expected once.")
+        target.write_text(text.replace(old, new), encoding="utf-8")
+        *_, failed, _ = run((tests,), tree, full=False)
+        return "seen to fail" if failed else "NOT NOTICED"
+
+
+def page(rows: dict[str, dict[str, object]], when: str) -> str:
+    """The text of docs/trust.md."""
+    lines = [
+        "# Trust",
+        "",
+        "Made by `tools/make_trust.py`; edit the tool or the tests, not this page. " + when,
+        "",
+        "| | promise | cases | lost | protection removed | tests |",
+        "|---|---|---|---|---|---|",
+    ]
+    for promise in PROMISES:
+        if row := rows.get(promise.id):
+            tests = ", ".join(f"`{t.split('/')[-1]}`" for t in promise.tests)
+            lines.append(
+                f"| {promise.id} | {promise.text} | {row['cases']:,} | {row['lost']} | {row['broken']} | {tests} |"
+            )
+    return "\n".join([*lines, "", WORDS])
+
+
+WORDS = """\
+Cases are those that ran: a parametrised test counts once for each of its parameters, a test that draws its
+cases says how many it drew. *Protection removed* tells whether the same test was seen to fail in a copy of the
+package without the line that protects.
+
+## What is trusted
+Weights, datasets, archives, files of embeddings, uploads and configuration are not. Your own `FEDCACHE_HOME` is
+trusted against code, not against damage.
+
+## What leaves a client
+`fedcache methods info NAME` lists what every method sends, with its size. Heads, gradients, prototypes and
+statistics are made of the client's rows and tell of them: a mean over one row is that row, and the gradient of
+a linear head on one row is its feature times a number (`examples/invert_head.py` does it). Caching features and
+training heads is not privacy.
+
+## Uploads
+Every upload passes the gate (`federate/gate.py`): names, shapes, dtypes, finiteness, counts, norm and round.
+`--on-bad-update fail` ends the run and names client and round, `reject` goes on without it and counts it in the
+records. `--aggregate` chooses a robust rule; `--byzantine` is the share of liars it expects (0.2). `--attack`
+lets a share of clients lie, to see what a rule withstands.
+
+## Differential privacy
+`--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every
+round; clients are sampled each by itself, as the accounting assumes. `result.json` holds epsilon by privacy
+loss distributions and by Renyi divergence for `--dp-delta`. The unit is one client, the server is trusted, the
+number of rows is taken as public, and the noise comes from the run's seed: it is a simulation of what a
+deployment would do. Statistics that hold counts beside (fedncm, fed3r with a bias) are refused.
+"""
+
+
+def main() -> int:
+    """Run, write, and tell whether anything was lost."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--mutate", action="store_true")
+    parser.add_argument("--only", default="", metavar="ID")
+    asked = parser.parse_args()
+    rows: dict[str, dict[str, object]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    bad = 0
+    for promise in PROMISES:
+        if asked.only and promise.id != asked.only:
+            continue
+        begun = time.monotonic()
+        passed, cases, failed, said = run(promise.tests, ROOT, asked.full)
+        broken = mutate(promise) if asked.mutate else str(rows.get(promise.id, {}).get("broken", ""))
+        before = rows.get(promise.id, {})
+        if not asked.full and not failed and isinstance(before.get("cases"), int) and before["cases"] > cases:
+            cases = int(str(before["cases"]))  # more were tried before
+        rows[promise.id] = {"tests": passed, "cases": cases, "lost": failed, "broken": broken or "-"}
+        bad += bool(failed) or broken == "NOT NOTICED"
+        print(f"{promise.id:3} {passed:5} tests {cases:6} cases {failed:3} lost  {broken:14} "
+              f"{time.monotonic() - begun:6.1f} s  {said}", flush=True)  # fmt: skip
+    KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(rows, "Counts are the largest that ran."), encoding="utf-8")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
