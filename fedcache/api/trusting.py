@@ -30,7 +30,7 @@ def trust_of(config: TrainConfig, method: Method | None = None) -> Trust:
 
     privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
     if privacy is not None:
-        privacy.spent(1, 1.0)  # refuses before anything is trained
+        privacy.require()  # before anything is trained
     trust = parse_trust(
         config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy
     )

@@ -33,12 +33,10 @@ class Gate:
     Attributes:
         like: name -> (shape, dtype) of a sound upload.
         round: 1-based, the one that is being collected.
-        max_norm: L2 norm of all floating-point tensors together, None for no bound.
     """
 
     like: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     round: int
-    max_norm: float | None = None
 
     @staticmethod
     def shape_of(up: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -61,7 +59,6 @@ class Gate:
             return f"it lacks {', '.join(missing)}"
         if extra := sorted(map(str, up.keys() - self.like.keys())):
             return f"it holds {', '.join(extra)}, which nobody asked for"
-        total = 0.0
         for name, (shape, dtype) in self.like.items():
             t = up[name]
             if tuple(t.shape) != shape:
@@ -77,9 +74,6 @@ class Gate:
                 bad = t[~torch.isfinite(t)]
                 word = "nan" if not len(bad) or torch.isnan(bad).any() else "inf"
                 return f"{name} is {word}"
-            total += norm * norm
-        if self.max_norm is not None and total**0.5 > self.max_norm:
-            return f"its norm is {total**0.5:.4g}, above the {self.max_norm:g} that are allowed"
         return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:

@@ -8,6 +8,7 @@ differ in one client. The server is trusted: noise is added where the sum is mad
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -37,6 +38,19 @@ class Privacy:
         drawn = torch.randn(total.shape, generator=generator, dtype=torch.float64)
         return total + self.deviation * drawn.to(total.device)
 
+    def require(self) -> None:
+        """Refuse noise where nobody can say what it is worth.
+
+        Raises:
+            FedcacheError: ENVIRONMENT when dp-accounting is not installed.
+        """
+        if self.noise and find_spec("dp_accounting") is None:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
+                "Install it: pip install 'fedcache[dp]'",
+            )
+
     def spent(self, rounds: int, share: float) -> dict[str, float | str]:
         """What ``rounds`` rounds with a share of clients cost, by two accountants.
 
@@ -52,16 +66,11 @@ class Privacy:
         }  # fmt: skip
         if self.noise == 0.0:
             return {**known, "epsilon_pld": float("inf"), "epsilon_rdp": float("inf")}
-        try:
-            import dp_accounting
-            from dp_accounting.pld import PLDAccountant
-            from dp_accounting.rdp import RdpAccountant
-        except ImportError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
-                "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
-                "Install it: pip install 'fedcache[dp]'",
-            ) from error
+        self.require()
+        import dp_accounting
+        from dp_accounting.pld import PLDAccountant
+        from dp_accounting.rdp import RdpAccountant
+
         event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(self.noise)
         if share < 1.0:
             event = dp_accounting.PoissonSampledDpEvent(share, event)

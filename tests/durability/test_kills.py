@@ -120,7 +120,6 @@ GRID = ("grid", "--method", "fedavg", "--scheme", "iid", "--clients", 5, "--roun
 def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
     assert apart("extract", "--dataset", "digits", "--backbones", "random-projection", "--limit", 600, "--json",
                  home=home).code == 0  # fmt: skip
-    where = ("--dataset", "digits", "--backbones", "random-projection", "--limit", 600)
     store = sorted((Path(home) / "stores").glob("*.zarr"))[0]
     where = ("--store", store, "--backbones", "random-projection")
     began = time.monotonic()
