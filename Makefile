@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow durability durability-full results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full audit results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -12,6 +12,7 @@ help:
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
 	@echo "make durability-full  all cases and docs/trust.md (an hour)"
+	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
@@ -50,6 +51,10 @@ durability: $(VENV)/.dev
 
 durability-full: $(VENV)/.dev
 	$(BIN)/python tools/make_trust.py --full --mutate
+
+audit: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -e '.[audit]'
+	$(BIN)/python tools/audit.py
 
 results: $(VENV)/.dev
 	$(BIN)/python tools/make_results.py

@@ -10,6 +10,14 @@ from typing import Any
 
 import pytest
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """How many examples property tests draw goes into the report, for docs/trust.md."""
+    for item in items:
+        if (mark := item.get_closest_marker("cases")) is not None:
+            item.user_properties.append(("cases", mark.args[0]))
+
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

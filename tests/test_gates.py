@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,12 @@ def test_what_recognises_a_finished_extraction_imports_no_torch(module: str) -> 
     code = f"import sys, {module}; print([m for m in ({heavy}) if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_test_reaches_another_machine(no_network: list[str]) -> None:
+    with socket.socket() as line, pytest.raises(OSError, match="unreachable"):
+        line.connect(("192.0.2.1", 80))
+    with pytest.raises(socket.gaierror):
+        socket.getaddrinfo("example.invalid", 80)
+    assert len(no_network) == 2
+    no_network.clear()

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from command import fedcache, ok
-from hypothesis import HealthCheck, given, settings
+from draws import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from partition_rows import DATASET, even_columns
 from pictures import folder
@@ -220,7 +221,7 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     assert error.value.code == Exit.CORRUPT
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, 600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
     raw = bytearray(canonical_json(SOUND.to_payload()))
@@ -238,7 +239,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200, 400)
 @given(data=st.data())
 def test_a_replaced_value_is_a_fedcache_error_or_a_partition(data):
     """Any value anywhere in a signed payload: refused as corruption, or a partition that says the same again."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from draws import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_store import KEYS, create, fill, in_memory, whole, writer
 
@@ -84,7 +85,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 
 
 @given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
-@settings(max_examples=300, deadline=None)
+@examples(300, 600)
 def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
     file = store.path / "manifest.json"
     raw = file.read_bytes()
@@ -100,7 +101,7 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
 
 
 @given(raw=st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | JSON.map(lambda v: json.dumps(v).encode()))
-@settings(max_examples=150, deadline=None)
+@examples(150, 300)
 def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
     file = store.path / "manifest.json"
     kept = file.read_bytes()
@@ -114,7 +115,7 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
 
 
 @given(data=st.data(), new=JSON, line=st.integers(0, 2))
-@settings(max_examples=200, deadline=None)
+@examples(200, 400)
 def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, data: Any, new: Any, line: int) -> None:
     file = store.path / "journal-c-0.jsonl"
     raw = file.read_bytes()
@@ -132,7 +133,7 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, da
 
 
 @given(raw=st.binary(max_size=200), which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]))
-@settings(max_examples=150, deadline=None)
+@examples(150, 300)
 def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes, which: str) -> None:
     store.append_history({"event": "x"})
     file = store.path / which
@@ -181,7 +182,7 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
 
 
 @given(body=st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@examples(100, 200)
 def test_sealed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:
     raw = seal(body)
     assert unseal(raw) == body

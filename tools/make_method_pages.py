@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcache.api.describe import page
+from fedcache.api.pages import page
 from fedcache.federate.methods import METHODS
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "methods"

@@ -34,7 +34,7 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
     if need + FULL_DISK_MARGIN > free:
         raise FedcacheError(
             Exit.ENVIRONMENT,
-            f"The features need {need:,} bytes and {parent} has {free:,} free.",
+            f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
             "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
         )
 

@@ -78,7 +78,10 @@ def methods_info(name: Name, json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
+        from dataclasses import asdict
+
         from fedcache.api.describe import current_sizes, disagreements, fidelities, objective, traffic_of
+        from fedcache.api.leaving import cells, leaving
         from fedcache.api.settings import find_method
 
         m = find_method(name)
@@ -93,7 +96,7 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             for h in m.hparams
         ]
         d, sizes = m.defaults, current_sizes(o.home())
-        sends, sides = traffic_of(m, sizes), disagreements(m)
+        sends, sides, parts = traffic_of(m, sizes), disagreements(m), leaving(m, sizes)
         data = {
             "name": m.name,
             "paper": m.paper,
@@ -105,6 +108,7 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             "hyperparameters": entries,
             "disagreements": sides,
             "traffic": {**sends, "counted_at": sizes.source},
+            "leaves": [asdict(p) for p in parts],
             "defaults": {
                 "rounds": d.rounds,
                 "participation": d.participation,
@@ -130,6 +134,9 @@ def methods_info(name: Name, json: o.Json = False) -> None:
         if sides:
             decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
             shown.append(table("where paper and code differ", ("D", "switch", "paper", "official"), decided))
+        if parts:
+            columns = ("tensors", "dtype", "what they are", "what they tell")
+            shown.append(table("what leaves a client in a round", columns, cells(parts)))
         return Answer(data, lines, renderables=shown)
 
     answer("methods info", json, call)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from command import apart, start
+from command import apart, environment, start
 from pictures import folder
 
 from fedcache.store.check import verify
@@ -94,6 +98,44 @@ def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, ho
         assert "same command" in err
         assert apart(*words, "--store", part, home=home).code == 0
         assert content(part) == expected
+
+
+SMALL_DISK = """
+mount -t tmpfs -o size=80m none "$DISK"
+"$@" --store "$DISK/s.zarr" >"$OUT/first.out" 2>"$OUT/first.err" &
+chunks() { find "$DISK" -path '*/c/*' -type f 2>/dev/null | wc -l; }
+until [ "$(chunks)" -ge 20 ] || ! kill -0 $! 2>/dev/null; do sleep 0.005; done
+cat /dev/zero >"$DISK/ballast" 2>/dev/null
+wait $!; echo $? >"$OUT/first.rc"
+chunks >"$OUT/kept"
+"$@" --store "$DISK/s.zarr" >"$OUT/full.out" 2>"$OUT/full.err"; echo $? >"$OUT/full.rc"
+rm "$DISK/ballast"
+"$@" --store "$DISK/s.zarr" >"$OUT/again.out" 2>"$OUT/again.err"; echo $? >"$OUT/again.rc"
+cp -r "$DISK/s.zarr" "$OUT/s.zarr"
+"""
+
+
+def test_a_disk_that_fills_up_is_exit_6_and_what_was_written_stays(tmp_path, words, home):
+    """A real small disk: a tmpfs in a mount namespace of its own, filled when 20 chunks are there."""
+    apart_from = ("unshare", "--map-root-user", "--mount")
+    if shutil.which("unshare") is None or subprocess.run([*apart_from, "true"], check=False).returncode:
+        pytest.skip("this system lets no one mount a disk of their own")
+    whole, disk, out = tmp_path / "whole.zarr", tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    out.mkdir()
+    assert apart(*words, "--store", whole, home=home).code == 0
+    line = [*apart_from, "sh", "-c", SMALL_DISK, "sh", sys.executable, "-m", "fedcache", *map(str, words)]
+    env = {**environment(home), "DISK": str(disk), "OUT": str(out)}
+    subprocess.run(line, env=env, timeout=280, check=True)
+    assert (out / "first.rc").read_text().strip() == "6", (out / "first.err").read_text()
+    said = json.loads((out / "first.out").read_text())["error"]["message"]
+    assert re.search(r"needs [\d,.]+ \w+ and [\d,.]+ (\w+ )?are free", said), said
+    assert int((out / "kept").read_text()) >= 20
+    assert (out / "full.rc").read_text().strip() == "6"
+    assert (out / "again.rc").read_text().strip() == "0", (out / "again.err").read_text()
+    kept = json.loads((out / "again.out").read_text())["data"]["arrays"]
+    assert sum(a["kept_chunks"] for a in kept) >= 20
+    assert content(out / "s.zarr") == content(whole)
 
 
 def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):

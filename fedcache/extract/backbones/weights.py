@@ -275,7 +275,8 @@ def _pull_from_hub(repository: str, names: tuple[str, ...], cache: Path) -> None
 
     for last, name in ((name == names[-1], name) for name in names):
         try:
-            hf_hub_download(repository, name, cache_dir=cache)
+            # No revision is pinned: which one came is part of the array's identity, by its digest.
+            hf_hub_download(repository, name, cache_dir=cache)  # nosec B615
             return
         except EntryNotFoundError as error:
             # "Local" means that the network failed, which the second name would not mend.

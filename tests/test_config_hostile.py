@@ -1,0 +1,57 @@
+"""fedcache.toml of any bytes: an error in words, or a configuration that says the same when it is written again."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+
+from draws import examples
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from fedcache.config import SECTIONS, read_file, resolve, to_table
+from fedcache.errors import Exit, FedcacheError
+
+WORDS = [name for kind in SECTIONS.values() for name in kind.__dataclass_fields__]
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def outcome(path: Path) -> Exit | None:
+    """The code of the refusal, None for a file that is taken."""
+    began = time.perf_counter()
+    code = None
+    try:
+        for name, section in read_file(path).items():
+            made = resolve(SECTIONS[name], section, {})
+            again = resolve(SECTIONS[name], to_table(made), {})
+            assert repr(again) == repr(made)  # repr: nan is not equal to itself
+    except FedcacheError as error:
+        code = error.code
+    assert time.perf_counter() - began < 1
+    return code
+
+
+@examples(150, 300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(max_size=200) | st.text(max_size=100).map(lambda s: s.encode("utf-8", "replace")))
+def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "f.toml").write_bytes(raw)
+    assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
+
+
+@examples(150, 300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(section=st.sampled_from([*SECTIONS, "trian"]), key=st.sampled_from([*WORDS, "lr"]), value=VALUES)
+def test_a_configuration_with_any_value(tmp_path: Path, section: str, key: str, value: object) -> None:
+    import tomli_w
+
+    try:
+        text = tomli_w.dumps({section: {key: value}})
+        tomllib.loads(text)
+    except (ValueError, UnicodeError):
+        return  # no TOML has it
+    (tmp_path / "f.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
