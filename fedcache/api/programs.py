@@ -241,7 +241,7 @@ def _train(
             if isinstance(out, FedcacheError):
                 found[n] = out
                 continue
-            made = found[n] = seed_record(out, setting.domains, seconds)
+            made = found[n] = seed_record(out, setting, seconds)
             opened[n].directory.save_seed(seed, made.to_dict())
         watch.begin(kept)
         began = time.perf_counter()

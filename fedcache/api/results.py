@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.api.trusting import told
 from fedcache.extract.backbones.parameters import PARAMETERS
@@ -15,7 +16,10 @@ from fedcache.extract.backbones.parameters import PARAMETERS
 if TYPE_CHECKING:
     from fedcache.api.runs import Identity
     from fedcache.api.settings import Setting
-    from fedcache.federate.outcome import Outcome
+    from fedcache.federate.outcome import Evaluation, Outcome
+
+MOST_CONFUSED = 100
+"""Classes up to which a result holds its confusion matrix: 10,000 numbers."""
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Seeded:
         seconds: wall time; lives in measured.json only.
         measured: seconds per round and lift details; likewise.
         attackers: names of the clients that lied.
+        confusion: ``confusion_of``.
     """
 
     seed: int
@@ -68,6 +73,7 @@ class Seeded:
     seconds: float
     measured: dict[str, Any]
     attackers: list[str] = field(default_factory=list)
+    confusion: list[list[int]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -84,7 +90,21 @@ def number(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> Seeded:
+def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int) -> list[list[int]] | None:
+    """Labelled test rows by (label, predicted class); None above ``MOST_CONFUSED`` classes.
+
+    A row that several personal models are scored on counts once for each; a model that predicts nothing is left out.
+    """
+    if classes > MOST_CONFUSED:
+        return None
+    truth, predicted = label[evaluation.rows], evaluation.predictions
+    known = (truth >= 0) & (predicted >= 0)
+    cells = np.bincount(truth[known] * classes + predicted[known], minlength=classes * classes)
+    counts: list[list[int]] = cells.reshape(classes, classes).tolist()
+    return counts
+
+
+def seed_record(outcome: Outcome, setting: Setting, seconds: float) -> Seeded:
     """What a run of one seed gave, as JSON values."""
     totals = outcome.traffic.totals()
     served = sum(r.clients for r in outcome.traffic.rounds)
@@ -107,7 +127,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         }
         for r in outcome.records
     ]
-    evaluation = outcome.evaluation
+    evaluation, domains = outcome.evaluation, setting.domains
     return Seeded(
         seed=outcome.seed,
         accuracy=number(evaluation.accuracy),
@@ -132,6 +152,7 @@ def seed_record(outcome: Outcome, domains: Sequence[str], seconds: float) -> See
         seconds=seconds,
         measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
         attackers=list(outcome.attackers),
+        confusion=confusion_of(evaluation, setting.data.y.cpu().numpy(), setting.data.classes),
     )
 
 
@@ -170,6 +191,7 @@ def summarise(
         "text_templates": list(setting.templates),
         "widths": list(setting.data.widths),
         "classes": setting.data.classes,
+        "class_names": list(setting.classes),
         "partition": {
             "name": setting.named,
             "scheme": partition.scheme,
@@ -217,6 +239,7 @@ def summarise(
             },
             "unit": "scalars, summed over rounds, clients and seeds",
         },
+        "confusion": _summed([d.confusion for d in done]),
         **told(resolved, [d.attackers for d in done], len(first.clients)),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
@@ -235,6 +258,15 @@ def _curve(done: Sequence[Seeded]) -> list[dict[str, Any]]:
     """Mean accuracy over seeds of every round that was scored; the last one always is."""
     seen = [{r["round"]: r["accuracy"] for r in d.rounds if r["accuracy"] is not None} for d in done]
     return [{"round": r, "mean": mean_std([s.get(r) for s in seen])[0]} for r in seen[0]]
+
+
+def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:
+    """Counts over all seeds; None where a seed has none (a run begun by an earlier version)."""
+    known = [m for m in matrices if m is not None]
+    if len(known) < len(matrices):
+        return None
+    summed: list[list[int]] = np.sum(known, axis=0).tolist()
+    return summed
 
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:

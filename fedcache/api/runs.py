@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -146,13 +145,7 @@ class RunDirectory:
         if not path.exists():
             return None
         result = read_result(path)
-        for name, digest in result.get("files", {}).items():
-            try:
-                whole = file_digest(name, (self.path / name).read_bytes()) == digest
-            except OSError:
-                raise DamagedRunError(self.path / name, "is missing or unreadable") from None
-            if not whole:
-                raise DamagedRunError(self.path / name)
+        check_files(self.path, result)
         return result
 
     def measured(self) -> dict[str, Any] | None:
@@ -291,10 +284,19 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def all_results(root: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Every finished run under ``root``, by modification time, oldest first."""
-    found = sorted(root.glob("*/result.json"), key=os.path.getmtime) if root.is_dir() else []
-    return [(path.parent, read_result(path)) for path in found]
+def check_files(folder: Path, result: Mapping[str, Any]) -> None:
+    """Compare every file that a result promises.
+
+    Raises:
+        DamagedRunError: for one that is missing, or is not what was written.
+    """
+    for name, digest in result.get("files", {}).items():
+        try:
+            whole = file_digest(name, (folder / name).read_bytes()) == digest
+        except OSError:
+            raise DamagedRunError(folder / name, "is missing or unreadable") from None
+        if not whole:
+            raise DamagedRunError(folder / name)
 
 
 def rounds_of(path: Path) -> list[dict[str, Any]]:

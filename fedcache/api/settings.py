@@ -63,6 +63,7 @@ class Setting:
         names: the saved name of each, or ``partition-<seed>`` for one made for this run.
         own: in what single clients differ.
         templates: of the text the run uses.
+        classes: names of the classes.
     """
 
     method: Method
@@ -79,6 +80,7 @@ class Setting:
     seconds: dict[str, float] = field(default_factory=dict)
     own: dict[int, Own] = field(default_factory=dict)
     templates: list[str] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
 
 
 def find_method(name: str) -> Method:
@@ -307,4 +309,5 @@ def prepare_run(
         seconds=seconds,
         own=own,
         templates=templates,
+        classes=store.samples.classes,
     ), store

@@ -178,6 +178,7 @@ def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> 
         named=None,
         seconds={"extract": 0.0, "load": time.perf_counter() - began},
         templates=templates,
+        classes=first.samples.classes,
     )
 
 

@@ -445,4 +445,4 @@ def _one_seed(
         watch=watch,
         trust=trust_of(config),
     )
-    return seed_record(outcome, setting.domains, time.perf_counter() - began)
+    return seed_record(outcome, setting, time.perf_counter() - began)

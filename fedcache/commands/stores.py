@@ -19,13 +19,19 @@ Where = Annotated[
 ]
 
 
-def ls(dataset: o.Dataset = None, json: o.Json = False) -> None:
-    """List the stores and what they hold; with --dataset only that one.
+def ls(
+    dataset: o.Dataset = None,
+    runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
+    json: o.Json = False,
+) -> None:
+    """List the stores and what they hold; with --dataset only that one, with --runs the results.
 
-    Example: fedcache ls
+    Example: fedcache ls --runs
     """
 
     def call(story: Story) -> Answer:
+        if runs:
+            return _runs(story, dataset)
         from fedcache.api.stores import need_path
         from fedcache.store.store import Store
 
@@ -80,6 +86,50 @@ def ls(dataset: o.Dataset = None, json: o.Json = False) -> None:
         return Answer({"entries": entries}, lines, Exit.OK, shown)
 
     answer("ls", json, call)
+
+
+def _runs(story: Story, dataset: str | None) -> Answer:
+    """The results of ``ls --runs``."""
+    from fedcache.report.gather import gather
+
+    if dataset is not None:
+        raise FedcacheError(Exit.USAGE, "ls --runs takes no --dataset.", "fedcache ls --runs")
+    root = o.home().runs
+    found = gather([], root)
+    entries = [
+        {
+            "name": e.digest,
+            "path": str(e.path),
+            "method": e.method,
+            "dataset": e.result["dataset"]["slug"],
+            "backbones": list(e.result["backbones"]),
+            "partition": e.result["partition"]["name"] or e.result["partition"]["scheme"],
+            "rounds": e.result["rounds"],
+            "seeds": list(e.result["seeds"]),
+            "accuracy": e.result["accuracy"]["mean"],
+        }
+        for e in found.entries
+    ]
+    for left in found.left_out:
+        story.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+    rows = [
+        (
+            e["name"],
+            e["method"],
+            e["dataset"],
+            " + ".join(e["backbones"]),
+            str(e["partition"]),
+            str(e["rounds"]),
+            str(len(e["seeds"])),
+            "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
+        )
+        for e in entries
+    ]
+    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
+    names = ("run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %")
+    shown = [table("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
+    lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
+    return Answer({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
 
 
 def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:

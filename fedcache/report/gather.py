@@ -1,0 +1,216 @@
+"""Runs as reports and comparisons take them: found by what a user types, checked, and told apart by what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcache.api.points import Grid
+from fedcache.api.runs import DamagedRunError, check_files, read_result, rounds_of
+from fedcache.api.training import Run
+from fedcache.errors import Exit, FedcacheError
+
+Asked = str | Path | Run | Grid
+
+_ALWAYS = ("method", "backbones")
+_IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished run.
+
+    Attributes:
+        path: its directory.
+        result: what ``result.json`` holds.
+        measured: what ``measured.json`` holds, {} when it is missing.
+    """
+
+    path: Path
+    result: Mapping[str, Any]
+    measured: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """Its method's name."""
+        return str(self.result["method"])
+
+    @property
+    def digest(self) -> str:
+        """The name of its directory."""
+        return self.path.name
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training over all seeds; None when the measurements are lost."""
+        value = self.measured.get("seconds", {}).get("train")
+        return None if value is None else float(value)
+
+    @property
+    def setting(self) -> tuple[str, str]:
+        """What must be equal for runs to be compared: the dataset's and the first partition's digest."""
+        return str(self.result["dataset"]["digest"]), ",".join(map(str, self.result["partition"]["digests"]))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Its records, seed by seed."""
+        return rounds_of(self.path)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that was asked for and cannot be shown: where, why, and the command that mends it."""
+
+    path: Path
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Runs, and what was left out."""
+
+    entries: list[Entry]
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def gather(asked: Sequence[Asked], root: Path) -> Gathered:
+    """The runs that were asked for; all of ``root`` when none was.
+
+    Args:
+        asked: directories of runs, directories of many runs, first letters of a digest, ``Run`` or ``Grid`` objects.
+        root: where digests are looked up.
+
+    Raises:
+        FedcacheError: USAGE for a name that is no run.
+    """
+    found: dict[Path, Entry | LeftOut] = {}
+    for path in _paths(asked, root):
+        if path.resolve() not in found:
+            found[path.resolve()] = _open(path)
+    entries = [e for e in found.values() if isinstance(e, Entry)]
+    return Gathered(entries, [e for e in found.values() if isinstance(e, LeftOut)])
+
+
+def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
+    if not asked:
+        yield from _inside(root)
+    for one in asked:
+        if isinstance(one, Grid):
+            yield from (p.run.path for p in one.points)
+        elif isinstance(one, Run):
+            yield one.path
+        else:
+            yield from _named(one, root)
+
+
+def _named(name: str | Path, root: Path) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        return [path] if _is_run(path) else _inside(path)
+    if path.name in ("result.json", "config.toml") and path.exists():
+        return [path.parent]
+    matches = [p for p in _inside(root) if p.name.startswith(str(name))] if str(name) else []
+    if len(matches) == 1:
+        return matches
+    if matches:
+        shown = ", ".join(p.name for p in matches[:5])
+        raise FedcacheError(Exit.USAGE, f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    raise FedcacheError(
+        Exit.USAGE,
+        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
+        "See `fedcache ls --runs`, or give no name: all runs are taken then.",
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "result.json").exists() or (path / "config.toml").exists()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Directories of runs in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    inside = [p for p in folder.iterdir() if p.is_dir() and _is_run(p)]
+    return sorted(inside, key=lambda p: (_begun(p), p))
+
+
+def _begun(path: Path) -> float:
+    config = path / "config.toml"
+    return config.stat().st_mtime if config.exists() else 0.0
+
+
+def _open(path: Path) -> Entry | LeftOut:
+    if not (path / "result.json").exists():
+        return LeftOut(
+            path,
+            "is not finished",
+            f"The command that began it goes on:  fedcache train --config {path / 'config.toml'}",
+        )
+    try:
+        result = read_result(path / "result.json")
+        if not isinstance(result.get("accuracy"), dict) or "method" not in result:
+            raise DamagedRunError(path / "result.json", "is no result of a run")
+        check_files(path, result)
+    except FedcacheError as error:
+        return LeftOut(path, error.message.removeprefix(str(path)), error.hint)
+    return Entry(path, result, _measured(path))
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "measured.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries of one dataset and partition together, in the order they first appear."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.setting, []).append(entry)
+    return list(groups.values())
+
+
+def facts(entry: Entry) -> dict[str, str]:
+    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter."""
+    r = entry.result
+    made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
+    made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+    made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
+    made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
+    return made
+
+
+def differing(entries: Sequence[Entry]) -> list[str]:
+    """Names of the facts that are not the same in all entries that have them, method and backbones first."""
+    told = [facts(e) for e in entries]
+    names = list(dict.fromkeys(name for f in told for name in f))
+    varied = [n for n in names if len({f[n] for f in told if n in f}) > 1]
+    # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
+    free = [n for n in varied if n in _ALWAYS or _varies_within(n, told)]
+    return sorted(free, key=lambda n: (n not in _ALWAYS, names.index(n)))
+
+
+def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
+    seen: dict[str, set[str]] = {}
+    for f in told:
+        if name in f:
+            seen.setdefault(f["method"], set()).add(f[name])
+    return any(len(values) > 1 for values in seen.values())
+
+
+def label_of(entry: Entry, names: Sequence[str]) -> str:
+    """A short name that tells the entry from the others: the method, and the facts that differ."""
+    told = facts(entry)
+    rest = [f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told and n != "method"]
+    return " ".join([told["method"], *rest])
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
