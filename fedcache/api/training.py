@@ -12,7 +12,7 @@ from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
-from fedcache.api.trusting import chosen, trust_of
+from fedcache.api.trusting import chosen, epsilon, spent, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
@@ -54,6 +54,12 @@ class Run:
     def fairness(self) -> dict[str, Any]:
         """How accuracy is spread over clients."""
         found: dict[str, Any] = self.result["fairness"]
+        return found
+
+    @property
+    def trust(self) -> dict[str, Any]:
+        """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
+        found: dict[str, Any] = self.result.get("trust", {})
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,6 +315,8 @@ def open_run(
     """
     resolved = resolved_config(setting, config)
     trust_of(config, setting.method)
+    if cost := spent(resolved, len(next(iter(setting.partitions.values())).clients)):
+        observer.note(epsilon(cost))  # before anything is trained
     seeds = parse_seeds(config.seeds)
     clients = len(next(iter(setting.partitions.values())).clients)
     asked = parse_participation(config.participation)
