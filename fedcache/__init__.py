@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.method import Method as Method
     from fedcache.federate.partition import Partition as Partition
+    from fedcache.report.functions import report as report
     from fedcache.store.store import Store as Store
 
 _PLACES = {
@@ -49,12 +50,12 @@ _PLACES = {
     "train": "fedcache.api.functions",
 }
 
-__all__ = [*_PLACES, "__version__", "extract"]
+__all__ = [*_PLACES, "__version__", "extract", "report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "extract":  # the package of that name, which can be called
-        return import_module("fedcache.extract")
+    if name in ("extract", "report"):  # packages of that name, which can be called
+        return import_module(f"fedcache.{name}")
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'fedcache' has no attribute {name!r}")

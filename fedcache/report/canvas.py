@@ -100,11 +100,11 @@ def draw(ident: str, fill: Draw, *, width: float = WIDTH, height: float = HEIGHT
         told[name] = list(words)
 
     style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": 9, "text.parse_math": False, "text.color": INK,
-        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none", "axes.titlesize": 9,
+        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": 10.5, "text.parse_math": False, "text.color": INK,
+        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none", "axes.titlesize": 10.5,
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
         "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
-        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": 8,
+        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": 9.5,
         "figure.facecolor": "none",
         "axes.prop_cycle": cycler(color=SERIES), "savefig.facecolor": "none", "xtick.major.size": 0,
         "ytick.major.size": 0, "lines.linewidth": 1.8, "axes.formatter.use_mathtext": False,
@@ -143,19 +143,15 @@ def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> st
                 element.set("href", f"#{ident}-{value.removeprefix('#')}")
             elif key in ("style", "clip-path", "fill", "stroke"):
                 element.set(key, _style(value, ident))
-    return _shorter(ElementTree.tostring(root, encoding="unicode"))
+            elif key in ("d", "x", "y", "points", "transform"):
+                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))  # a third of the size
+    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
 
 
 def _style(value: str, ident: str) -> str:
     value = value.replace("url(#", f"url(#{ident}-")
     value = re.sub(r"#0f00[01]\d", lambda m: NAMES.get(m[0], m[0]), value)
     return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
-
-
-def _shorter(text: str) -> str:
-    """Numbers with two decimals instead of six, and no space between elements: a third of the size."""
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
-    return re.sub(r">\s+<", "><", text)
 
 
 def _tell(group: ElementTree.Element, words: Sequence[str]) -> None:
@@ -189,10 +185,12 @@ def size(scalars: float | None) -> str:
     return f"{scalars:.3g}"
 
 
-def legend_below(axes: Any, count: int, columns: int = 2) -> None:
-    """A legend under the axes, which covers nothing."""
-    if count > 1:
-        axes.figure.legend(loc="outside lower left", ncols=columns if count > 2 else count, handlelength=1.4)
+def legend_below(axes: Any) -> None:
+    """A legend under the axes, which covers nothing, in two columns where the names are short."""
+    _, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        columns = 2 if max(map(len, names)) <= 20 else 1
+        axes.figure.legend(loc="outside lower left", ncols=columns, handlelength=1.4, labelspacing=0.3)
 
 
 def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedcache.api.points import Grid
 from fedcache.api.runs import DamagedRunError, check_files, read_result, rounds_of
-from fedcache.api.training import Run
 from fedcache.errors import Exit, FedcacheError
 
-Asked = str | Path | Run | Grid
+if TYPE_CHECKING:
+    from fedcache.api.points import Grid
+    from fedcache.api.training import Run
+
+Asked: TypeAlias = "str | Path | Run | Grid"
 
 _ALWAYS = ("method", "backbones")
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
@@ -51,8 +54,8 @@ class Entry:
 
     @property
     def setting(self) -> tuple[str, str]:
-        """What must be equal for runs to be compared: the dataset's and the first partition's digest."""
-        return str(self.result["dataset"]["digest"]), ",".join(map(str, self.result["partition"]["digests"]))
+        """What must be equal for runs to be compared: the digests of the dataset and of the partitions."""
+        return str(self.result["dataset"]["digest"]), ",".join(sorted(set(self.result["partition"]["digests"])))
 
     def rounds(self) -> list[dict[str, Any]]:
         """Its records, seed by seed."""
@@ -98,12 +101,16 @@ def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
     if not asked:
         yield from _inside(root)
     for one in asked:
-        if isinstance(one, Grid):
-            yield from (p.run.path for p in one.points)
-        elif isinstance(one, Run):
-            yield one.path
-        else:
+        if isinstance(one, str | Path):
             yield from _named(one, root)
+        elif (points := getattr(one, "points", None)) is not None:  # a Grid; looking at its class would import torch
+            yield from (p.run.path for p in points)
+        elif isinstance(path := getattr(one, "path", None), Path):
+            yield path
+        else:
+            raise FedcacheError(
+                Exit.USAGE, f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests."
+            )
 
 
 def _named(name: str | Path, root: Path) -> list[Path]:
@@ -211,18 +218,27 @@ def label_of(entry: Entry, names: Sequence[str]) -> str:
 
 
 def labels(entries: Sequence[Entry]) -> list[str]:
-    """The shortest names that tell entries apart: the method, then what differs, as far as it is needed.
+    """The shortest names that tell entries apart: the method, and what differs among runs of that method.
 
     Equal settings that were computed in different ways (alone and in a grid) get the digest too.
     """
+    made = [""] * len(entries)
+    for method in dict.fromkeys(e.method for e in entries):
+        mine = [i for i, e in enumerate(entries) if e.method == method]
+        for i, label in zip(mine, _within([entries[i] for i in mine]), strict=True):
+            made[i] = label
+    return made
+
+
+def _within(entries: Sequence[Entry]) -> list[str]:
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):
         tried = [label_of(e, [*used, name]) for e in entries]
         if len(set(tried)) > len(set(made)):
             used, made = [*used, name], tried
-    twice = {label for label in made if made.count(label) > 1}
-    return [f"{m} ({e.digest[:6]})" if m in twice else m for m, e in zip(made, entries, strict=True)]
+    counts = Counter(made)
+    return [f"{m} ({e.digest[:6]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)]
 
 
 def _word(value: object) -> str:

@@ -21,7 +21,7 @@ from fedcache.report.canvas import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, models, runs
 from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels
 from fedcache.report.rerun import command_of
-from fedcache.report.sources import Source, source_of
+from fedcache.report.sources import Source, source_of, store_of
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -148,15 +148,19 @@ def _section(number: int, entries: list[Entry], embed: str, *, drawn: bool) -> S
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
     says += f"{str(first['partition']['digest'])[:16]}."
     columns, rows = _table(entries, names)
-    commands = [(label, e.digest, command_of(e)) for label, e in named]
+    store = store_of(entries[0])
+    name = "" if store is None else store.path.name
+    commands = [(label, e.digest, command_of(e, name)) for label, e in named]
     return Section(ident, setting_name(entries[0]), says, columns, rows, plots, notes, commands)
 
 
 def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[str]]:
     entries = [e for _, e in named]
+    firsts = _first_of_each(named)
+    shown = [*firsts, *(pair for pair in named if pair not in firsts)]  # every method before variants of the best
     made: list[Plot | None] = [
-        runs.curves(f"{ident}-curves", named),
-        runs.spread(f"{ident}-clients", named),
+        runs.curves(f"{ident}-curves", shown),
+        runs.spread(f"{ident}-clients", shown),
         runs.against_bytes(f"{ident}-bytes", named),
         runs.against_seconds(f"{ident}-seconds", named),
         *grids.sweeps(f"{ident}-grid", entries),
@@ -164,7 +168,7 @@ def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[
     notes: list[str] = []
     if made[0] is None:
         notes.append("No run measured its accuracy in more than one round: `--eval-every 1` gives the curves.")
-    for i, (label, entry) in enumerate(_first_of_each(named)[:MOST_CONFUSIONS]):
+    for i, (label, entry) in enumerate(firsts[:MOST_CONFUSIONS]):
         made.append(models.confusion(f"{ident}-confusion{i}", label, entry))
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")

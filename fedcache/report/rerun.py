@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from fedcache.api.settings import find_method
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.report.gather import Entry
+from fedcache.report.sources import config_of
 
 _OWN = ("method", "set", "store", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
-def command_of(entry: Entry) -> str:
-    """One line for a shell: every choice that differs from the defaults; stores and partitions by name, not by path."""
-    try:
-        table = tomllib.loads((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
-    except (OSError, ValueError, KeyError):
+def command_of(entry: Entry, store: str) -> str:
+    """One line for a shell: every choice that differs from the defaults; stores and partitions by name, not by path.
+
+    Args:
+        entry: the run.
+        store: the name of its dataset's store, "" where there is none any more.
+    """
+    table = config_of(entry)
+    if not table:
         return ""
     words = ["fedcache", "train", "--method", entry.method]
     if table.get("preset", "paper") != "paper":
@@ -30,7 +33,7 @@ def command_of(entry: Entry) -> str:
     if table.get("clients_from"):
         words += ["--clients-from", str(table["clients_from"])]
     else:
-        words += ["--store", Path(str(table["store"])).name] if table.get("store") else []
+        words += ["--store", store] if store else []
         words += _partition(entry, str(table.get("partition") or ""))
     one_shot = entry.result["rounds"] == 1 and "rounds" not in table
     words += [] if one_shot else ["--rounds", str(entry.result["rounds"])]

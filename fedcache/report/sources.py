@@ -44,20 +44,15 @@ class Source:
 
 def source_of(entries: Sequence[Entry]) -> Source | str:
     """The source of runs of one setting, or why there is none, in words."""
-    why = "these runs name no store"
+    why = "these runs were made from clients' own stores"
     for entry in entries:
-        try:
-            table = tomllib.loads((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
-        except (OSError, ValueError, KeyError):
-            continue
-        path = table.get("store")
-        if not path:
-            why = "these runs were made from clients' own stores"
+        table = config_of(entry)
+        if table.get("clients_from"):
             continue
         try:
-            store = Store.open(Path(path))
-            if store.dataset["digest"] != entry.result["dataset"]["digest"]:
-                why = f"{path} holds another dataset now"
+            store = store_of(entry)
+            if store is None:
+                why = f"no store of dataset {str(entry.result['dataset']['digest'])[:16]} is here any more"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
         except (FedcacheError, OSError) as error:
@@ -68,6 +63,31 @@ def source_of(entries: Sequence[Entry]) -> Source | str:
         fused = max((list(e.result["arrays"]) for e in entries), key=len)
         return Source(store, columns_of(store), partition, keys, [k for k in fused if k in there])
     return why
+
+
+def config_of(entry: Entry) -> dict[str, Any]:
+    """The ``[train]`` table that made a run; {} when it is not readable."""
+    try:
+        table: dict[str, Any] = tomllib.loads((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return table
+
+
+def store_of(entry: Entry) -> Store | None:
+    """The store of the run's dataset: the one its configuration names, else one beside the runs; None without."""
+    digest = str(entry.result["dataset"]["digest"])
+    named = config_of(entry).get("store")
+    beside = entry.path.parent.parent / "stores"
+    slug = f"*-{digest[:8]}.zarr"
+    for path in (*([Path(named)] if named else []), *sorted(beside.glob(slug)), *sorted(beside.glob("*.zarr"))):
+        try:
+            store = Store.open(path)
+        except (FedcacheError, OSError):
+            continue
+        if store.dataset["digest"] == digest:
+            return store
+    return None
 
 
 def _partition_of(entry: Entry, table: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.report.canvas import INK, SERIES, Cell, Marks, Plot, draw, name_places, short
+from fedcache.report.canvas import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 from fedcache.report.figures.grids import squares
 from fedcache.report.sources import Source
 
@@ -123,7 +123,7 @@ def plane(ident: str, source: Source, key: str, how: str) -> Plot | None:
         marks(axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0), words[:global_count])
         for said, at in zip(words[:global_count], stars, strict=True):
             if global_count <= 20:
-                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
+                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points", fontsize=9.5)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.grid(visible=False)
@@ -253,7 +253,7 @@ def label_entropy(ident: str, source: Source) -> Plot | None:
                 marks(bar, [f"{scales[s]}: {n} rows from {a:.2f} to {b:.2f} bits"])
         axes.set(xlabel="bits", ylabel="test rows")
         axes.grid(visible=False, axis="x")
-        axes.figure.legend(loc="outside lower left", ncols=2)
+        legend_below(axes)
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
     return Plot(

@@ -56,13 +56,14 @@ def _line(ident: str, name: str, values: Sequence[str], best: Cells, says: str) 
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=4, color=SERIES[0])
+        joined = "-" if all(_order(v)[0] == 0 for v in values) else ""  # nothing lies between two words
+        (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=5, linestyle=joined, color=SERIES[0])
         marks(line, [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)])
         top = int(accuracy.argmax())
         axes.plot([top], [accuracy[top]], marker="o", markersize=10, fillstyle="none", color=INK)
         step = max(1, len(values) // 12)
-        axes.set_xticks(range(0, len(values), step), [short(v, 9) for v in values[::step]])
-        axes.set(xlabel=name.removeprefix("set."), ylabel="accuracy %")
+        axes.set_xticks(range(0, len(values), step), [short(v, max(9, 40 // len(values))) for v in values[::step]])
+        axes.set(xlabel=name.removeprefix("set."), ylabel="accuracy %", xlim=(-0.4, len(values) - 0.6))
 
     return draw(ident, fill, says=says)
 
@@ -112,7 +113,7 @@ def squares(
         marks(square, [said])
         if not small:
             # Ink on pale squares and paper on deep ones; in the dark both are turned round.
-            axes.text(x, y, form.format(v), ha="center", va="center", fontsize=8, color=PAPER if alpha > 0.6 else INK)
+            axes.text(x, y, form.format(v), ha="center", va="center", fontsize=9.5, color=PAPER if alpha > 0.6 else INK)
     axes.grid(visible=False)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -85,9 +85,11 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
 
 
 def last_numbers(runs: Named) -> list[str]:
-    """A sentence for each run that noted numbers of itself at the end."""
+    """A sentence for each run that noted numbers of itself at the end alone."""
     made = []
     for label, entry in runs[:MOST_CURVES]:
+        if len(entry.result["accuracy"].get("per_round", ())) > 1:
+            continue  # it has curves
         known = {k: v for k, v in entry.result.get("diagnostics", {}).items() if v is not None}
         if known:
             told = ", ".join(f"{UNITS.get(k, (k.replace('_', ' '), ''))[0].lower()} {v:.4g}" for k, v in known.items())
@@ -113,7 +115,7 @@ def _one(ident: str, name: str, rows: list[list[Cell]]) -> Plot:
         axes.set(xlabel="round", ylabel=unit)
         axes.margins(y=0.15)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, len(list(series)[:MOST_CURVES]))
+        legend_below(axes)
 
-    height = 2.8 + 0.14 * min(len(series), MOST_CURVES)
+    height = 2.7 + 0.2 * min(len(series), MOST_CURVES)
     return Plot(ident, title, says, ("run", "seed", "round", name), rows, draw(ident, fill, height=height, says=says))

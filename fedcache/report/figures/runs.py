@@ -25,7 +25,7 @@ MOST_CURVES = 8
 MOST_STRIPS = 16
 
 Named = Sequence[tuple[str, Entry]]
-"""Runs with the label that tells them apart, the best first."""
+"""Runs with the label that tells them apart, in the order in which they are to be seen."""
 
 
 def curves(ident: str, runs: Named) -> Plot | None:
@@ -46,7 +46,11 @@ def curves(ident: str, runs: Named) -> Plot | None:
         return None
     left = len(drawn) - MOST_CURVES
     says = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
-    says += f" The best {MOST_CURVES} of {len(drawn)} are drawn, the data hold all." if left > 0 else ""
+    says += (
+        f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
+        if left > 0
+        else ""
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         for i, (label, rounds, values) in enumerate(drawn[:MOST_CURVES]):
@@ -59,9 +63,9 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 axes.fill_between(rounds, values.min(0), values.max(0), color=SERIES[i], alpha=0.18, linewidth=0)
         axes.set(xlabel="round", ylabel="accuracy %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        legend_below(axes, len(drawn[:MOST_CURVES]))
+        legend_below(axes)
 
-    height = 3.2 + 0.14 * min(len(drawn), MOST_CURVES)
+    height = 2.9 + 0.2 * min(len(drawn), MOST_CURVES)
     svg = draw(ident, fill, height=height, says=says)
     return Plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, svg)
 
@@ -79,7 +83,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     shown = known[:MOST_STRIPS]
     says = "Accuracy of every client, in percent: dots are clients, the bar is their mean, the triangle the mean of the"
     says += " worst tenth (ten clients and more)."
-    says += f" The best {MOST_STRIPS} of {len(known)} runs." if len(known) > len(shown) else ""
+    says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first." if len(known) > len(shown) else ""
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e) in enumerate(shown):
@@ -185,4 +189,4 @@ def _name_front(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
         if any(abs(at[0] - a) < 0.35 * wide and abs(at[1] - b) < 0.08 * high for a, b in written):
             continue
         written.append(at)
-        axes.annotate(short(label, 22), (x, y), xytext=(0, 6), textcoords="offset points", fontsize=8, ha="center")
+        axes.annotate(short(label, 22), (x, y), xytext=(0, 6), textcoords="offset points", fontsize=9.5, ha="center")
