@@ -6,19 +6,15 @@ labels as size. Where clients mix domains there is one colour.
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, closest
 from fedcache.federate.partition import Columns, Partition
-from fedcache.store.files import write_atomic
+from fedcache.report.drawing import plain, write_drawing
 
-FORMATS = ("png", "svg", "pdf")
 CELL = 0.42  # inches between two clients or classes in a small figure
 WIDEST = 14.0  # inches of a large one, whose dots shrink instead
 MOST_NAMES = 40  # more names than this on an axis cannot be read
@@ -35,36 +31,9 @@ def draw(partition: Partition, columns: Columns, path: Path) -> None:
     Raises:
         FedcacheError: usage error for another ending or a missing directory; environment error without matplotlib.
     """
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        near = closest(kind, FORMATS) or FORMATS[0]
-        raise FedcacheError(
-            Exit.USAGE,
-            f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
-            f"--plot {path.with_suffix('.' + near)}",
-        )
-    if not path.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, "Drawing needs matplotlib, which is not installed.", "pip install 'fedcache[plot]'"
-        ) from error
     counts = partition.counts(columns)
-    width = min(WIDEST, CELL * counts.shape[0]) + 2.6
-    height = min(WIDEST, CELL * counts.shape[1]) + 1.2
-    buffer = io.BytesIO()
-    # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8}):
-        # A script that the font lacks is drawn as boxes, which says it better than one warning for each character.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(width, height), layout="constrained")
-        _fill(figure.add_subplot(), partition, columns, counts)
-        date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(buffer, format=kind, dpi=150, metadata=date)
-    write_atomic(path, buffer.getvalue())
+    size = min(WIDEST, CELL * counts.shape[0]) + 2.6, min(WIDEST, CELL * counts.shape[1]) + 1.2
+    write_drawing(path, size, lambda axes: _fill(axes, partition, columns, counts))
 
 
 def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray) -> None:
@@ -81,14 +50,14 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
             label[chosen],
             s=counts[client[chosen], label[chosen]] * scale,
             color="C0" if domain is None else f"C{domain % 10}",
-            label=None if domain is None else _plain(columns.domains[domain]),
+            label=None if domain is None else plain(columns.domains[domain]),
             linewidths=0,
             alpha=0.85,
         )
     _name(axes.set_xticks, [c.name for c in partition.clients], rotation=90)
     _name(axes.set_yticks, columns.classes)
     axes.set(xlim=(-0.6, clients - 0.4), ylim=(-0.6, classes - 0.4), xlabel="client", ylabel="class")
-    axes.set_title(_plain(partition.default_name(), 80), parse_math=False)
+    axes.set_title(plain(partition.default_name(), 80), parse_math=False)
     axes.grid(visible=True, linewidth=0.3, alpha=0.5)
     axes.set_axisbelow(True)
     if len(domains) > 1 and None not in of_client:
@@ -114,10 +83,4 @@ def _name(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
     """Name the places of an axis, all of them or every so many."""
     step = -(-len(names) // MOST_NAMES)
     places = range(0, len(names), step)
-    set_ticks(list(places), [_plain(names[i]) for i in places], parse_math=False, **style)
-
-
-def _plain(name: str, longest: int = 24) -> str:
-    """A name from a dataset as a label: no control characters, not too long, no mathematics."""
-    text = "".join(c if c.isprintable() else "?" for c in name)
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    set_ticks(list(places), [plain(names[i]) for i in places], parse_math=False, **style)
