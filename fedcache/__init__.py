@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.method import Method as Method
     from fedcache.federate.partition import Partition as Partition
+    from fedcache.report.comparisons import compare as compare
     from fedcache.report.functions import report as report
     from fedcache.store.store import Store as Store
 
@@ -43,6 +44,7 @@ _PLACES = {
     "Recipe": "fedcache.extract.recipe",
     "Run": "fedcache.api.training",
     "Store": "fedcache.store.store",
+    "compare": "fedcache.report.comparisons",
     "grid": "fedcache.api.functions",
     "ingest": "fedcache.api.functions",
     "partition": "fedcache.api.functions",

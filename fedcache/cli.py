@@ -9,6 +9,7 @@ import typer
 
 from fedcache import __version__
 from fedcache.commands import (
+    compare,
     demo,
     doctor,
     extract,
@@ -37,7 +38,7 @@ app = typer.Typer(
 MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "This installation"
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
-    (MAIN, (report.report, reproduce.reproduce)),
+    (MAIN, (compare.compare, report.report, reproduce.reproduce)),
     (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, garbage.gc, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):

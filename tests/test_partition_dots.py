@@ -113,4 +113,4 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
     with pytest.raises(FedcacheError, match="matplotlib") as error:
         draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / "p.png")
     assert error.value.code == Exit.ENVIRONMENT
-    assert "fedcache[plot]" in error.value.hint
+    assert "pip install" in error.value.hint

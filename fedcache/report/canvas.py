@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.report.drawing import plain
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
@@ -62,20 +62,6 @@ class Plot:
     rows: Sequence[Sequence[Cell]]
     svg: str
     wide: bool = False
-
-
-def need_matplotlib() -> None:
-    """Refuse before any work.
-
-    Raises:
-        FedcacheError: ENVIRONMENT, without matplotlib.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, "A report needs matplotlib, which is not installed.", "pip install 'fedcache[plot]'"
-        ) from error
 
 
 def draw(ident: str, fill: Draw, *, width: float = WIDTH, height: float = HEIGHT, says: str = "") -> str:
@@ -166,8 +152,7 @@ def _tell(group: ElementTree.Element, words: Sequence[str]) -> None:
 
 def short(name: object, longest: int = LONGEST) -> str:
     """A name from a dataset or a run as a label: no control characters, not too long."""
-    text = "".join(c if c.isprintable() else "?" for c in str(name))
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return plain(str(name), longest)
 
 
 def percent(value: float | None) -> str:

@@ -31,11 +31,22 @@ def check_file(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_matplotlib()
+
+
+def need_matplotlib() -> None:
+    """Refuse before any work what cannot be drawn.
+
+    Raises:
+        FedcacheError: environment error without matplotlib.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise FedcacheError(
-            Exit.ENVIRONMENT, "Drawing needs matplotlib, which is not installed.", "pip install 'fedcache[plot]'"
+            Exit.ENVIRONMENT,
+            "Drawing needs matplotlib, which is not installed or damaged.",
+            "pip install --force-reinstall matplotlib",
         ) from error
 
 

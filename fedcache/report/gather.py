@@ -54,8 +54,12 @@ class Entry:
 
     @property
     def setting(self) -> tuple[str, str]:
-        """What must be equal for runs to be compared: the digests of the dataset and of the partitions."""
-        return str(self.result["dataset"]["digest"]), ",".join(sorted(set(self.result["partition"]["digests"])))
+        """What must be equal for runs to be compared: the digests of the dataset and of the partition.
+
+        Seeds that share a partition count once, so that runs of more and of fewer seeds are of one setting.
+        """
+        partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
+        return str(self.result["dataset"]["digest"]), ",".join(partitions)
 
     def rounds(self) -> list[dict[str, Any]]:
         """Its records, seed by seed."""

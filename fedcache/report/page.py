@@ -17,7 +17,8 @@ from typing import Any
 import fedcache
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Observer, Silent
-from fedcache.report.canvas import Plot, need_matplotlib, percent, short, size
+from fedcache.report.canvas import Plot, percent, short, size
+from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
 from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels
 from fedcache.report.rerun import command_of

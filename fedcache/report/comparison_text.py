@@ -1,0 +1,220 @@
+"""A comparison as Markdown, LaTeX and HTML: best in bold, a dagger where the test finds no difference."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedcache.report.compare import Comparison, Pair
+
+TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
+DAGGER = "†"
+MOST_BLOCKS = 10
+
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    DAGGER: r"$^{\dagger}$",
+    "±": r"$\pm$",
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Cells as text.
+
+    Attributes:
+        columns: names; the first one holds names of runs, all others numbers.
+        rows: of as many cells.
+        best: rows with the best value, which is in the second column.
+        alike: rows that get a dagger there.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: frozenset[int] = frozenset()
+    alike: frozenset[int] = frozenset()
+
+    def without_empty(self) -> Sheet:
+        """Without columns in which nothing stands."""
+        kept = [i for i in range(len(self.columns)) if i < 2 or any(row[i] for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return Sheet(tuple(self.columns[i] for i in kept), rows, self.best, self.alike)
+
+
+def values(c: Comparison) -> Sheet:
+    """Run, mean with deviation, interval, mean rank."""
+    several = len(c.blocks) > 1
+    rows = tuple(
+        (
+            t.name,
+            f"{100 * t.mean:.2f}" + ("" if t.std is None else f" ± {100 * t.std:.2f}"),
+            _interval(t.interval),
+            f"{t.rank:.2f}" if several else "",
+        )
+        for t in c.treatments
+    )
+    columns = ("run", f"{c.metric} %", f"{_level(c)} interval", "rank")
+    return Sheet(columns, rows, _places(c, c.best), _places(c, c.alike)).without_empty()
+
+
+def differences(c: Comparison) -> Sheet | None:
+    """Pair, mean difference with interval, p; None for one block."""
+    if len(c.blocks) < 2:
+        return None
+    against = all(p.other == c.reference for p in c.pairs)
+    columns = ("run" if against else "pair", "difference, pp", f"{_level(c)} interval", "p", "p (Holm)")
+    rows = tuple((p.one if against else f"{p.one} - {p.other}", *_tested(p)) for p in c.pairs)
+    return Sheet(columns, rows).without_empty()
+
+
+def one_sheet(c: Comparison) -> Sheet:
+    """``values`` and, when all pairs are with the reference, ``differences`` beside them."""
+    left, right = values(c), differences(c)
+    if right is None or right.columns[0] == "pair":
+        return left
+    beside = {row[0]: row[1:] for row in right.rows}
+    blank = ("",) * (len(right.columns) - 1)
+    rows = tuple((*row, *beside.get(row[0], blank)) for row in left.rows)
+    return Sheet((*left.columns, *right.columns[1:]), rows, left.best, left.alike)
+
+
+def sheets(c: Comparison) -> list[Sheet]:
+    """All that a document shows."""
+    pairs = differences(c)
+    return [one_sheet(c), *([pairs] if pairs is not None and pairs.columns[0] == "pair" else [])]
+
+
+def caption(c: Comparison) -> str:
+    """What the numbers are."""
+    named = f" ({', '.join(c.blocks)})" if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS else ""
+    if len(c.blocks) == 1:
+        return f"{c.setting}: {c.metric} in %, {c.over.removesuffix('s')} {c.blocks[0]}. Bold: best."
+    tests = sum(p.p is not None for p in c.pairs)
+    parts = [f"{c.setting}: {c.metric} in %, mean ± standard deviation over {len(c.blocks)} {c.over}{named}"]
+    if any(t.interval for t in c.treatments):
+        parts.append(f"{_level(c)} percentile bootstrap intervals")
+    if len(c.blocks) > 1 and all(p.other == c.reference for p in c.pairs):
+        parts.append(f"differences from {c.reference}")
+    if tests:
+        parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
+    words = "; ".join(parts) + ". Bold: best."
+    return words + (f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}." if c.alike else "")
+
+
+def ranking_words(c: Comparison) -> str | None:
+    """Friedman, the critical difference and the groups in one sentence; None without a ranking."""
+    if c.ranking is None:
+        return None
+    names = [t.name for t in c.treatments]
+    apart = ", ".join(f"{{{', '.join(names[i] for i in group)}}}" for group in c.ranking.groups)
+    if any(len(group) == len(names) for group in c.ranking.groups):
+        told = "none is told from another"
+    else:
+        told = f"not told apart: {apart}" if apart else "all are told apart"
+    return (
+        f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {show_p(c.ranking.p)}. Nemenyi: critical "
+        f"difference of mean ranks {c.ranking.cd:.2f} at {1 - c.level:.2g}; {told}."
+    )
+
+
+def sentences(c: Comparison) -> list[str]:
+    """What must be read with the numbers."""
+    ranked = ranking_words(c)
+    return [*([ranked] if ranked else []), *c.notes]
+
+
+def markdown(c: Comparison) -> str:
+    """Tables and sentences as GitHub Markdown."""
+    lines = [f"### {_markdown(c.setting)}", ""]
+    for sheet in sheets(c):
+        lines.append(f"| {' | '.join(_markdown(name) for name in sheet.columns)} |")
+        lines.append("|" + "|".join([" --- ", *[" ---: "] * (len(sheet.columns) - 1)]) + "|")
+        lines += [f"| {' | '.join(row)} |" for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**")]
+        lines.append("")
+    lines += [_markdown(caption(c)), "", *(f"- {_markdown(said)}" for said in sentences(c))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def latex(c: Comparison) -> str:
+    r"""A ``table`` for the package booktabs; the sentences are comments, which are the author's to use."""
+    lines = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(said)}" for said in sentences(c))]
+    lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption(c))}}}"]
+    for sheet in sheets(c):
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(_latex(name) for name in sheet.columns) + r" \\", r"\midrule"]
+        lines += [
+            " & ".join(row) + r" \\" for row in _marked(sheet, _latex, _latex_number, lambda s: rf"\textbf{{{s}}}")
+        ]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def as_html(c: Comparison) -> str:
+    """Tables and sentences for a notebook."""
+    parts = [f"<h4>{html.escape(c.setting)}</h4>"]
+    for sheet in sheets(c):
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in sheet.columns)
+        rows = _marked(sheet, html.escape, html.escape, lambda s: f"<b>{s}</b>")
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    parts += [f"<p>{html.escape(said)}</p>" for said in (caption(c), *sentences(c))]
+    return "".join(parts)
+
+
+def show_p(p: float | None) -> str:
+    """Three digits; nothing for no test."""
+    return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3g}"
+
+
+def _tested(pair: Pair) -> tuple[str, str, str, str]:
+    difference = f"{100 * pair.difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
+    return difference, _interval(pair.interval), show_p(pair.p), show_p(pair.holm)
+
+
+def _interval(found: tuple[float, float] | None) -> str:
+    return "" if found is None else f"{100 * found[0]:.2f} to {100 * found[1]:.2f}"
+
+
+def _level(c: Comparison) -> str:
+    return f"{100 * c.level:g} %"
+
+
+def _places(c: Comparison, names: Sequence[str]) -> frozenset[int]:
+    return frozenset(i for i, t in enumerate(c.treatments) if t.name in names)
+
+
+def _marked(
+    sheet: Sheet, words: Callable[[str], str], numbers: Callable[[str], str], bold: Callable[[str], str]
+) -> list[list[str]]:
+    """The rows, escaped, with the best in bold and daggers."""
+    made = []
+    for i, row in enumerate(sheet.rows):
+        cells = [words(row[0]), *(numbers(cell) for cell in row[1:])]
+        cells[1] = bold(cells[1]) if i in sheet.best else cells[1]
+        cells[1] += words(f" {DAGGER}") if i in sheet.alike else ""
+        made.append(cells)
+    return made
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _markdown(text: str) -> str:
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]|~#" else c for c in _one_line(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in _one_line(text))
+
+
+def _latex_number(text: str) -> str:
+    return _latex(text).replace("-", "$-$").replace(r"\textless{}", "$<$")

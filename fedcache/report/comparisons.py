@@ -1,0 +1,223 @@
+"""Runs to comparisons: one for each dataset and partition, or one over all of them. What ``fc.compare`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.api.points import Grid
+from fedcache.api.training import Run
+from fedcache.config import Home
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.report import comparison_text
+from fedcache.report.blocks import Blocks, across, check_metric, setting_names, within
+from fedcache.report.compare import Comparison, compared
+from fedcache.report.gather import Asked, Gathered, LeftOut, by_setting, gather
+from fedcache.report.statistics import TESTS
+
+PAIRS = ("best", "all")
+LOWEST, HIGHEST = 0.5, 0.999
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Comparisons of one call.
+
+    Attributes:
+        tables: one for each setting with two runs or more, or one over settings.
+        said: sentences on settings that are not among them, and on several of them.
+        left_out: runs that could not be read.
+    """
+
+    tables: tuple[Comparison, ...]
+    said: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``data`` of the envelope."""
+        return {
+            "comparisons": [c.to_dict() for c in self.tables],
+            "said": list(self.said),
+            "left_out": [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out],
+        }
+
+    def markdown(self) -> str:
+        """All tables as Markdown."""
+        return "\n".join([*(comparison_text.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)])
+
+    def latex(self) -> str:
+        """All tables as LaTeX for the package booktabs."""
+        return "\n".join([*(f"% {s}" for s in self.said), *(comparison_text.latex(c) for c in self.tables)])
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
+
+        Raises:
+            FedcacheError: USAGE for several tables, fewer than three runs, or another ending.
+        """
+        from fedcache.report import cd_diagram
+
+        if len(self.tables) != 1:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--plot draws one diagram, and there are {len(self.tables)} settings.",
+                "Name the runs of one setting, or compare over settings:  --over settings",
+            )
+        cd_diagram.draw(self.tables[0], Path(path))
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return "".join(
+            [*(f"<p>{escape(s)}</p>" for s in self.said), *(comparison_text.as_html(c) for c in self.tables)]
+        )
+
+    def __repr__(self) -> str:
+        if len(self.tables) == 1:
+            return f"Comparisons({self.tables[0]!r})"
+        return f"Comparisons({len(self.tables)} settings, {sum(len(c.treatments) for c in self.tables)} treatments)"
+
+
+def compare(
+    runs: Asked | Sequence[Asked] = (),
+    *,
+    over: str = "seeds",
+    metric: str = "accuracy",
+    test: str | None = None,
+    against: str | Run | None = None,
+    pairs: str = "best",
+    level: float = 0.95,
+    root: str | Path | None = None,
+) -> Comparisons:
+    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
+
+    Args:
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; none is all runs of the home.
+        over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
+        metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
+        test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
+        against: what all are compared with: a name in the table, a method, a run; None is the best.
+        pairs: ``best``, or ``all`` pairs.
+        level: of intervals; tests decide at 1 - level.
+        root: directory of runs instead of the home's.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    asked = [runs] if isinstance(runs, str | Path | Run | Grid) else list(runs)
+    folder = Path(root) if root is not None else Home.from_environment().runs
+    return compare_entries(
+        gather(asked, folder), over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
+    )
+
+
+def compare_entries(
+    found: Gathered,
+    *,
+    over: str = "seeds",
+    metric: str = "accuracy",
+    test: str | None = None,
+    against: str | Run | None = None,
+    pairs: str = "best",
+    level: float = 0.95,
+) -> Comparisons:
+    """``compare`` of runs that are found already."""
+    check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    entries = found.entries
+    if len(entries) < 2:
+        what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
+        lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
+        raise FedcacheError(
+            Exit.USAGE,
+            f"A comparison takes two finished runs, and {what}{lost}.",
+            "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
+        )
+
+    def one(blocks: Blocks) -> Comparison:
+        reference = None if against is None else _reference(against, blocks)
+        return compared(blocks, over=over, metric=metric, test=test, against=reference, pairs=pairs, level=level)
+
+    if over == "settings":
+        return Comparisons((one(across(entries, metric)),), (), tuple(found.left_out))
+    tables: list[Comparison] = []
+    said: list[str] = []
+    refused: list[FedcacheError] = []
+    groups = by_setting(entries)
+    for where, group in zip(setting_names(groups), groups, strict=True):
+        if len(group) < 2:
+            said.append(f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with.")
+            continue
+        try:
+            tables.append(one(within(group, where, metric, over)))
+        except FedcacheError as error:
+            refused.append(error)
+            said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
+    if not tables and refused:
+        raise refused[0] if len(groups) == 1 else FedcacheError(Exit.USAGE, " ".join(said), refused[0].hint)
+    if not tables:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
+            "Train another method with the same partition, or compare methods over settings:  --over settings",
+        )
+    if len(groups) > 1:
+        said.insert(
+            0,
+            f"The runs are of {len(groups)} datasets or partitions, which are not averaged: a table for each with "
+            "two or more runs (--over settings compares methods across them).",
+        )
+    return Comparisons(tuple(tables), tuple(said), tuple(found.left_out))
+
+
+def check(*, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float) -> None:
+    """Refuse wrong and contradicting values before anything is read.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    check_metric(metric, over)
+    if test is not None and test not in TESTS:
+        raise unknown("--test", test, TESTS)
+    if pairs not in PAIRS:
+        raise unknown("--pairs", pairs, PAIRS)
+    if pairs == "all" and against is not None:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--pairs all and --against are both given. All pairs need no reference.",
+            "Leave one of them out.",
+        )
+    if not LOWEST <= level <= HIGHEST:
+        raise FedcacheError(
+            Exit.USAGE, f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95"
+        )
+
+
+def _reference(against: str | Run, blocks: Blocks) -> str:
+    """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
+
+    Raises:
+        FedcacheError: USAGE, for none and for several.
+    """
+    if isinstance(against, Run):
+        against = str(against.path)
+    if against in blocks.names:
+        return against
+    meant = [name for name, row in blocks.runs.items() if row[0].method == against]
+    if not meant and against:
+        path = Path(against).resolve()
+        meant = [
+            name
+            for name, row in blocks.runs.items()
+            if any(e.digest.startswith(against) or e.path.resolve() == path for e in row)
+        ]
+    if not meant:
+        raise unknown("--against", against, blocks.names)
+    if len(meant) > 1:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
+            "Give one of these names, or the first letters of its digest (fedcache ls --runs).",
+        )
+    return meant[0]

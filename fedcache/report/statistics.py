@@ -1,0 +1,151 @@
+"""Statistics of paired values: intervals, tests, correction, ranks, critical differences, as in Demšar (JMLR 7, 2006).
+
+Values of one treatment in several blocks (seeds, clients, settings) are paired by block. Nothing here depends on the
+order of the blocks: what is resampled is sorted first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+TESTS = ("wilcoxon", "ttest")
+LEAST_BLOCKS = 3
+"""Values that an interval needs: of two, resampling gives their minimum and maximum."""
+RESAMPLES = 9999
+SEED = 0
+DIGITS = 12
+"""Decimals that count. Accuracies are counts over at most millions of rows, so closer numbers differ by rounding alone
+and are ties."""
+
+Floats = NDArray[np.float64]
+
+
+def interval(values: Floats, level: float) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of the mean of [B] values.
+
+    None with fewer than ``LEAST_BLOCKS``, and for equal values, of which it would claim a certainty that is not there.
+
+    Not BCa: its acceleration is a guess from few values, it covers no better (B = 5, 95 %: 83 % of 1,500 normal samples
+    with either), and it is NaN where values are equal.
+    """
+    count = len(values)
+    if count < LEAST_BLOCKS or constant(values):
+        return None
+    found = stats.bootstrap(
+        (np.sort(values),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=max(1, 2_000_000 // count),
+        confidence_level=level,
+        method="percentile",
+        random_state=np.random.default_rng(SEED),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def constant(values: Floats) -> bool:
+    """Whether all of [B] values are equal up to rounding."""
+    return float(np.ptp(values)) < 10.0**-DIGITS
+
+
+def p_value(test: str, differences: Floats) -> float | None:
+    """Two-sided p of [B] paired differences being centred at 0.
+
+    Args:
+        test: ``wilcoxon`` (signed ranks; differences of 0 are dropped) or ``ttest``.
+        differences: B of at least 2.
+
+    Returns:
+        1 where all differences are 0; None for a t-test of equal differences, which have no spread to test by.
+    """
+    d = np.round(differences, DIGITS)
+    if not d.any():
+        return 1.0
+    if test == "wilcoxon":
+        return float(stats.wilcoxon(d).pvalue)
+    return None if constant(d) else float(stats.ttest_1samp(d, 0.0).pvalue)
+
+
+def holm(found: Sequence[float | None]) -> list[float | None]:
+    """p values corrected for their number (Holm 1979, step-down); None stays None and is no member of the family."""
+    known = sorted((p, i) for i, p in enumerate(found) if p is not None)
+    corrected: list[float | None] = [None] * len(found)
+    highest = 0.0
+    for place, (p, i) in enumerate(known):
+        # A larger p never becomes smaller than one before it.
+        highest = max(highest, min(1.0, (len(known) - place) * p))
+        corrected[i] = highest
+    return corrected
+
+
+def mean_ranks(values: Floats) -> Floats:
+    """Mean rank over blocks of [T, B] values as [T]; 1 is the highest value, equals share the mean of their ranks."""
+    return np.asarray(stats.rankdata(-np.round(values, DIGITS), axis=0).mean(1), np.float64)
+
+
+def friedman(values: Floats) -> tuple[float, float]:
+    """Friedman's chi-squared, corrected for ties, and its p for [T, B] values of T >= 3 treatments in B >= 2 blocks."""
+    rounded = np.round(values, DIGITS)
+    if not np.ptp(rounded, axis=0).any():  # all tied in every block: 0/0
+        return 0.0, 1.0
+    found = stats.friedmanchisquare(*rounded)
+    return float(found.statistic), float(found.pvalue)
+
+
+def critical_difference(treatments: int, blocks: int, level: float) -> float:
+    """Nemenyi's: mean ranks further apart than this differ at 1 - ``level``.
+
+    CD = q_alpha sqrt(k (k + 1) / (6 N)), where q_alpha is the studentized range of k groups and infinitely many degrees
+    of freedom, divided by sqrt(2).
+    """
+    q = float(stats.studentized_range.ppf(level, treatments, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
+
+
+def groups(ranks: Sequence[float], apart: float) -> tuple[tuple[int, ...], ...]:
+    """The largest sets of two or more treatments whose ranks span at most ``apart``, each and all from the best on."""
+    order = sorted(range(len(ranks)), key=lambda i: (ranks[i], i))
+    made: list[tuple[int, ...]] = []
+    reached = 0
+    for first, i in enumerate(order):
+        last = max(k for k in range(first, len(order)) if ranks[order[k]] - ranks[i] <= apart + 10.0**-DIGITS)
+        if last > first and last > reached:  # else it is part of the group before
+            made.append(tuple(order[first : last + 1]))
+            reached = last
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Treatments by mean rank.
+
+    Attributes:
+        ranks: of each treatment; 1 is best.
+        statistic: Friedman's chi-squared.
+        p: its p.
+        cd: the critical difference.
+        groups: numbers of treatments that it does not tell apart.
+    """
+
+    ranks: tuple[float, ...]
+    statistic: float
+    p: float
+    cd: float
+    groups: tuple[tuple[int, ...], ...]
+
+
+def ranking(values: Floats, level: float) -> Ranking | None:
+    """The ranking of [T, B] values; None with fewer than three treatments or two blocks."""
+    treatments, blocks = values.shape
+    if treatments < 3 or blocks < 2:
+        return None
+    ranks = tuple(map(float, mean_ranks(values)))
+    statistic, p = friedman(values)
+    cd = critical_difference(treatments, blocks, level)
+    return Ranking(ranks, statistic, p, cd, groups(ranks, cd))
