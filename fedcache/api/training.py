@@ -12,12 +12,13 @@ from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
+from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
 from fedcache.api.trusting import chosen, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
 from fedcache.extract.stop import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer
 
 DTYPES = ("float32", "float64")
 
@@ -81,6 +82,7 @@ def train(
     extract: bool = True,
     fresh: bool = False,
     observer: Observer | None = None,
+    hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
 ) -> Run:
     """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
@@ -94,12 +96,14 @@ def train(
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
         observer: told the story.
+        hooks: each called with every ``Round``, also those of a stored result; see ``Hooked`` for what one costs that
+            fails.
         stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
     """
-    observer, stop = observer or Silent(), stop or Stop()
+    observer, stop = hooked(observer, hooks), stop or Stop()
     refuse_contradictions(config, partition or PartitionConfig())
     check_values(config)
     if config.clients_from is not None:
@@ -253,30 +257,40 @@ class Opened:
 
 
 def train_setting(
-    setting: Setting, config: TrainConfig, runs: Path, *, fresh: bool, observer: Observer, stop: Stop
+    setting: Setting,
+    config: TrainConfig,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    stop: Stop,
+    place: Place | None = None,
 ) -> Run:
-    """Run every seed of a resolved setting and store the result."""
+    """Run every seed of a resolved setting and store the result; ``place`` is that of a grid's point."""
     import torch
 
     opened = open_run(setting, config, runs, fresh=fresh, observer=observer)
     if opened.stored is not None:
+        tell_stored(observer, opened.stored.path, opened.stored.result, place)
         return opened.stored
     from fedcache.api.programs import foresee
 
     foresee(opened.setting, config)  # refuses what does not fit, before anything is written
     begin_run(opened, fresh=fresh)
     resolved, directory, seeds = opened.resolved, opened.directory, parse_seeds(config.seeds)
+    teller = teller_of(opened, observer, place)
     done: list[Seeded] = []
     observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
     try:
         for seed in seeds:
             finished = directory.seed_result(seed)
             if finished is not None:
-                observer.advance(int(resolved["rounds"]))
                 done.append(Seeded.from_dict(finished))
+                teller.again(seed, done[-1].rounds)
+                observer.advance(int(resolved["rounds"]))
                 continue
             dtype = getattr(torch, config.dtype)
-            made = _one_seed(opened.setting, config, resolved, seed, directory, observer, stop, dtype)
+            made = _one_seed(opened.setting, config, resolved, seed, directory, teller, stop, dtype)
             directory.save_seed(seed, made.to_dict())
             done.append(made)
     finally:
@@ -349,6 +363,19 @@ def open_run(
     return Opened(setting, config, resolved, identity, directory, run)
 
 
+def teller_of(opened: Opened, observer: Observer, place: Place | None = None) -> Teller:
+    """Who tells of the rounds of an opened run."""
+    setting, resolved = opened.setting, opened.resolved
+    facts = {
+        **resolved,
+        "seeds": parse_seeds(opened.config.seeds),
+        "dataset": setting.dataset,
+        "backbones": setting.backbones,
+        "hyperparameters": resolved["set"],
+    }
+    return Teller(observer, opened.directory.path, facts, place)
+
+
 def begin_run(opened: Opened, *, fresh: bool) -> None:
     """Make the directory of a run with the configuration that runs it again."""
     setting, config, resolved, directory = opened.setting, opened.config, opened.resolved, opened.directory
@@ -394,7 +421,7 @@ def _one_seed(
     resolved: Mapping[str, Any],
     seed: int,
     directory: RunDirectory,
-    observer: Observer,
+    teller: Teller,
     stop: Stop,
     dtype: Any,
 ) -> Seeded:
@@ -405,7 +432,9 @@ def _one_seed(
     began = time.perf_counter()
     saved = directory.checkpoint(seed)
     state = Snapshot(*saved) if saved is not None else None
+    observer = teller.observer
     if state is not None:
+        teller.again(seed, state.meta["records"])
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
         observer.advance(int(state.meta["round"]))
     pace = Pace()
@@ -415,6 +444,7 @@ def _one_seed(
     def on_round(
         number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
+        teller.measured(seed, number, metrics, traffic)
         observer.advance(1)
         watch.done = number
         if number == resolved["rounds"]:
