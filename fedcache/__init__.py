@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.method import Method as Method
     from fedcache.federate.partition import Partition as Partition
+    from fedcache.progress import Round as Round
     from fedcache.store.store import Store as Store
 
 _PLACES = {
@@ -40,6 +41,7 @@ _PLACES = {
     "Method": "fedcache.federate.method",
     "Partition": "fedcache.federate.partition",
     "Recipe": "fedcache.extract.recipe",
+    "Round": "fedcache.progress",
     "Run": "fedcache.api.training",
     "Store": "fedcache.store.store",
     "grid": "fedcache.api.functions",

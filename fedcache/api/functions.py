@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from fedcache.api import extraction, grids, partitions, points, training
 from fedcache.api.ingestion import ingest_file
 from fedcache.api.stores import need_store
+from fedcache.api.telling import OnRound
+from fedcache.api.tracking import tracking
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition import Partition
@@ -90,10 +92,14 @@ def train(
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | None = None,
     fresh: bool = False,
     **options: Any,
 ) -> training.Run:
     """Train a federated method on cached features; the same run again returns the stored result.
+
+        fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
 
     Args:
         method: a name of ``fedcache methods list``.
@@ -102,12 +108,21 @@ def train(
         seeds: one or several.
         settings: hyperparameters of the method.
         observer: told the story.
+        on_round: called with a ``Round`` after every round; those of a stored result, or of before a checkpoint, come
+            first and say ``stored``. It changes nothing of the result. When it raises, that is warned of, it is not
+            called again, and the run goes on: tracking never costs a training.
+        track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``.
         fresh: run again although the result is there.
         options: fields of ``TrainConfig`` (backbones, rounds, participation, preset, lift, ...).
+
+    Raises:
+        FedcacheError: as the command, with its exit code and hint.
     """
-    return training.train(
-        _config(method, store, parts, seeds, settings, options), Home.from_environment(), observer=observer, fresh=fresh
-    )
+    config, home = _config(method, store, parts, seeds, settings, options), Home.from_environment()
+    with tracking(track, home, None, observer) as hooks:
+        return training.train(
+            config, home, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])), fresh=fresh
+        )
 
 
 def grid(
@@ -118,6 +133,8 @@ def grid(
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | None = None,
     fresh: bool = False,
     options: Mapping[str, Any] | None = None,
     sampler: str = "grid",
@@ -127,7 +144,8 @@ def grid(
 ) -> points.Grid:
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
-    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``.
+    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``, ``on_round`` and ``track`` those of ``train``;
+    a ``Round`` says which point it is of.
 
     Raises:
         FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
@@ -140,18 +158,20 @@ def grid(
         for key, values in sweeps.items()
     }
     home = Home.from_environment()
-    done = grids.grid(
-        names,
-        words,
-        config,
-        home,
-        partition=PartitionConfig(),
-        fresh=fresh,
-        sampler=sampler,
-        exact=exact,
-        jobs=jobs,
-        observer=observer,
-    )
+    with tracking(track, home, None, observer) as hooks:
+        done = grids.grid(
+            names,
+            words,
+            config,
+            home,
+            partition=PartitionConfig(),
+            fresh=fresh,
+            sampler=sampler,
+            exact=exact,
+            jobs=jobs,
+            observer=observer,
+            hooks=(*hooks, *([on_round] if on_round else [])),
+        )
     lost = [*done.damaged, *done.failed]
     if lost:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

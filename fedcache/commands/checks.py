@@ -29,6 +29,8 @@ EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr",),
     "dp": ("dp-accounting",),
+    "tensorboard": ("tensorboard",),
+    "pandas": ("pandas",),
 }
 
 
