@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedcache.api.figures import Figures, TrafficFigures
 from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.runs import Identity, RunDirectory, code_digest
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
+from fedcache.api.showing import facts_of, frame_of, spread
 from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
 from fedcache.api.trusting import chosen, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
 from fedcache.extract.stop import Stop
+from fedcache.notebooks import html_facts
 from fedcache.progress import Observer
 
 DTYPES = ("float32", "float64")
@@ -40,22 +43,19 @@ class Run:
     reused: bool = False
 
     @property
-    def accuracy(self) -> dict[str, Any]:
+    def accuracy(self) -> Figures:
         """mean, std (over seeds, ddof 1), per_seed, per_client: fractions."""
-        found: dict[str, Any] = self.result["accuracy"]
-        return found
+        return Figures("accuracy", self.result["accuracy"])
 
     @property
-    def traffic(self) -> dict[str, Any]:
-        """Scalars and bytes up and down, exact and as the paper counts."""
-        found: dict[str, Any] = self.result["traffic"]
-        return found
+    def traffic(self) -> TrafficFigures:
+        """Scalars and bytes up and down, exact and as the paper counts; ``bytes_up`` and ``bytes_down`` are exact."""
+        return TrafficFigures("traffic", self.result["traffic"])
 
     @property
-    def fairness(self) -> dict[str, Any]:
-        """How accuracy is spread over clients."""
-        found: dict[str, Any] = self.result["fairness"]
-        return found
+    def fairness(self) -> Figures:
+        """How accuracy is spread over clients; a tail of too few clients is None."""
+        return Figures("fairness", self.result["fairness"])
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -66,10 +66,23 @@ class Run:
             "reused": self.reused,
         }
 
+    def frame(self, what: str = "rounds") -> Any:
+        """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
+
+        Raises:
+            FedcacheError: USAGE for another word; ENVIRONMENT without pandas.
+        """
+        return frame_of(self.path, self.result, what)
+
     def __repr__(self) -> str:
-        a = self.accuracy
-        what = f"{self.result['method']} on {self.result['dataset']['slug']}, {' + '.join(self.result['backbones'])}"
-        return f"Run({what}: {a['mean']:.4f} +- {a['std'] or 0:.4f}, {self.path})"
+        return f"Run({self._title()}: {spread(self.result['accuracy'])}, {self.path})"
+
+    def _repr_html_(self) -> str:
+        return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
+
+    def _title(self) -> str:
+        r = self.result
+        return f"{r['method']} on {r['dataset']['slug']}, {' + '.join(r['backbones'])}"
 
 
 def train(
