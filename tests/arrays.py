@@ -12,7 +12,7 @@ def embeddings(rows: int = 90, classes: int = 3, width: int = 8, seed: int = 0):
     rng = np.random.default_rng(seed)
     y = np.arange(rows) % classes
     centres = rng.normal(size=(classes, width))
-    x = (centres[y] + 0.4 * rng.normal(size=(rows, width))).astype(np.float32)
+    x = (centres[y] + 1.5 * rng.normal(size=(rows, width))).astype(np.float32)
     return x, y, np.where(np.arange(rows) % 5 == 4, "test", "train")
 
 
