@@ -13,6 +13,8 @@ from fedcache.api.telling import OnRound
 from fedcache.api.tracking import tracking
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.method import Method
+from fedcache.federate.methods import METHODS
 from fedcache.federate.partition import Partition
 from fedcache.progress import Observer
 from fedcache.store.store import Store
@@ -85,7 +87,7 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
 
 
 def train(
-    method: str,
+    method: str | Method,
     store: AnyStore | None = None,
     parts: Partition | str | None = None,
     *,
@@ -102,7 +104,8 @@ def train(
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
 
     Args:
-        method: a name of ``fedcache methods list``.
+        method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
+            digest of that file and of your files it imports is part of the run's identity.
         store: a store or its path; None is the last one extracted.
         parts: a partition, the name of a saved one, or None for the setting of the method's paper.
         seeds: one or several.
@@ -118,10 +121,17 @@ def train(
     Raises:
         FedcacheError: as the command, with its exit code and hint.
     """
-    config, home = _config(method, store, parts, seeds, settings, options), Home.from_environment()
+    own = None if isinstance(method, str) or METHODS.get(method.name) is method else method
+    name = method if isinstance(method, str) else method.name
+    config, home = _config(name, store, parts, seeds, settings, options), Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
         return training.train(
-            config, home, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])), fresh=fresh
+            config,
+            home,
+            method=own,
+            observer=observer,
+            hooks=(*hooks, *([on_round] if on_round else [])),
+            fresh=fresh,
         )
 
 
@@ -151,7 +161,13 @@ def grid(
         FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
             when one could not be trained.
     """
-    names = (methods,) if isinstance(methods, str) else tuple(methods)
+    names = (methods,) if isinstance(methods, str | Method) else tuple(methods)
+    if mine := next((m for m in names if isinstance(m, Method)), None):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"grid() takes methods by name, and got the Method {mine.name}.",
+            "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
+        )
     config = _config(None, store, parts, seeds, settings, options or {})
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcache.api.figures import Figures, TrafficFigures
+from fedcache.api.own_methods import code_of
 from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
-from fedcache.api.runs import Identity, RunDirectory, code_digest
+from fedcache.api.runs import Identity, RunDirectory
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
 from fedcache.api.showing import facts_of, frame_of, spread
 from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
@@ -22,6 +23,9 @@ from fedcache.extract.device import known_device, resolve_device
 from fedcache.extract.stop import Stop
 from fedcache.notebooks import html_facts
 from fedcache.progress import Observer
+
+if TYPE_CHECKING:
+    from fedcache.federate.method import Method
 
 DTYPES = ("float32", "float64")
 
@@ -89,6 +93,7 @@ def train(
     config: TrainConfig,
     home: Home,
     *,
+    method: Method | None = None,
     partition: PartitionConfig | None = None,
     runs: Path | None = None,
     repartition: bool = False,
@@ -103,6 +108,7 @@ def train(
     Args:
         config: what to train; None fields take the defaults of the method's paper.
         home: where stores and runs are.
+        method: one of the user's own, in the place of the one that ``config`` names.
         partition: how to deal rows, when ``config.partition`` names no saved one.
         runs: directory of results instead of ``home.runs``.
         repartition: every seed draws its own partition (else all seeds share one).
@@ -119,10 +125,12 @@ def train(
     observer, stop = hooked(observer, hooks), stop or Stop()
     refuse_contradictions(config, partition or PartitionConfig())
     check_values(config)
+    if method is not None:
+        code_of(method)  # refused before anything is extracted
     if config.clients_from is not None:
         from fedcache.api.shards import prepare_from_shards
 
-        setting = prepare_from_shards(config, home, observer)
+        setting = prepare_from_shards(config, home, observer, method)
     else:
         setting, _ = prepare_run(
             config,
@@ -132,6 +140,7 @@ def train(
             extract=extract,
             observer=observer,
             stop=stop,
+            method=method,
         )
     return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
 
@@ -359,7 +368,7 @@ def open_run(
         setting.features,
         setting.dataset["digest"],
         [setting.partitions[s].digest for s in seeds],
-        code_digest(setting.method.name),
+        code_of(setting.method),
     )
     directory = RunDirectory(runs, identity)
     stored = None if fresh else directory.stored()
