@@ -5,7 +5,7 @@
     store = fc.extract("digits", backbones=["efficientnet-lite0"])
     parts = fc.partition(store, "dirichlet", clients=20, alpha=0.1)
     run = fc.train("fed3r", store, parts)
-    run.accuracy["mean"]
+    run.accuracy.mean
 
 Importing it imports neither torch nor numpy; each name is loaded when it is first used.
 """

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedcache.commands.live import Stretch, animated, bar
+from fedcache.commands.tables import Fitted
 from fedcache.errors import Exit, FedcacheError, memory_error
 from fedcache.progress import Round
 
@@ -221,18 +222,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Any:
-    """A rich table; cells are text, never markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return made
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Fitted:
+    """A table of text, never markup, that fits the terminal."""
+    return Fitted(title, columns, [tuple(row) for row in rows], right)
 
 
 @contextmanager
