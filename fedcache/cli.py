@@ -17,6 +17,7 @@ from fedcache.commands import (
     methods,
     output,
     partition,
+    report,
     reproduce,
     stores,
     train,
@@ -36,7 +37,7 @@ app = typer.Typer(
 MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "This installation"
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
-    (MAIN, (reproduce.reproduce,)),
+    (MAIN, (report.report, reproduce.reproduce)),
     (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, garbage.gc, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):

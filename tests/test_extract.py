@@ -401,3 +401,30 @@ def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, numbe
     assert "same command" in err
     again = apart(*words, "--store", tmp_path / "s.zarr", home=os.environ["FEDCACHE_HOME"])
     assert again.code == 0, again.err
+
+
+def test_what_a_killed_writer_left_of_its_lock_is_swept_and_a_live_one_stays(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    images = folder(tmp_path / "images", train=4, test=2)
+    words = (
+        "extract",
+        "--dataset",
+        f"folder:{images}",
+        "--backbones",
+        "random-projection",
+        "--size",
+        16,
+        "--workers",
+        0,
+    )
+    locks = Path(ok(*words).data["path"]) / "locks"
+    dead, alive = locks / "random-projection-00000000.json", locks / "other-00000000.json"
+    for note in (dead, alive):
+        note.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
+    with FileLock(alive.with_suffix(".lock")):
+        ok(*words)
+        assert not dead.exists()
+        assert alive.exists()
+    ok(*words)
+    assert not alive.exists()

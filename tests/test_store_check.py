@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +167,21 @@ def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) ->
     assert verify(store.path).ok
     lines = (store.path / "history.jsonl").read_bytes().splitlines()
     assert [b"one" in lines[0], b"three" in lines[1], len(lines)] == [True, True, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", ["manifest.json", "chunk"])
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place: Path, name: str) -> None:
+    store = whole(place / "s.zarr")
+    chunk = next(p for p in sorted((store.path / "features").rglob("*")) if p.is_file() and p.name != "zarr.json")
+    file = chunk if name == "chunk" else store.path / name
+    file.unlink()
+    os.mkfifo(file)
+
+    def read() -> None:
+        for key in KEYS:
+            Store.open(store.path).reader(key).all()
+
+    with pytest.raises(FedcacheError) as caught:
+        read()
+    assert caught.value.code in (Exit.CORRUPT, Exit.STORE)

@@ -243,7 +243,8 @@ lets a share of clients lie, to see what a rule withstands.
 ## Differential privacy
 `--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every
 round; clients are sampled each by itself, as the accounting assumes. `result.json` holds epsilon by privacy
-loss distributions and by Renyi divergence for `--dp-delta`. The unit is one client, the server is trusted, the
+loss distributions and by Renyi divergence for `--dp-delta`; above an epsilon of 50 the first is not computed (it
+would take all memory, and promise nothing). No other rule of `--aggregate` goes with noise. The unit is one client, the server is trusted, the
 number of rows is taken as public, and the noise comes from the run's seed: it is a simulation of what a
 deployment would do. Statistics that hold counts beside (fedncm, fed3r with a bias) are refused.
 """

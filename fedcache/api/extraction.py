@@ -32,6 +32,7 @@ from fedcache.extract.datasets.grown import Grown
 from fedcache.extract.datasets.limited import open_limited, peek_limited
 from fedcache.progress import Observer, Silent
 from fedcache.store.files import make_private, write_atomic
+from fedcache.store.lock import sweep
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 
@@ -170,6 +171,8 @@ def finished(
         return None
     done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
+    if not dry_run:
+        sweep(store.path)
     return done
 
 
@@ -249,6 +252,7 @@ def compute(
             "device": device.name,
         }
     )
+    sweep(path)
     done = summary(Store.open(path), planned, states, tally)
     done.text = make_current(done.store, planned, wanted, text)
     if growth is not None and growth.parent is not None:

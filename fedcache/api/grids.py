@@ -18,11 +18,11 @@ from typing import Any
 from fedcache.api.points import Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
-from fedcache.api.settings import Memo, Setting, prepare_run
+from fedcache.api.settings import Memo, Setting, find_method, parse_participation, prepare_run
 from fedcache.api.sweeps import belonging
 from fedcache.api.telling import OnRound, Place, hooked, tell_stored
 from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
-from fedcache.api.trusting import swept_words
+from fedcache.api.trusting import swept_words, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -64,6 +64,7 @@ def grid(
     todo = sampled(sampler, combinations(methods, sweeps))
     work = Work(todo, config, partition or PartitionConfig(), home, runs or home.runs, repartition, extract, fresh,
                 exact or jobs > 1, observer, stop)  # fmt: skip
+    work.check()
     if jobs > 1:
         in_processes(work, jobs)
     for program in programs(todo):
@@ -87,6 +88,7 @@ def grid_plan(
     todo = sampled(sampler, combinations(methods, sweeps))
     work = Work(todo, config, partition or PartitionConfig(), home, home.runs, repartition, False, False, exact,
                 observer or Silent(), Stop())  # fmt: skip
+    work.check()
     return work.plans()
 
 
@@ -126,6 +128,24 @@ class Work:
         from fedcache.federate.shared import Shared
 
         self._memo, self._shared, self._best = Memo(), Shared(), -1.0
+
+    def check(self) -> None:
+        """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
+
+        Raises:
+            FedcacheError: USAGE, naming the point.
+        """
+        from fedcache.federate.rounds import sampled as in_a_round
+
+        for number, (name, sweep) in enumerate(self.todo):
+            config = self.config_of(number)
+            try:
+                trust = trust_of(config, find_method(name))
+                if (clients := dealt(self.base, sweep).clients) is not None and config.participation is not None:
+                    trust.check_round(in_a_round(parse_participation(config.participation), clients))
+            except FedcacheError as error:
+                point = " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+                raise FedcacheError(error.code, f"{point}: {error.message}", error.hint) from error
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for the point."""

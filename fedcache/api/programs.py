@@ -53,6 +53,7 @@ def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lif
     """
     import torch
 
+    check_round(setting, config)
     from fedcache.federate.engine import plan
     from fedcache.federate.forecast import forecast, refuse_too_much
     from fedcache.federate.lifts import free_memory
@@ -96,6 +97,18 @@ def dry_run(
             }
         )
     return {"programs": plans}
+
+
+def check_round(setting: Setting, config: TrainConfig) -> None:
+    """Refuse a robust rule that a round's clients cannot carry.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    from fedcache.federate.rounds import sampled
+
+    clients = len(next(iter(setting.partitions.values())).clients)
+    trust_of(config, setting.method).check_round(sampled(_share(setting, config), clients))
 
 
 def _share(setting: Setting, config: TrainConfig) -> int | float | None:

@@ -240,7 +240,7 @@ def summarise(
             "unit": "scalars, summed over rounds, clients and seeds",
         },
         "confusion": _summed([d.confusion for d in done]),
-        **told(resolved, [d.attackers for d in done], len(first.clients)),
+        **told(resolved, [d.attackers for d in done], len(first.clients), _rejected(done)),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,
@@ -258,6 +258,11 @@ def _curve(done: Sequence[Seeded]) -> list[dict[str, Any]]:
     """Mean accuracy over seeds of every round that was scored; the last one always is."""
     seen = [{r["round"]: r["accuracy"] for r in d.rounds if r["accuracy"] is not None} for d in done]
     return [{"round": r, "mean": mean_std([s.get(r) for s in seen])[0]} for r in seen[0]]
+
+
+def _rejected(done: Sequence[Seeded]) -> int:
+    """Uploads that the gate refused, over all seeds and rounds."""
+    return int(sum(r.get("diagnostics", {}).get("rejected") or 0 for d in done for r in d.rounds))
 
 
 def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:

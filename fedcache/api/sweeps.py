@@ -23,7 +23,9 @@ def split_key(key: str) -> tuple[str, str]:
     place, dot, name = key.partition(".")
     if dot and place in PLACES:
         return place, name
-    return "run" if key in RUN_KEYS else "partition" if key in PARTITION_KEYS else "set", key
+    if (run := key.replace("-", "_")) in RUN_KEYS:  # also spelt as the option is
+        return "run", run
+    return "partition" if key in PARTITION_KEYS else "set", key
 
 
 def belonging(sweep: Mapping[str, str], place: str) -> dict[str, str]:
@@ -97,6 +99,7 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
 
 def _run_value(name: str, value: str) -> Any:
     from fedcache.federate.attacks import parse_attack
+    from fedcache.federate.guarded import NO_ATTACK
     from fedcache.federate.robust import parse_rule
 
     if name == "rounds":
@@ -106,7 +109,7 @@ def _run_value(name: str, value: str) -> Any:
     if name == "aggregate":
         return parse_rule(value).text
     if name == "attack":
-        return parse_attack(value)
+        return None if value == NO_ATTACK else parse_attack(value)
     if name == "backbones":
         from fedcache.extract.backbones.table import lookup
 

@@ -16,7 +16,7 @@ from fedcache.api.runs import Identity, RunDirectory
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
 from fedcache.api.showing import facts_of, frame_of, spread
 from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
-from fedcache.api.trusting import chosen, trust_of
+from fedcache.api.trusting import chosen, epsilon, spent, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
@@ -60,6 +60,11 @@ class Run:
     def fairness(self) -> Figures:
         """How accuracy is spread over clients; a tail of too few clients is None."""
         return Figures("fairness", self.result["fairness"])
+
+    @property
+    def trust(self) -> Figures:
+        """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
+        return Figures("trust", self.result.get("trust", {}))
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -345,6 +350,8 @@ def open_run(
     """
     resolved = resolved_config(setting, config)
     trust_of(config, setting.method)
+    if cost := spent(resolved, len(next(iter(setting.partitions.values())).clients)):
+        observer.note(epsilon(cost))  # before anything is trained
     seeds = parse_seeds(config.seeds)
     clients = len(next(iter(setting.partitions.values())).clients)
     asked = parse_participation(config.participation)

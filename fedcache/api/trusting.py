@@ -41,8 +41,17 @@ def trust_of(config: TrainConfig, method: Method | None = None) -> Trust:
 
 def chosen(config: TrainConfig) -> dict[str, Any]:
     """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
+    from fedcache.federate.attacks import parse_attack
+    from fedcache.federate.guarded import NO_ATTACK
+
     plain = TrainConfig()
     made = {k: getattr(config, k) for k in KEYS if getattr(config, k) != getattr(plain, k)}
+    if config.attack is not None:  # one attack has one spelling
+        made["attack"] = parse_attack(config.attack).text if config.attack != NO_ATTACK else None
+    if made.get("attack", "") is None:
+        del made["attack"]
+    if config.aggregate == "mean":
+        made.pop("byzantine", None)  # the mean expects nobody
     if config.dp_clip is not None and "dp_delta" not in made:
         from fedcache.federate.privacy import DELTA
 
@@ -70,20 +79,58 @@ def swept_words(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def told(resolved: Mapping[str, Any], attackers: Sequence[Sequence[str]], clients: int) -> dict[str, Any]:
+def spent(resolved: Mapping[str, Any], clients: int) -> dict[str, float | str | None]:
+    """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
+    if "dp_clip" not in resolved:
+        return {}
+    from fedcache.api.settings import parse_participation
+    from fedcache.federate.privacy import Privacy
+    from fedcache.federate.rounds import sampled
+
+    share = sampled(parse_participation(str(resolved["participation"])), clients) / clients
+    privacy = Privacy(resolved["dp_clip"], resolved["dp_noise"], resolved["dp_delta"])
+    cost = privacy.spent(int(resolved["rounds"]), share)
+    return {k: None if v == float("inf") else v for k, v in cost.items()}
+
+
+def words(told: Mapping[str, Any]) -> list[str]:
+    """The ``trust`` part of a result as lines for a person."""
+    lines = []
+    if told.get("aggregate", "mean") != "mean":
+        lines.append(f"Uploads taken together by {told['aggregate']}.")
+    if "attack" in told:
+        liars = sorted({name for names in told["attackers"] for name in names})
+        shown = ", ".join(liars[:5]) + (", ..." if len(liars) > 5 else "")
+        lines.append(f"Attack {told['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}.")
+    if told.get("rejected"):
+        lines.append(f"{told['rejected']} uploads were rejected over all rounds and seeds.")
+    if cost := told.get("privacy"):
+        lines.append(epsilon(cost))
+    return lines
+
+
+def epsilon(cost: Mapping[str, Any]) -> str:
+    """One sentence of what noise promises."""
+    if cost["epsilon_rdp"] is None:
+        return "Privacy: no noise, so nothing is promised (clipping alone)."
+    pld = "too large to be worth computing" if cost["epsilon_pld"] is None else f"{cost['epsilon_pld']:.3g}"
+    return (
+        f"Privacy: epsilon {pld} by privacy loss distributions, {cost['epsilon_rdp']:.3g} by Renyi divergence, for "
+        f"delta {cost['delta']:g}; {cost['rounds']} rounds, a share of {cost['share']:g} of the clients in each."
+    )
+
+
+def told(
+    resolved: Mapping[str, Any], attackers: Sequence[Sequence[str]], clients: int, rejected: int = 0
+) -> dict[str, Any]:
     """The part of a result that says what was done; {} for an ordinary run."""
     made = {k: resolved[k] for k in KEYS if k in resolved}
     if not made:
         return {}
     if "attack" in made:
         made["attackers"] = [list(names) for names in attackers]
+    if made.get("on_bad_update") == "reject":
+        made["rejected"] = rejected
     if "dp_clip" in made:
-        from fedcache.api.settings import parse_participation
-        from fedcache.federate.privacy import Privacy
-        from fedcache.federate.rounds import sampled
-
-        share = sampled(parse_participation(str(resolved["participation"])), clients) / clients
-        privacy = Privacy(made["dp_clip"], made["dp_noise"], made["dp_delta"])
-        spent = privacy.spent(int(resolved["rounds"]), share)
-        made["privacy"] = {k: None if v == float("inf") else v for k, v in spent.items()}  # without noise, no bound
+        made["privacy"] = spent(resolved, clients)
     return {"trust": made}

@@ -215,6 +215,8 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
+    from fedcache.api.trusting import words
+
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
     spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
     what = PROTOCOLS[result["protocol"]]
@@ -232,6 +234,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         f"{name}: accuracy {percent(accuracy['mean'])} %{spread}",
         f"  {what}; {setting}, {result['lift']}",
     ]
+    if accuracy["mean"] is None:
+        lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
     owned, size = result["classes_owned"]["per_client"], result["parameters"]
     span = "" if min(owned) == max(owned) else f"{min(owned):g} to "
     fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
@@ -253,6 +257,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines += [
         f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
         f"receives {exact['down']:,.0f}",
+        *(f"  {line}" for line in words(result.get("trust", {}))),
         *([f"  at the end {watched}"] if watched else []),
         *([f"  {timing}"] if timing else []),
         f"  {path}",
@@ -308,6 +313,7 @@ def grid(
     settings: Settings = None,
     client_backbones: Mixed = None,
     client_set: MixedSet = None,
+    eval_every: Every = None,
     aggregate: t.Aggregate = None,
     attack: t.AttackOption = None,
     on_bad_update: t.OnBad = None,
@@ -371,6 +377,7 @@ def grid(
             "rounds": rounds,
             "participation": participation,
             "seeds": seeds,
+            "eval_every": eval_every,
             "lift": lift,
             "dtype": dtype,
             "client_backbones": o.listed(client_backbones, "--client-backbones"),

@@ -49,6 +49,12 @@ class Attack:
     share: float
     scale: float | None
 
+    @property
+    def text(self) -> str:
+        """The one way to write it."""
+        numbers = [f"{self.share:g}"] + ([f"{self.scale:g}"] if self.scale is not None else [])
+        return ":".join([self.name, *numbers])
+
     def attackers(self, names: Sequence[str], seed: int) -> frozenset[int]:
         """Numbers of the clients that lie, by name, so that their order does not matter."""
         count = int(self.share * len(names) + 1e-9)

@@ -23,10 +23,16 @@ from fedcache.federate.method import Hp, Method, Pooling
 from fedcache.federate.privacy import Privacy
 from fedcache.federate.robust import Rule, parse_rule
 from fedcache.heads.linear import Tree
-from fedcache.heads.ridge import nearest_gram
+from fedcache.heads.ridge import gram, nearest_gram
 
 BYZANTINE = 0.2
 """The share of clients that robust rules expect to lie where nothing is said."""
+
+NO_ATTACK = "none"
+"""The word for no attack, for sweeps."""
+
+WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
+"""Switches, and the values under which a method sends no counts."""
 
 ON_BAD = ("fail", "reject")
 
@@ -66,18 +72,40 @@ class Trust:
         if self.plain:
             return
         if method.central:
-            raise _refused(method, "it is trained in one place and nothing is sent")
+            raise self.refused(method, "it is trained in one place and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
-            raise _refused(method, "its server keeps what each client sends and takes no mean of it")
+            raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
 
+    def check_round(self, clients: int) -> None:
+        """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
 
-def _refused(method: Method, why: str) -> FedcacheError:
-    return FedcacheError(
-        Exit.USAGE,
-        f"{method.name} cannot be aggregated robustly, attacked or trained with noise: {why}.",
-        "Methods that can: fedavg, fedprox, fedproto, fed3r, fedncm and all that average or add uploads.",
-    )
+        Raises:
+            FedcacheError: USAGE, with the number that can.
+        """
+        self.rule.check(clients, self.liars_of(clients))
+
+    def liars_of(self, clients: int) -> int:
+        """f: how many of so many clients the rule expects to lie."""
+        return int(self.byzantine * clients + 1e-9)
+
+    @property
+    def asked(self) -> str:
+        """The options that differ from the default, in words."""
+        found = (
+            ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
+            ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
+            ("--max-update-norm", self.max_norm is not None),
+        )  # fmt: skip
+        return ", ".join(name for name, given in found if given)
+
+    def refused(self, method: Method, why: str) -> FedcacheError:
+        """The error of a method that these options have no meaning for."""
+        return FedcacheError(
+            Exit.USAGE,
+            f"{method.name} takes no {self.asked}: {why}.",
+            "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
+        )
 
 
 def parse_trust(
@@ -101,9 +129,17 @@ def parse_trust(
         )
     if max_update_norm is not None and not max_update_norm > 0:
         raise FedcacheError(Exit.USAGE, f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+    rule = parse_rule(aggregate)
+    if privacy is not None and rule.text != "mean":
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
+            "and no other rule takes that sum.",
+            "Leave one of them out; --dp-clip bounds every upload by itself.",
+        )
     return Trust(
-        parse_rule(aggregate),
-        None if attack is None else parse_attack(attack),
+        rule,
+        None if attack in (None, NO_ATTACK) else parse_attack(str(attack)),
         on_bad_update,
         byzantine,
         max_update_norm,
@@ -118,6 +154,19 @@ class Rejected:
     round: int
     client: int
     why: str
+
+
+def _definite(pooled: Tree) -> Tree:
+    """With the Gram matrix nearest to what noise, or a rule that takes coordinate by coordinate, has made of one.
+
+    Where class sums and counts came too, the scatter within classes is what cannot be negative.
+    """
+    if "gram" not in pooled or pooled["gram"].dim() != 1:
+        return pooled
+    between = torch.zeros_like(pooled["gram"])
+    if {"class_sum", "count"} <= pooled.keys():
+        between = gram(pooled["class_sum"] / pooled["count"].clamp(min=1.0).sqrt().unsqueeze(-1))
+    return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}
 
 
 class Layout:
@@ -180,6 +229,8 @@ class Guarded(Pool):
         self.expected, self.total_rows, self.generator = expected, total_rows, generator
         self.ups: list[tuple[int, float, Tree]] = []
         self.rejected: list[Rejected] = []
+        self.unguarded = 0
+        """Classes whose owners are so few that the rule expects no liar among them."""
 
     def rule(self, name: str) -> Pooling:
         """Every upload is kept by itself, so engines hand over each one."""
@@ -204,7 +255,7 @@ class Guarded(Pool):
             return self._empty()
         like = self.ups[0][2]
         if not like:
-            raise _refused(self.method, "its clients send nothing")
+            raise self.trust.refused(self.method, "its clients send nothing")
         layout = Layout(like, self.down, {n: self.own_rule(n) for n in like})
         self._lie(layout)
         self._gate(Gate.shape_of(like), layout)
@@ -223,15 +274,16 @@ class Guarded(Pool):
 
     def _empty(self) -> Tree:
         """A round in which nobody was drawn: the noise alone, on what was broadcast."""
-        if self.method.merges == "classes":
-            raise FedcacheError(
-                Exit.FEDERATED,
-                f"Round {self.round + 1}: no client was drawn, so there is no prototype.",
-                "More clients a round: --participation",
-            )
-        privacy, rules = self.trust.privacy, {n: self.own_rule(n) for n in self.down}
-        layout = Layout(self.down, self.down, rules)
+        privacy = self.trust.privacy
         assert privacy is not None  # else somebody is always drawn
+        if self.method.merges == "classes":
+            bar = next(t for t in self.down.values() if t.is_floating_point())  # [C, P]
+            C, width = bar.shape
+            nobody = torch.zeros(1, C, width, dtype=torch.float64)
+            made, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
+            return {"proto": made.unsqueeze(0).to(bar.dtype), "count": owners.unsqueeze(0).to(bar.dtype)}
+        rules = {n: self.own_rule(n) for n in self.down}
+        layout = Layout(self.down, self.down, rules)
         rows = sum(t.numel() for n, t in self.down.items() if n in layout.names)
         noise = privacy.noisy_sum(torch.zeros(1, rows, dtype=torch.float64), self.generator)
         return layout.tree(noise / self.expected, self.total_rows, {})
@@ -271,13 +323,12 @@ class Guarded(Pool):
         pooled = own.done()
         if rule.text == "mean":
             return pooled
-        rule.check(len(self.ups), self._liars_thought())
+        self._carried(rule, len(self.ups), self._liars_thought())
         total = sum(rows for _, rows, _ in self.ups)
         V = torch.stack([layout.vector(up, rows) for _, rows, up in self.ups])
         if rule.votes:
             made = layout.tree(rule(V, self._liars_thought()), total, pooled)
-            if "gram" in made and made["gram"].dim() == 1:  # what is taken coordinate by coordinate may be none
-                made["gram"] = nearest_gram(made["gram"])
+            made = _definite(made)
             return {n: made[n] for n in pooled}
         # A mean of changed rows keeps each name's own weights.
         rows_of = rule.rows(V, self._liars_thought())
@@ -287,7 +338,24 @@ class Guarded(Pool):
         return own.done()
 
     def _liars_thought(self) -> int:
-        return int(self.trust.byzantine * len(self.ups) + 1e-9)
+        """f of this round: of all its clients, less those that the gate has caught."""
+        return max(0, self.trust.liars_of(len(self.ups) + len(self.rejected)) - len(self.rejected))
+
+    def _carried(self, rule: Rule, m: int, f: int, of: str = "") -> None:
+        """Refuse a rule that what is left of a round cannot carry.
+
+        Raises:
+            FedcacheError: FEDERATED, with the round and who was rejected.
+        """
+        try:
+            rule.check(m, f)
+        except FedcacheError as error:
+            if not self.rejected and not of:
+                raise
+            gone = ", ".join(repr(self.names[r.client]) for r in self.rejected[:5])
+            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            said = f"Round {self.round + 1}{of}: {m} uploads are left{lost}. {error.message}"
+            raise FedcacheError(Exit.FEDERATED, said, error.hint) from error
 
     def _private(self, layout: Layout) -> Tree:
         """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
@@ -295,14 +363,16 @@ class Guarded(Pool):
         assert privacy is not None
         counts = sorted(n for n in layout.like if n not in layout.names)
         if counts:
+            switches = [f"--set {h.name}={w}" for h in self.method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
+            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
             raise FedcacheError(
                 Exit.USAGE,
                 f"{self.method.name} sends {', '.join(counts)} beside what noise is added to.",
-                "Set its switches so that it does not (bias=false, class_weight=none), or use another method.",
+                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
         V = torch.stack([layout.vector(up, rows) for _, rows, up in self.ups])
         mean = privacy.noisy_sum(V, self.generator) / self.expected
-        return layout.tree(mean, self.total_rows, {})
+        return _definite(layout.tree(mean, self.total_rows, {}))
 
     def _classes(self) -> Tree:
         """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
@@ -322,8 +392,9 @@ class Guarded(Pool):
         for c in range(P.shape[1]):
             owners = (N[:, c] > 0).nonzero().flatten()
             if len(owners):
-                f = int(self.trust.byzantine * len(owners) + 1e-9)
-                self.trust.rule.check(len(owners), f)
+                f = self.trust.liars_of(len(owners))
+                self.unguarded += self.trust.byzantine > 0 and f == 0
+                self._carried(self.trust.rule, len(owners), f, f", class {c}, which so many clients own")
                 made[c] = self.trust.rule(P[owners, c], f, N[owners, c])
         return made, N.sum(0)
 

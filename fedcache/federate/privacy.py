@@ -7,7 +7,10 @@ differ in one client. The server is trusted: noise is added where the sum is mad
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -17,6 +20,10 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.robust import clip
 
 DELTA = 1e-5
+MEANINGLESS = 50.0
+"""Epsilon above which nothing is promised: a factor of 10^21 between two answers."""
+MOST = 1e6
+"""Bound and multiplier that are taken: above, noise overflows what it is added to."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +74,33 @@ class Privacy:
         if self.noise == 0.0:
             return {**known, "epsilon_pld": float("inf"), "epsilon_rdp": float("inf")}
         self.require()
-        import dp_accounting
-        from dp_accounting.pld import PLDAccountant
-        from dp_accounting.rdp import RdpAccountant
+        rdp, pld = _epsilons(self.noise, self.delta, rounds, share)
+        return {**known, "epsilon_pld": pld, "epsilon_rdp": rdp}
 
-        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(self.noise)
-        if share < 1.0:
-            event = dp_accounting.PoissonSampledDpEvent(share, event)
-        told = dict(known)
-        for name, accountant in (("epsilon_pld", PLDAccountant()), ("epsilon_rdp", RdpAccountant())):
-            accountant.compose(event, rounds)
-            told[name] = float(accountant.get_epsilon(self.delta))
-        return told
+
+@lru_cache(maxsize=64)
+def _epsilons(noise: float, delta: float, rounds: int, share: float) -> tuple[float, float]:
+    """Epsilon by Renyi divergence and by privacy loss distributions.
+
+    Above ``MEANINGLESS`` the second is infinite too: the accountant's memory grows with epsilon, to hundreds of GiB for
+    noise that hides nothing.
+    """
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
+    if share < 1.0:
+        event = dp_accounting.PoissonSampledDpEvent(share, event)
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # orders whose series does not converge are left out, with a line for each
+    try:
+        rdp = RdpAccountant().compose(event, rounds).get_epsilon(delta)
+        pld = PLDAccountant().compose(event, rounds).get_epsilon(delta) if rdp <= MEANINGLESS else math.inf
+    finally:
+        log.setLevel(level)
+    return float(rdp), float(pld)
 
 
 def parse_privacy(bound: float | None, noise: float | None, delta: float | None) -> Privacy | None:
@@ -97,7 +119,7 @@ def parse_privacy(bound: float | None, noise: float | None, delta: float | None)
             Exit.USAGE, f"{missing} is missing: noise is told as a multiple of the clipping bound.", f"Add {missing} 1"
         )
     delta = DELTA if delta is None else delta
-    for name, value, legal in (("--dp-clip", bound, bound > 0), ("--dp-noise", noise, noise >= 0),
+    for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, 0 <= noise <= MOST),
                                ("--dp-delta", delta, 0 < delta < 1)):  # fmt: skip
         if not legal or value != value or value == float("inf"):
             raise FedcacheError(Exit.USAGE, f"{name} {value:g} is out of range.", f"For example {name} 1e-5"

@@ -106,16 +106,21 @@ class Rounds:
         if watch is not None:
             self.env = replace(self.env, watch=watch)
         self._dealt = Memo(DEALT_BYTES)
+        self.warnings: list[str] = []
         names = [lane.name for lane in self.lanes]
         self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
+        if self.trust.attack is not None and not self.liars:
+            self.warnings.append(
+                f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
+            )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[Rejected] = []
+        self.unguarded = 0
         self.round = 0
         self.server: Tree = {}
         self.states = States()
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
-        self.warnings: list[str] = []
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
         self.train_bytes = sum(len(self.lanes[c].train) for c in self.eligible) * self.data.x[:1].nbytes
@@ -297,6 +302,12 @@ class Rounds:
         pooled = pool.done()
         if isinstance(pool, Guarded):
             self.rejected += pool.rejected
+            if pool.unguarded and not self.unguarded:
+                self.warnings.append(
+                    f"round {self.round + 1}: {pool.unguarded} classes have so few owners that --aggregate "
+                    f"{self.trust.rule.text} expects no liar among them: their prototypes are not protected"
+                )
+            self.unguarded += pool.unguarded
             for r in pool.rejected[: max(0, TOLD - len(self.rejected) + len(pool.rejected))]:
                 name = self.lanes[r.client].name
                 self.warnings.append(

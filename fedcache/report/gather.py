@@ -204,10 +204,25 @@ def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
 
 
 def label_of(entry: Entry, names: Sequence[str]) -> str:
-    """A short name that tells the entry from the others: the method, and the facts that differ."""
+    """The method and the facts of these names, in words."""
     told = facts(entry)
-    rest = [f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told and n != "method"]
-    return " ".join([told["method"], *rest])
+    rest = [told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told]
+    return " ".join(rest if "method" in names else [told["method"], *rest])
+
+
+def labels(entries: Sequence[Entry]) -> list[str]:
+    """The shortest names that tell entries apart: the method, then what differs, as far as it is needed.
+
+    Equal settings that were computed in different ways (alone and in a grid) get the digest too.
+    """
+    used: list[str] = []
+    made = [label_of(e, used) for e in entries]
+    for name in differing(entries):
+        tried = [label_of(e, [*used, name]) for e in entries]
+        if len(set(tried)) > len(set(made)):
+            used, made = [*used, name], tried
+    twice = {label for label in made if made.count(label) > 1}
+    return [f"{m} ({e.digest[:6]})" if m in twice else m for m, e in zip(made, entries, strict=True)]
 
 
 def _word(value: object) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.files import canonical_json, fsync_directory, write_atomic
+from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
 
 CRC_BYTES = 4
 LINE = 64
@@ -206,7 +206,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
         found = path.stat().st_size
         if size is not None and found != size + CRC_BYTES:
             raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
-        raw = path.read_bytes()
+        raw = read_whole(path)
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
     payload, tail = raw[:-CRC_BYTES], raw[-CRC_BYTES:]
@@ -240,7 +240,7 @@ def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
         FedcacheError: CORRUPT, for a missing file or a wrong size.
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=at_once) as file:
             found = os.fstat(file.fileno()).st_size
             if found != size + CRC_BYTES:
                 raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
@@ -272,7 +272,7 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
         FedcacheError: CORRUPT, for a missing file or a wrong size.
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=at_once) as file:
             found = os.fstat(file.fileno()).st_size
             if found != size + CRC_BYTES:
                 raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")

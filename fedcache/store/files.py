@@ -46,6 +46,21 @@ def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> st
     return digest.hexdigest()
 
 
+def at_once(path: str, flags: int) -> int:
+    """An ``opener`` that never waits: a pipe in the place of a file reads as empty instead of blocking for ever."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_whole(path: Path) -> bytes:
+    """The bytes of a file; none of a pipe.
+
+    Raises:
+        OSError: when it is missing or unreadable.
+    """
+    with open(path, "rb", buffering=0, opener=at_once) as file:
+        return file.read() or b""
+
+
 def fsync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY)

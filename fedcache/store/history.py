@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.store.disk import writing
-from fedcache.store.files import append_line
+from fedcache.store.files import append_line, read_whole
 from fedcache.store.seal import seal, unseal
 
 NAME = "history.jsonl"
@@ -21,7 +21,7 @@ def append_event(store: Path, event: Mapping[str, Any]) -> None:
     path = store / NAME
     with writing(path, 0):
         if path.exists():
-            raw = path.read_bytes()
+            raw = read_whole(path)
             if raw and not raw.endswith(b"\n"):
                 with path.open("r+b") as file:
                     file.truncate(raw.rfind(b"\n") + 1)
@@ -31,7 +31,7 @@ def append_event(store: Path, event: Mapping[str, Any]) -> None:
 def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The events, and the numbers (from 1) of lines that are damaged."""
     try:
-        raw = (store / NAME).read_bytes()
+        raw = read_whole(store / NAME)
     except OSError:
         return [], []
     events, damaged = [], []

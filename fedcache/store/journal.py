@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.store.chunks import DTYPES
-from fedcache.store.files import append_line, fsync_directory
+from fedcache.store.files import append_line, fsync_directory, read_whole
 from fedcache.store.seal import seal, unseal
 
 PREFIX, SUFFIX = "journal-", ".jsonl"
@@ -114,7 +114,7 @@ def read_journal(path: Path) -> Journal:
     """A journal up to the first line that is torn or is not what fedcache writes."""
     journal = Journal(path)
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path)
     except OSError:
         return journal
     for line in raw.splitlines(keepends=True):

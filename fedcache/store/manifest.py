@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.chunks import DTYPES
-from fedcache.store.files import digest_of, write_atomic
+from fedcache.store.files import digest_of, read_whole, write_atomic
 from fedcache.store.seal import seal, unseal
 
 FORMAT = 1
@@ -116,7 +116,7 @@ def read_manifest(store: Path) -> Manifest:
         FedcacheError: STORE when there is none, or a newer fedcache wrote it; CORRUPT when it is damaged or lost.
     """
     try:
-        raw = (store / NAME).read_bytes()
+        raw = read_whole(store / NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         if was_store(store):
             if (store / NAME).exists():  # looked for last: a store may appear here, whole, at any moment

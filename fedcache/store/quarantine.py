@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.files import canonical_json, sha256_hex, write_atomic
+from fedcache.store.files import canonical_json, read_whole, sha256_hex, write_atomic
 from fedcache.store.journal import journals
 from fedcache.store.manifest import Manifest
 
@@ -67,7 +67,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     path = store / NAME
     expected = manifest.files.get(NAME)
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path)
     except FileNotFoundError:
         if expected is None:
             return {}

@@ -21,7 +21,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.notebooks import data_frame, html_table
 from fedcache.store import chunks as files
 from fedcache.store.disk import writing
-from fedcache.store.files import canonical_json, digest_of, fsync_directory, sha256_hex, write_atomic
+from fedcache.store.files import canonical_json, digest_of, fsync_directory, read_whole, sha256_hex, write_atomic
 from fedcache.store.history import append_event
 from fedcache.store.journal import journals
 from fedcache.store.lock import held
@@ -413,7 +413,7 @@ class Store:
     def _partition(self, name: str) -> dict[str, Any]:
         path = self.path / "partitions" / f"{name}.json"
         try:
-            raw = path.read_bytes()
+            raw = read_whole(path)
         except OSError as error:
             raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
         if sha256_hex(raw) != self._manifest.files[f"partitions/{name}.json"]:

@@ -1,0 +1,261 @@
+"""What runs were trained on: who holds which classes, features in two dimensions, how backbones agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.report.canvas import INK, SERIES, Cell, Marks, Plot, draw, name_places, short
+from fedcache.report.figures.grids import squares
+from fedcache.report.sources import Source
+
+EMBEDDINGS = ("pca", "tsne", "umap", "none")
+MOST_POINTS = 600
+MOST_PROTOTYPES = 12
+"""Clients whose prototypes are drawn."""
+MOST_CLIENTS, MOST_CLASSES = 60, 60
+MARKERS = ("o", "s", "D", "P", "X", "v")
+
+
+def check_embedding(name: str) -> None:
+    """Refuse an unknown or missing way to two dimensions before any work.
+
+    Raises:
+        FedcacheError: USAGE; ENVIRONMENT for umap when it is not installed.
+    """
+    if name not in EMBEDDINGS:
+        raise unknown("embedding", name, EMBEDDINGS)
+    if name == "umap":
+        try:
+            import umap  # noqa: F401
+        except ImportError as error:
+            raise FedcacheError(
+                Exit.ENVIRONMENT, "umap-learn is not installed.", "pip install umap-learn, or --embed tsne"
+            ) from error
+
+
+def dots(ident: str, source: Source) -> Plot | None:
+    """Training rows of every client and class as dots whose area is the count."""
+    counts = source.partition.counts(source.columns)
+    names, classes = [c.name for c in source.partition.clients], source.columns.classes
+    if not counts.size or not counts.max():
+        return None
+    rows: list[list[Cell]] = [
+        [names[i], classes[j], int(counts[i, j])] for i, j in zip(*np.nonzero(counts), strict=True)
+    ]
+    shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
+    says = "Training rows of each client and class; the area of a dot is their number."
+    if shown.shape != counts.shape:
+        says += (
+            f" The first {shown.shape[0]} of {counts.shape[0]} clients, {shown.shape[1]} of {counts.shape[1]} classes."
+        )
+
+    def fill(axes: Any, marks: Marks) -> None:
+        client, label = np.nonzero(shown)
+        cell = 72 * min(4.2 / shown.shape[0], 2.6 / shown.shape[1], 0.3)
+        area = (0.95 * cell) ** 2 * shown[client, label] / shown.max()
+        made = axes.scatter(client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0)
+        told = zip(client, label, strict=True)
+        marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in told])
+        name_places(axes.set_xticks, names[: shown.shape[0]], rotation=90)
+        name_places(axes.set_yticks, classes[: shown.shape[1]])
+        axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
+
+    return Plot(
+        ident,
+        "Who holds which classes",
+        says,
+        ("client", "class", "rows"),
+        rows,
+        draw(ident, fill, height=3.6, says=says),
+    )
+
+
+def sampled(source: Source) -> NDArray[np.int64]:
+    """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
+    columns, ok = source.columns, source.store.readable().astype(bool)
+    tests = np.unique(np.concatenate([c.test for c in source.partition.clients]))
+    tests = tests[ok[tests] & (columns.label[tests] >= 0)]
+    step = max(1, -(-len(tests) // MOST_POINTS))
+    spread: NDArray[np.int64] = tests[::step]
+    return spread
+
+
+def plane(ident: str, source: Source, key: str, how: str) -> Plot | None:
+    """Test rows, class prototypes and clients' prototypes of one backbone in two dimensions."""
+    columns = source.columns
+    rows = sampled(source)
+    if len(rows) < 3 or how == "none":
+        return None
+    x = source.features(key, rows)
+    keep = np.isfinite(x).all(1)
+    rows, x = rows[keep], x[keep]
+    proto, words, global_count = _prototypes(source, key)
+    flat = _project(np.concatenate([x, proto]), how)
+    label = columns.label[rows]
+    name = str(source.store.arrays[key].recipe.get("backbone", key))
+    title = f"Features of {name} in two dimensions"
+    says = (
+        f"{len(x)} test rows of {name} by {'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
+    )
+    says += "stars the mean of each class over all clients' training rows, small triangles those of single clients."
+
+    def fill(axes: Any, marks: Marks) -> None:
+        for c in np.unique(label):
+            mine = label == c
+            style = {
+                "color": SERIES[c % 10],
+                "marker": MARKERS[(c // 10) % len(MARKERS)],
+                "alpha": 0.55,
+                "linewidths": 0,
+            }
+            made = axes.scatter(flat[: len(x)][mine, 0], flat[: len(x)][mine, 1], s=13, **style)
+            marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
+        stars, small = flat[len(x) : len(x) + global_count], flat[len(x) + global_count :]
+        if len(small):
+            marks(
+                axes.scatter(small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0),
+                words[global_count:],
+            )
+        marks(axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0), words[:global_count])
+        for said, at in zip(words[:global_count], stars, strict=True):
+            if global_count <= 20:
+                axes.annotate(short(said, 10), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.grid(visible=False)
+
+    kinds = [
+        *(["row"] * len(x)),
+        *(["class mean"] * global_count),
+        *(["client's class mean"] * (len(proto) - global_count)),
+    ]
+    names = [*(columns.classes[c] for c in label), *words]
+    data: list[list[Cell]] = [[k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)]
+    return Plot(ident, title, says, ("kind", "name", "x", "y"), data, draw(ident, fill, height=4.2, says=says))
+
+
+def _prototypes(source: Source, key: str) -> tuple[NDArray[np.float32], list[str], int]:
+    """Class means over all training rows, then of the first clients; their names; how many are over all."""
+    columns, found = source.columns, []
+    sums: dict[int, tuple[NDArray[np.float64], int]] = {}
+    own: list[tuple[str, NDArray[np.float64]]] = []
+    for number, client in enumerate(source.partition.clients):
+        x = source.features(key, client.train).astype(np.float64)
+        y = columns.label[client.train]
+        good = np.isfinite(x).all(1)
+        for c in np.unique(y[good & (y >= 0)]):
+            mine = x[good & (y == c)]
+            before = sums.get(int(c), (np.zeros(x.shape[1]), 0))
+            sums[int(c)] = (before[0] + mine.sum(0), before[1] + len(mine))
+            if number < MOST_PROTOTYPES:
+                own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
+    for c in sorted(sums):
+        found.append((columns.classes[c], sums[c][0] / sums[c][1]))
+    every = [*found, *own]
+    return np.array([p for _, p in every], np.float32), [n for n, _ in every], len(found)
+
+
+def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
+    """[N, D] in two dimensions, of unit rows; the same for the same rows."""
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    if how == "tsne":
+        from sklearn.manifold import TSNE
+
+        perplexity = min(30.0, (len(x) - 1) / 3)
+        made: NDArray[np.float64] = TSNE(2, init="pca", random_state=0, perplexity=perplexity).fit_transform(unit)
+        return made
+    if how == "umap":
+        import umap
+
+        flat: NDArray[np.float64] = umap.UMAP(random_state=0, n_jobs=1).fit_transform(unit)
+        return flat
+    from sklearn.decomposition import PCA
+
+    two: NDArray[np.float64] = PCA(2, svd_solver="full").fit_transform(unit)
+    return two
+
+
+def agreement(ident: str, source: Source) -> Plot | None:
+    """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
+    if len(source.fused) < 2:
+        return None
+    import torch
+
+    from fedcache.federate.diagnostics import linear_cka
+
+    names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
+    clients = source.partition.clients[:MOST_CLIENTS]
+    cells: list[tuple[int, int, float, str]] = []
+    for i, client in enumerate(clients):
+        rows = client.train[:MOST_POINTS]
+        parts = [source.features(k, rows) for k in source.fused]
+        good = np.isfinite(np.concatenate(parts, 1)).all(1)
+        if good.sum() < 3:
+            continue
+        unit = [torch.nn.functional.normalize(torch.from_numpy(p[good]).double(), dim=1) for p in parts]
+        whole = torch.cat(unit, 1)
+        for k, part in enumerate(unit):
+            value = linear_cka(part, whole)
+            if np.isfinite(value):
+                cells.append((i, k, value, f"{names[k]}, {client.name}: {value:.3f}"))
+    if not cells:
+        return None
+    says = "Linear CKA between each backbone's features and all of them together, on each client's training rows: 1 is "
+    says += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
+
+    def fill(axes: Any, marks: Marks) -> None:
+        squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
+        name_places(axes.set_xticks, [c.name for c in clients], rotation=90 if len(clients) > 8 else 0)
+        name_places(axes.set_yticks, names)
+        axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
+
+    rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
+    svg = draw(ident, fill, height=1.2 + 0.4 * len(names), says=says)
+    return Plot(ident, "Fusion: what each backbone brings", says, ("backbone", "client", "CKA"), rows_, svg)
+
+
+def label_entropy(ident: str, source: Source) -> Plot | None:
+    """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
+    import torch
+
+    from fedcache.federate.diagnostics import pseudo_label_entropy
+
+    for key in source.keys:
+        backbone = str(source.store.arrays[key].recipe.get("backbone"))
+        if source.store.has_text(backbone):
+            break
+    else:
+        return None
+    rows = sampled(source)
+    x = source.features(key, rows)
+    x = x[np.isfinite(x).all(1)]
+    if not len(x):
+        return None
+    unit = torch.nn.functional.normalize(torch.from_numpy(x).double(), dim=1)
+    text = torch.nn.functional.normalize(torch.tensor(source.store.text(backbone)).double(), dim=1)
+    scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
+    values = {s: pseudo_label_entropy(unit, text, float(s)).numpy() for s in scales}
+    most = float(np.log2(len(text)))
+    says = f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} is no knowledge."
+
+    def fill(axes: Any, marks: Marks) -> None:
+        edges = np.linspace(0, most * 1.0001, 25)
+        for i, (s, v) in enumerate(values.items()):
+            count, _ = np.histogram(v, edges)
+            bars = axes.bar(
+                edges[:-1], count, width=np.diff(edges), align="edge", color=SERIES[i], alpha=0.6, label=scales[s]
+            )
+            for bar, n, a, b in zip(bars, count, edges[:-1], edges[1:], strict=True):
+                marks(bar, [f"{scales[s]}: {n} rows from {a:.2f} to {b:.2f} bits"])
+        axes.set(xlabel="bits", ylabel="test rows")
+        axes.grid(visible=False, axis="x")
+        axes.figure.legend(loc="outside lower left", ncols=2)
+
+    data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
+    return Plot(
+        ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, draw(ident, fill, height=3.0, says=says)
+    )

@@ -1,0 +1,160 @@
+"""Grids: what two swept values did to the accuracy, the rest at its best, and the chosen point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcache.report.canvas import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, short
+from fedcache.report.gather import Entry, differing, facts
+
+MOST_SIDE = 24
+Cells = dict[tuple[str, ...], tuple[float, Entry]]
+
+
+def sweeps(ident: str, entries: Sequence[Entry]) -> list[Plot]:
+    """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
+    methods: dict[str, list[Entry]] = {}
+    for entry in entries:
+        methods.setdefault(entry.method, []).append(entry)
+    made = [_method(f"{ident}-{i}", name, found) for i, (name, found) in enumerate(methods.items())]
+    return [plot for plot in made if plot is not None]
+
+
+def _method(ident: str, name: str, entries: Sequence[Entry]) -> Plot | None:
+    scored = [e for e in entries if e.result["accuracy"]["mean"] is not None]
+    names = [n for n in differing(scored) if n != "method"] if len(scored) > 1 else []
+    if not names:
+        return None
+    told = [facts(e) for e in scored]
+    values = {n: sorted({f.get(n, "-") for f in told}, key=_order) for n in names}
+    chosen = sorted(names, key=lambda n: -len(values[n]))[:2]
+    best: Cells = {}
+    for f, e in zip(told, scored, strict=True):
+        at = tuple(f.get(n, "-") for n in chosen)
+        if at not in best or e.result["accuracy"]["mean"] > best[at][0]:
+            best[at] = (e.result["accuracy"]["mean"], e)
+    rows: list[list[Cell]] = [
+        [*(f.get(n, "-") for n in names), e.result["accuracy"]["mean"]] for f, e in zip(told, scored, strict=True)
+    ]
+    columns = [*(n.removeprefix("set.") for n in names), "accuracy"]
+    rest = [n.removeprefix("set.") for n in names if n not in chosen]
+    over = f" Of {', '.join(rest)} the best value is taken." if rest else ""
+    title = f"{name}: {' and '.join(n.removeprefix('set.') for n in chosen)}"
+    if len(chosen) == 1:
+        says = f"Accuracy in percent of {name} over {len(scored)} points; the ring is the best.{over}"
+        return Plot(ident, title, says, columns, rows, _line(ident, chosen[0], values[chosen[0]], best, says))
+    if max(len(values[n]) for n in chosen) > MOST_SIDE:
+        return None
+    says = f"Accuracy in percent of {name} over {len(scored)} points; deeper is higher, the frame is the best.{over}"
+    return Plot(ident, title, says, columns, rows, _heat(ident, chosen, values, best, says))
+
+
+def _line(ident: str, name: str, values: Sequence[str], best: Cells, says: str) -> str:
+    accuracy = np.array([100 * best[(v,)][0] for v in values])
+
+    def fill(axes: Any, marks: Marks) -> None:
+        (line,) = axes.plot(range(len(values)), accuracy, marker="o", markersize=4, color=SERIES[0])
+        marks(line, [f"{name.removeprefix('set.')}={v}: {a:.2f} %" for v, a in zip(values, accuracy, strict=True)])
+        top = int(accuracy.argmax())
+        axes.plot([top], [accuracy[top]], marker="o", markersize=10, fillstyle="none", color=INK)
+        step = max(1, len(values) // 12)
+        axes.set_xticks(range(0, len(values), step), [short(v, 9) for v in values[::step]])
+        axes.set(xlabel=name.removeprefix("set."), ylabel="accuracy %")
+
+    return draw(ident, fill, says=says)
+
+
+def _heat(ident: str, names: Sequence[str], values: dict[str, list[str]], best: Cells, says: str) -> str:
+    across, down = sorted(names, key=lambda n: len(values[n]))[::-1]
+    flip = names[0] != across
+    found = {(at[1], at[0]) if flip else at: v for at, v in best.items()}
+    top = max(found, key=lambda at: found[at][0])
+    cells = [
+        (x, y, 100 * found[a, b][0], f"{across.removeprefix('set.')}={a}, {down.removeprefix('set.')}={b}")
+        for x, a in enumerate(values[across])
+        for y, b in enumerate(values[down])
+        if (a, b) in found
+    ]
+
+    def fill(axes: Any, marks: Marks) -> None:
+        squares(axes, marks, [(x, y, v, f"{said}: {v:.2f} %") for x, y, v, said in cells], small=len(cells) > 60)
+        at = (values[across].index(top[0]), values[down].index(top[1]))
+        axes.add_patch(_frame(at))
+        axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]])
+        axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
+        axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
+        axes.set(xlim=(-0.5, len(values[across]) - 0.5), ylim=(len(values[down]) - 0.5, -0.5))
+
+    return draw(ident, fill, height=1.1 + min(0.42 * len(values[down]), 6.0), says=says)
+
+
+def _frame(at: tuple[int, int]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((at[0] - 0.48, at[1] - 0.48), 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2)
+
+
+def squares(
+    axes: Any, marks: Marks, cells: Sequence[tuple[int, int, float, str]], *, small: bool = False, form: str = "{:.1f}"
+) -> None:
+    """Squares (x, y, value, words) whose depth of one colour is the value; their numbers are written where they fit."""
+    from matplotlib.patches import Rectangle
+
+    values = np.array([v for *_, v, _ in cells])
+    low, high = float(values.min()), float(values.max())
+    depth = 0.06 + 0.86 * (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+    for (x, y, v, said), alpha in zip(cells, depth, strict=True):
+        square = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=SERIES[0], alpha=float(alpha), linewidth=0)
+        axes.add_patch(square)
+        marks(square, [said])
+        if not small:
+            # Ink on pale squares and paper on deep ones; in the dark both are turned round.
+            axes.text(x, y, form.format(v), ha="center", va="center", fontsize=8, color=PAPER if alpha > 0.6 else INK)
+    axes.grid(visible=False)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _order(value: str) -> tuple[int, float, str]:
+    """Numbers by size, then words."""
+    try:
+        return 0, float(value), value
+    except ValueError:
+        return 1, 0.0, value
+
+
+def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]) -> Plot | None:
+    """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
+    known = [(label, s, a) for label, s, a in runs if a is not None]
+    labels = list(dict.fromkeys(label for label, *_ in known))
+    if len(settings) < 2 or len(labels) < 2:
+        return None
+    best: dict[tuple[str, str], float] = {}
+    for label, s, a in known:
+        best[label, s] = max(a, best.get((label, s), -1.0))
+    labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[: 2 * MOST_SIDE]
+    says = "Accuracy in percent: each method's best run in each setting, deeper is higher. Settings are not averaged."
+
+    def fill(axes: Any, marks: Marks) -> None:
+        cells = [
+            (x, y, 100 * best[n, s], f"{n} on {s}: {percent(best[n, s])} %")
+            for x, s in enumerate(settings)
+            for y, n in enumerate(labels)
+            if (n, s) in best
+        ]
+        squares(axes, marks, cells)
+        axes.set_xticks(range(len(settings)), [_lines(s) for s in settings], rotation=90 if len(settings) > 3 else 0)
+        axes.set_yticks(range(len(labels)), [short(n, 20) for n in labels])
+        axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
+
+    rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
+    svg = draw(ident, fill, height=1.0 + 0.25 * len(labels), says=says)
+    return Plot(ident, "Methods in every setting", says, ("run", "setting", "accuracy"), rows, svg)
+
+
+def _lines(setting: str) -> str:
+    """A setting's name, one part below the other."""
+    return "\n".join(short(part, 22) for part in setting.split(", "))

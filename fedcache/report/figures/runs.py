@@ -1,0 +1,188 @@
+"""What runs reached: accuracy per round, over clients, against bytes and against seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcache.report.canvas import (
+    INK,
+    SERIES,
+    Cell,
+    Marks,
+    Plot,
+    draw,
+    legend_below,
+    percent,
+    short,
+    size,
+)
+from fedcache.report.gather import Entry
+
+MOST_CURVES = 8
+MOST_STRIPS = 16
+
+Named = Sequence[tuple[str, Entry]]
+"""Runs with the label that tells them apart, the best first."""
+
+
+def curves(ident: str, runs: Named) -> Plot | None:
+    """Accuracy per measured round, the mean over seeds with the range between them."""
+    rows: list[list[Cell]] = []
+    drawn: list[tuple[str, np.ndarray, np.ndarray]] = []
+    for label, entry in runs:
+        seeds: dict[int, dict[int, float]] = {}
+        for record in entry.rounds():
+            if record["accuracy"] is not None:
+                seeds.setdefault(record["seed"], {})[record["round"]] = record["accuracy"]
+        rows += [[label, s, r, a] for s, found in seeds.items() for r, a in found.items()]
+        shared = sorted(set.intersection(*(set(f) for f in seeds.values()))) if seeds else []
+        if len(shared) > 1:
+            values = 100 * np.array([[found[r] for r in shared] for found in seeds.values()])
+            drawn.append((label, np.array(shared), values))
+    if not drawn:
+        return None
+    left = len(drawn) - MOST_CURVES
+    says = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
+    says += f" The best {MOST_CURVES} of {len(drawn)} are drawn, the data hold all." if left > 0 else ""
+
+    def fill(axes: Any, marks: Marks) -> None:
+        for i, (label, rounds, values) in enumerate(drawn[:MOST_CURVES]):
+            mean = values.mean(0)
+            dots = "." if len(rounds) <= 60 else None
+            (line,) = axes.plot(rounds, mean, color=SERIES[i], label=short(label), marker=dots, markersize=5)
+            told = [f"{label}: round {r}, {m:.2f} %" for r, m in zip(rounds, mean, strict=True)]
+            marks(line, told if dots else [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"])
+            if len(values) > 1:
+                axes.fill_between(rounds, values.min(0), values.max(0), color=SERIES[i], alpha=0.18, linewidth=0)
+        axes.set(xlabel="round", ylabel="accuracy %")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        legend_below(axes, len(drawn[:MOST_CURVES]))
+
+    height = 3.2 + 0.14 * min(len(drawn), MOST_CURVES)
+    svg = draw(ident, fill, height=height, says=says)
+    return Plot(ident, "Accuracy per round", says, ("run", "seed", "round", "accuracy"), rows, svg)
+
+
+def spread(ident: str, runs: Named) -> Plot | None:
+    """Every client's accuracy in one strip for each run, with the mean and the mean of the worst tenth."""
+    known = [(label, e) for label, e in runs if any(a is not None for a in e.result["accuracy"]["per_client"])]
+    if not known:
+        return None
+    rows = [
+        [label, name, a]
+        for label, e in known
+        for name, a in zip(e.result["clients"], e.result["accuracy"]["per_client"], strict=True)
+    ]
+    shown = known[:MOST_STRIPS]
+    says = "Accuracy of every client, in percent: dots are clients, the bar is their mean, the triangle the mean of the"
+    says += " worst tenth (ten clients and more)."
+    says += f" The best {MOST_STRIPS} of {len(known)} runs." if len(known) > len(shown) else ""
+
+    def fill(axes: Any, marks: Marks) -> None:
+        for y, (label, e) in enumerate(shown):
+            named = [
+                (n, 100 * a)
+                for n, a in zip(e.result["clients"], e.result["accuracy"]["per_client"], strict=True)
+                if a is not None
+            ]
+            values = np.array([a for _, a in named])
+            # A fixed wobble, so that equal clients lie beside each other and not upon.
+            wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
+            dots = axes.scatter(values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0)
+            marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in named])
+            (mean,) = axes.plot([values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
+            marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"])
+            if (worst := e.result["fairness"].get("worst10")) is not None:
+                (low,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
+                marks(low, [f"{label}: worst tenth {percent(worst)} %"])
+        axes.set_yticks(range(len(shown)), [short(label, 26) for label, _ in shown])
+        axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
+        axes.grid(visible=False, axis="y")
+
+    svg = draw(ident, fill, height=1.0 + 0.3 * max(3, len(shown)), says=says)
+    return Plot(ident, "Clients", says, ("run", "client", "accuracy"), rows, svg)
+
+
+def against_bytes(ident: str, runs: Named) -> Plot | None:
+    """Accuracy against all bytes that travelled in one seed's run, and the front."""
+
+    def cost(entry: Entry) -> float | None:
+        exact = entry.result["traffic"]["exact"]
+        return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
+
+    return _pareto(
+        ident, "Accuracy against bytes sent", "bytes up and down, one seed", runs, cost, lambda v: f"{size(v)}B"
+    )
+
+
+def against_seconds(ident: str, runs: Named) -> Plot | None:
+    """Accuracy against the seconds one seed's training took, and the front."""
+
+    def cost(entry: Entry) -> float | None:
+        return None if entry.seconds is None else entry.seconds / max(1, len(entry.result["seeds"]))
+
+    return _pareto(
+        ident, "Accuracy against seconds", "seconds of training, one seed", runs, cost, lambda v: f"{v:.3g} s"
+    )
+
+
+def _pareto(
+    ident: str,
+    title: str,
+    axis: str,
+    runs: Named,
+    cost: Callable[[Entry], float | None],
+    word: Callable[[float], str],
+) -> Plot | None:
+    points = [
+        (label, c, e.result["accuracy"]["mean"])
+        for label, e in runs
+        if (c := cost(e)) is not None and e.result["accuracy"]["mean"] is not None
+    ]
+    if len(points) < 2:
+        return None
+    best, front = -1.0, set()
+    for label, c, a in sorted(points, key=lambda p: (p[1], -p[2])):
+        if a > best:
+            best = a
+            front.add((label, c))
+    free = any(c == 0 for _, c, _ in points)
+    says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate."
+    says += " What sends nothing stands at the left edge." if free else ""
+
+    def fill(axes: Any, marks: Marks) -> None:
+        least = min((c for _, c, _ in points if c > 0), default=1.0)
+        x = np.array([c or least / 10 for _, c, _ in points])
+        y = np.array([100 * a for _, _, a in points])
+        on = np.array([(label, c) in front for label, c, _ in points])
+        words = np.array([f"{label}: {100 * a:.2f} %, {word(c)}" for label, c, a in points], object)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: word(value))
+        axes.minorticks_off()
+        order = np.argsort(x[on], kind="stable")
+        axes.plot(x[on][order], y[on][order], color=SERIES[0], linewidth=1, drawstyle="steps-post", alpha=0.6)
+        if (~on).any():
+            marks(axes.scatter(x[~on], y[~on], s=26, facecolors="none", edgecolors=SERIES[0]), list(words[~on]))
+        marks(axes.scatter(x[on], y[on], s=34, color=SERIES[0]), list(words[on]))
+        _name_front(axes, [(label, x[i], y[i]) for i, (label, _, _) in enumerate(points) if on[i]])
+        axes.set(xlabel=axis, ylabel="accuracy %")
+        axes.margins(x=0.16, y=0.14)
+
+    rows = [[label, c, a, "front" if (label, c) in front else ""] for label, c, a in points]
+    return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, draw(ident, fill, says=says))
+
+
+def _name_front(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write the names of the most accurate, except where one would cover another."""
+    spans = [np.log10([x for _, x, _ in points]), np.array([y for *_, y in points])]
+    wide, high = (max(float(np.ptp(s)), 1e-9) for s in spans)
+    written: list[tuple[float, float]] = []
+    for label, x, y in sorted(points, key=lambda p: -p[2]):
+        at = (float(np.log10(x)), y)
+        if any(abs(at[0] - a) < 0.35 * wide and abs(at[1] - b) < 0.08 * high for a, b in written):
+            continue
+        written.append(at)
+        axes.annotate(short(label, 22), (x, y), xytext=(0, 6), textcoords="offset points", fontsize=8, ha="center")

@@ -1,0 +1,133 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  const paint = () => { root.dataset.theme = chosen ?? (dark.matches ? "dark" : "light"); };
+  dark.addEventListener("change", paint);
+  paint();
+  document.getElementById("theme").addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    paint();
+  });
+
+  // Words of a mark: one tip for the mouse, for touch and for the arrow keys. Without a script they are <title>s.
+  const tip = document.getElementById("tip");
+  const words = new Map();
+  for (const title of document.querySelectorAll(".mark > title")) {
+    words.set(title.parentNode, title.textContent);
+    title.remove();
+  }
+  let lit = null;
+  const hide = () => { tip.hidden = true; lit?.classList.remove("on"); lit = null; };
+  const show = (mark, x, y) => {
+    hide();
+    lit = mark;
+    mark.classList.add("on");
+    tip.textContent = words.get(mark);
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(x + 12, innerWidth - box.width - 4))}px`;
+    tip.style.top = `${y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18}px`;
+  };
+  const markAt = (event) => event.target instanceof Element ? event.target.closest(".mark") : null;
+  document.addEventListener("pointermove", (event) => {
+    const mark = markAt(event);
+    if (mark && words.has(mark)) show(mark, event.clientX, event.clientY);
+    else if (event.pointerType === "mouse" && lit && document.activeElement?.contains(lit) !== true) hide();
+  });
+  document.addEventListener("pointerdown", (event) => {
+    const mark = markAt(event);
+    if (mark && words.has(mark)) show(mark, event.clientX, event.clientY); else hide();
+  });
+  addEventListener("scroll", hide, { passive: true, capture: true });
+  for (const drawing of document.querySelectorAll(".drawing")) {
+    const marks = [...drawing.querySelectorAll(".mark")].filter((m) => words.has(m));
+    let at = -1;
+    const go = (to) => {
+      at = Math.max(0, Math.min(marks.length - 1, to));
+      const box = marks[at].getBoundingClientRect();
+      show(marks[at], box.x + box.width / 2, box.y + box.height / 2);
+    };
+    drawing.addEventListener("keydown", (event) => {
+      const steps = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: marks.length - 1 };
+      if (event.key === "Escape") { hide(); return; }
+      if (!(event.key in steps) || !marks.length || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      go(steps[event.key]);
+    });
+    drawing.addEventListener("blur", hide);
+  }
+
+  // Columns sort: numbers by size, words by the alphabet, what is missing last.
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => {
+      const numbers = head.classList.contains("n");
+      const now = head.getAttribute("aria-sort");
+      const down = now ? now === "ascending" : numbers;
+      heads.forEach((h) => h.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const value = (row) => row.cells[place].dataset.v;
+      const order = (a, b) => numbers || (a !== "" && b !== "" && !isNaN(a) && !isNaN(b))
+        ? Number(a) - Number(b) : a.localeCompare(b);
+      const rows = [...table.tBodies[0].rows];
+      rows.sort((p, q) => {
+        const a = value(p), b = value(q);
+        if (a === "" || b === "") return (a === "") - (b === "");
+        return down ? order(b, a) : order(a, b);
+      });
+      table.tBodies[0].append(...rows);
+    }));
+  }
+
+  // A drawing leaves the page with the colours it has now.
+  const standing = (figure) => {
+    const svg = figure.querySelector("svg").cloneNode(true);
+    const before = figure.querySelectorAll(".mark");
+    svg.querySelectorAll(".mark").forEach((mark, i) => {
+      const said = words.get(before[i]);
+      mark.classList.remove("on");
+      if (said === undefined) return;
+      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+      title.textContent = said;
+      mark.append(title);
+    });
+    const style = getComputedStyle(root);
+    const box = svg.viewBox.baseVal;
+    svg.setAttribute("width", box.width);
+    svg.setAttribute("height", box.height);
+    svg.setAttribute("style", `background:${style.getPropertyValue("--paper").trim()};font-family:sans-serif`);
+    const text = new XMLSerializer().serializeToString(svg);
+    return { text: text.replace(/var\((--\w+)[^)]*\)/g, (_, name) => style.getPropertyValue(name).trim()), box };
+  };
+  const save = (name, blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  const asPng = async (figure) => {
+    const { text, box } = standing(figure);
+    const image = new Image();
+    image.src = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    await image.decode();
+    const canvas = document.createElement("canvas");
+    canvas.width = 3 * box.width;
+    canvas.height = 3 * box.height;
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    URL.revokeObjectURL(image.src);
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
+  };
+  for (const button of document.querySelectorAll("button[data-save]")) {
+    button.addEventListener("click", async () => {
+      const figure = button.closest("figure");
+      const kind = button.dataset.save;
+      const blob = kind === "svg" ? new Blob([standing(figure).text], { type: "image/svg+xml" })
+        : kind === "png" ? await asPng(figure)
+        : new Blob([figure.querySelector("pre").textContent], { type: "text/csv" });
+      save(`${figure.id}.${kind}`, blob);
+    });
+  }
+})();

@@ -1,0 +1,322 @@
+"""``fedcache report``: runs to one self-contained HTML file that asks nothing of any network."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import fedcache
+from fedcache.errors import Exit, FedcacheError
+from fedcache.progress import Observer, Silent
+from fedcache.report.canvas import Plot, need_matplotlib, percent, short, size
+from fedcache.report.figures import data, grids, models, runs
+from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels
+from fedcache.report.rerun import command_of
+from fedcache.report.sources import Source, source_of
+from fedcache.store.files import write_atomic
+
+MOST_SETTINGS = 12
+"""Settings that get figures; the others get their table."""
+MOST_CONFUSIONS, MOST_PLANES = 3, 3
+VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: what is shown, what it is sorted by, whether it is the best of its column."""
+
+    text: str
+    sort: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting: its runs and their figures."""
+
+    ident: str
+    title: str
+    says: str
+    columns: list[tuple[str, bool]]
+    rows: list[list[Cell]]
+    plots: list[Plot]
+    notes: list[str]
+    commands: list[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written.
+
+    Attributes:
+        path: the file.
+        runs: how many it shows.
+        left_out: runs that it names and cannot show.
+        bytes: its size.
+    """
+
+    path: Path
+    runs: int
+    left_out: int
+    bytes: int
+
+    def __repr__(self) -> str:
+        return f"Report({self.path}, {self.runs} runs, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``data`` of the envelope."""
+        return {"path": str(self.path), "runs": self.runs, "left_out": self.left_out, "bytes": self.bytes}
+
+
+def write_report(
+    asked: Sequence[Asked],
+    out: Path,
+    root: Path,
+    *,
+    title: str = "",
+    embed: str = "pca",
+    observer: Observer | None = None,
+) -> Report:
+    """Write the page of some runs.
+
+    Args:
+        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        out: the file; an earlier one is replaced, whole.
+        root: where digests are looked up.
+        title: heading; a general one when empty.
+        embed: how features come to two dimensions: pca | tsne | umap | none.
+        observer: told the progress.
+
+    Raises:
+        FedcacheError: USAGE for a name that is no run, an unknown embedding or a directory that is not there;
+            ENVIRONMENT without matplotlib.
+    """
+    observer = observer or Silent()
+    if not out.parent.is_dir():
+        raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{out} is no HTML file.",
+            f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
+        )
+    need_matplotlib()
+    data.check_embedding(embed)
+    found = gather(asked, root)
+    settings = by_setting(found.entries)
+    observer.start("drawing", len(settings) + 1, "sections")
+    try:
+        sections = []
+        for number, entries in enumerate(settings):
+            sections.append(_section(number, entries, embed, drawn=number < MOST_SETTINGS))
+            observer.advance(1)
+        raw = _page(found, sections, title or "Federated runs on cached features").encode()
+    finally:
+        observer.stop()
+    write_atomic(out, raw)
+    return Report(out, len(found.entries), len(found.left_out), len(raw))
+
+
+def setting_name(entry: Entry) -> str:
+    """Dataset, scheme and clients in words."""
+    r = entry.result
+    part = r["partition"]
+    return f"{r['dataset']['slug']}, {part['name'] or part['scheme']}, {part['clients']} clients"
+
+
+def _section(number: int, entries: list[Entry], embed: str, *, drawn: bool) -> Section:
+    entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
+    names = differing(entries)
+    named = list(zip(labels(entries), entries, strict=True))
+    ident = f"s{number}"
+    notes: list[str] = []
+    plots: list[Plot] = []
+    if drawn:
+        plots, notes = _plots(ident, named, embed)
+    else:
+        notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
+    first = entries[0].result
+    says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
+    says += f"{str(first['partition']['digest'])[:16]}."
+    columns, rows = _table(entries, names)
+    commands = [(label, e.digest, command_of(e)) for label, e in named]
+    return Section(ident, setting_name(entries[0]), says, columns, rows, plots, notes, commands)
+
+
+def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[str]]:
+    entries = [e for _, e in named]
+    made: list[Plot | None] = [
+        runs.curves(f"{ident}-curves", named),
+        runs.spread(f"{ident}-clients", named),
+        runs.against_bytes(f"{ident}-bytes", named),
+        runs.against_seconds(f"{ident}-seconds", named),
+        *grids.sweeps(f"{ident}-grid", entries),
+    ]
+    notes: list[str] = []
+    if made[0] is None:
+        notes.append("No run measured its accuracy in more than one round: `--eval-every 1` gives the curves.")
+    for i, (label, entry) in enumerate(_first_of_each(named)[:MOST_CONFUSIONS]):
+        made.append(models.confusion(f"{ident}-confusion{i}", label, entry))
+    if any("confusion" not in e.result for e in entries):
+        notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
+    made += models.own_numbers(f"{ident}-own", named)
+    notes += models.last_numbers(named)
+    source = source_of(entries)
+    if isinstance(source, Source):
+        made.append(data.dots(f"{ident}-dots", source))
+        made += [data.plane(f"{ident}-plane{i}", source, k, embed) for i, k in enumerate(source.keys[:MOST_PLANES])]
+        made += [data.agreement(f"{ident}-fusion", source), data.label_entropy(f"{ident}-entropy", source)]
+    else:
+        notes.append(f"Partition and features are not drawn: {source}.")
+    return [p for p in made if p is not None], notes
+
+
+def _first_of_each(named: runs.Named) -> list[tuple[str, Entry]]:
+    """The best run of each method."""
+    best: dict[str, tuple[str, Entry]] = {}
+    for label, entry in named:
+        best.setdefault(entry.method, (label, entry))
+    return list(best.values())
+
+
+def _table(entries: Sequence[Entry], names: Sequence[str]) -> tuple[list[tuple[str, bool]], list[list[Cell]]]:
+    """(name, whether numbers) of the columns, and the rows."""
+    told = [n for n in names if n != "method"]
+    columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
+    columns += [(n, True) for n in ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %")]
+    columns += [(n, True) for n in ("sent a round", "MB in all", "seconds")]
+    columns += [("fidelity", False), ("run", False)]
+    rows = []
+    for e in entries:
+        r, said = e.result, facts(e)
+        exact = r["traffic"]["exact"]
+        megabytes = (exact["up_bytes"] + exact["down_bytes"]) / 1e6
+        sent = exact["per_client_round"]["up"]
+        rows.append(
+            [
+                Cell(e.method, e.method),
+                *(Cell(said.get(n, "-"), said.get(n, "")) for n in told),
+                _number(r["accuracy"]["mean"]),
+                _number(r["accuracy"]["std"]),
+                Cell(str(len(r["seeds"])), str(len(r["seeds"]))),
+                _number(r["accuracy"]["client_mean"]),
+                _number(r["fairness"].get("worst10")),
+                _number(r["macro_f1"]["mean"]),
+                Cell(size(sent), str(sent)),
+                Cell(f"{megabytes:,.2f}", str(megabytes)),
+                Cell("-" if e.seconds is None else f"{e.seconds:,.2f}", str(e.seconds or "")),
+                Cell(str(r["fidelity"]), str(r["fidelity"])),
+                Cell(e.digest[:8], e.digest),
+            ]
+        )
+    for place, (name, _) in enumerate(columns):
+        if name in ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %"):
+            _mark_best(rows, place)
+    return columns, rows
+
+
+def _number(value: float | None) -> Cell:
+    return Cell(percent(value), "" if value is None else repr(value))
+
+
+def _mark_best(rows: list[list[Cell]], place: int) -> None:
+    known = [float(row[place].sort) for row in rows if row[place].sort]
+    for row in rows:
+        if len(rows) > 1 and row[place].sort and float(row[place].sort) == max(known):
+            row[place] = Cell(row[place].text, row[place].sort, best=True)
+
+
+def recipes(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """(array, its recipe in words) of every array that the runs read and a store still holds."""
+    found: dict[str, str] = {}
+    for group in by_setting(entries):
+        source = source_of(group)
+        if isinstance(source, Source):
+            for key in (k for e in group for k in e.result["arrays"] if k in source.store.arrays):
+                recipe = source.store.arrays[key].recipe
+                found[key] = ", ".join(f"{k} {v}" for k, v in recipe.items() if not isinstance(v, dict | list))
+    return sorted(found.items())
+
+
+def _page(found: Gathered, sections: list[Section], title: str) -> str:
+    import jinja2
+
+    place = files("fedcache.report")
+    style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
+    env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.filters["csv"] = _csv
+    env.filters["code"] = _code
+    env.globals["markup"] = _safe
+    names = [s.title for s in sections]
+    accuracy = [(e.method, setting_name(e), e.result["accuracy"]["mean"]) for g in by_setting(found.entries) for e in g]
+    across = grids.matrix("across", accuracy, list(dict.fromkeys(names)))
+    template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        style=style,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        sections=sections,
+        across=across,
+        left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
+        count=len(found.entries),
+        recipes=recipes(found.entries),
+        versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
+        trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+    )
+
+
+def _versions() -> list[tuple[str, str]]:
+    known = []
+    for name in VERSIONS:
+        try:
+            known.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def _safe(svg: str) -> Any:
+    """A drawing of ``canvas.draw``: matplotlib's file, whose words were escaped when it was written."""
+    import markupsafe
+
+    return markupsafe.Markup(svg)
+
+
+def _code(text: str) -> Any:
+    """Words between backticks as code; everything is escaped."""
+    import markupsafe
+
+    parts = [markupsafe.escape(part) for part in text.split("`")]
+    return markupsafe.Markup("").join(
+        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
+    )
+
+
+def _csv(plot: Plot) -> str:
+    """The data of a figure; a word that a spreadsheet would run as a formula gets a quote before it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(plot.columns)
+    for row in plot.rows:
+        writer.writerow([_plain(v) for v in row])
+    return out.getvalue()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) and value != "-"
+        else value
+    )
