@@ -5,7 +5,7 @@
     store = fc.extract("digits", backbones=["efficientnet-lite0"])
     parts = fc.partition(store, "dirichlet", clients=20, alpha=0.1)
     run = fc.train("fed3r", store, parts)
-    run.accuracy["mean"]
+    run.accuracy.mean
 
 Importing it imports neither torch nor numpy; each name is loaded when it is first used.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.method import Method as Method
     from fedcache.federate.partition import Partition as Partition
+    from fedcache.progress import Round as Round
     from fedcache.report.comparisons import compare as compare
     from fedcache.report.functions import report as report
     from fedcache.store.store import Store as Store
@@ -42,6 +43,7 @@ _PLACES = {
     "Method": "fedcache.federate.method",
     "Partition": "fedcache.federate.partition",
     "Recipe": "fedcache.extract.recipe",
+    "Round": "fedcache.progress",
     "Run": "fedcache.api.training",
     "Store": "fedcache.store.store",
     "compare": "fedcache.report.comparisons",

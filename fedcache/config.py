@@ -43,6 +43,10 @@ class Home:
         """Feature stores."""
         return self.root / "stores"
 
+    def store(self, slug: str, digest: str) -> Path:
+        """``stores/<slug>-<8 hex of the content digest>.zarr``."""
+        return self.stores / f"{slug}-{digest[:8]}.zarr"
+
     @property
     def runs(self) -> Path:
         """Results."""

@@ -2,7 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a run gave. Every round of every run is told once and in order, whoever computed it when.
+
+    Attributes:
+        path: directory of the run; its name is the first 16 digits of the run's digest.
+        method: its name.
+        seed: the seed this round belongs to.
+        seed_number: its place among the run's seeds, from 1.
+        seeds: how many seeds the run has.
+        round: from 1.
+        rounds: of every seed.
+        accuracy: a fraction, the headline of the method's protocol; None for a round that was not measured.
+        diagnostics: the method's own numbers of a measured round.
+        up_bytes: that this round's clients sent, all together.
+        down_bytes: that they were sent.
+        sent_bytes: up of this seed up to and with this round.
+        received_bytes: down of this seed up to and with this round.
+        point: the swept values, ``lr=0.1 tau=0.05``; "" for a run alone.
+        points_done: points of the grid that had ended before.
+        points: of the grid; 1 for a run alone.
+        stored: whether it was computed by an earlier call, and is read from what that one kept.
+        settings: dataset, backbones, preset and every hyperparameter of the run, by name.
+    """
+
+    path: Path
+    method: str
+    seed: int
+    seed_number: int
+    seeds: int
+    round: int
+    rounds: int
+    accuracy: float | None
+    diagnostics: Mapping[str, float | None]
+    up_bytes: int
+    down_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    point: str = ""
+    points_done: int = 0
+    points: int = 1
+    stored: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class Observer(Protocol):
@@ -16,6 +64,9 @@ class Observer(Protocol):
 
     def start(self, what: str, total: int, unit: str) -> None:
         """A measured stretch of work begins: ``total`` units of ``unit`` (``images``, ``rounds``)."""
+
+    def told(self, round_: Round) -> None:
+        """What a round of training gave; ``advance`` counts it. Also called for rounds that were computed before."""
 
     def advance(self, units: int) -> None:
         """So many more units are done."""
@@ -34,6 +85,9 @@ class Silent:
         """Nothing."""
 
     def start(self, what: str, total: int, unit: str) -> None:
+        """Nothing."""
+
+    def told(self, round_: Round) -> None:
         """Nothing."""
 
     def advance(self, units: int) -> None:

@@ -13,6 +13,7 @@ from fedcache.api.stores import more_features
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Observer
+from fedcache.store.selection import meant, names_of
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -44,11 +45,8 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         return [chosen_arrays(store, [name])[0] for name in by_name]
     chosen = []
     for name in names:
-        labels = {
-            k: (str(a.recipe.get("backbone", k)), f"{a.recipe.get('backbone', k)}@{a.recipe.get('size', 0)}")
-            for k, a in info.items()
-        }
-        found = [k for k, both in labels.items() if name == k or name in both]
+        labels = {k: names_of(k, a)[1:] for k, a in info.items()}
+        found = meant(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
             raise FedcacheError(

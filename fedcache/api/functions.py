@@ -9,8 +9,12 @@ from typing import Any, TypeAlias
 from fedcache.api import extraction, grids, partitions, points, training
 from fedcache.api.ingestion import ingest_file
 from fedcache.api.stores import need_store
+from fedcache.api.telling import OnRound
+from fedcache.api.tracking import tracking
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.method import Method
+from fedcache.federate.methods import METHODS
 from fedcache.federate.partition import Partition
 from fedcache.progress import Observer
 from fedcache.store.store import Store
@@ -83,31 +87,52 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
 
 
 def train(
-    method: str,
+    method: str | Method,
     store: AnyStore | None = None,
     parts: Partition | str | None = None,
     *,
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | None = None,
     fresh: bool = False,
     **options: Any,
 ) -> training.Run:
     """Train a federated method on cached features; the same run again returns the stored result.
 
+        fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
+
     Args:
-        method: a name of ``fedcache methods list``.
+        method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
+            digest of that file and of your files it imports is part of the run's identity.
         store: a store or its path; None is the last one extracted.
         parts: a partition, the name of a saved one, or None for the setting of the method's paper.
         seeds: one or several.
         settings: hyperparameters of the method.
         observer: told the story.
+        on_round: called with a ``Round`` after every round; those of a stored result, or of before a checkpoint, come
+            first and say ``stored``. It changes nothing of the result. When it raises, that is warned of, it is not
+            called again, and the run goes on: tracking never costs a training.
+        track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``.
         fresh: run again although the result is there.
         options: fields of ``TrainConfig`` (backbones, rounds, participation, preset, lift, ...).
+
+    Raises:
+        FedcacheError: as the command, with its exit code and hint.
     """
-    return training.train(
-        _config(method, store, parts, seeds, settings, options), Home.from_environment(), observer=observer, fresh=fresh
-    )
+    own = None if isinstance(method, str) or METHODS.get(method.name) is method else method
+    name = method if isinstance(method, str) else method.name
+    config, home = _config(name, store, parts, seeds, settings, options), Home.from_environment()
+    with tracking(track, home, None, observer) as hooks:
+        return training.train(
+            config,
+            home,
+            method=own,
+            observer=observer,
+            hooks=(*hooks, *([on_round] if on_round else [])),
+            fresh=fresh,
+        )
 
 
 def grid(
@@ -118,6 +143,8 @@ def grid(
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    on_round: OnRound | None = None,
+    track: str | None = None,
     fresh: bool = False,
     options: Mapping[str, Any] | None = None,
     sampler: str = "grid",
@@ -127,31 +154,40 @@ def grid(
 ) -> points.Grid:
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
-    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``.
+    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``, ``on_round`` and ``track`` those of ``train``;
+    a ``Round`` says which point it is of.
 
     Raises:
         FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
             when one could not be trained.
     """
-    names = (methods,) if isinstance(methods, str) else tuple(methods)
+    names = (methods,) if isinstance(methods, str | Method) else tuple(methods)
+    if mine := next((m for m in names if isinstance(m, Method)), None):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"grid() takes methods by name, and got the Method {mine.name}.",
+            "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
+        )
     config = _config(None, store, parts, seeds, settings, options or {})
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
         for key, values in sweeps.items()
     }
     home = Home.from_environment()
-    done = grids.grid(
-        names,
-        words,
-        config,
-        home,
-        partition=PartitionConfig(),
-        fresh=fresh,
-        sampler=sampler,
-        exact=exact,
-        jobs=jobs,
-        observer=observer,
-    )
+    with tracking(track, home, None, observer) as hooks:
+        done = grids.grid(
+            names,
+            words,
+            config,
+            home,
+            partition=PartitionConfig(),
+            fresh=fresh,
+            sampler=sampler,
+            exact=exact,
+            jobs=jobs,
+            observer=observer,
+            hooks=(*hooks, *([on_round] if on_round else [])),
+        )
     lost = [*done.damaged, *done.failed]
     if lost:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

@@ -126,6 +126,8 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
 
 
 def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+    from fedcache.federate.methods import NAMES
+
     current: dict[str, str] = {}
     for run in _folders(home.runs):
         try:
@@ -133,6 +135,8 @@ def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
             method = str(result["method"])
         except (FedcacheError, OSError, KeyError):
             continue
+        if method not in NAMES:
+            continue  # somebody's own: its code is not here to compare with
         if method not in current:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:

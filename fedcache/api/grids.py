@@ -20,6 +20,7 @@ from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Memo, Setting, find_method, parse_participation, prepare_run
 from fedcache.api.sweeps import belonging
+from fedcache.api.telling import OnRound, Place, hooked, tell_stored
 from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
 from fedcache.api.trusting import swept_words, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -43,12 +44,14 @@ def grid(
     exact: bool = False,
     jobs: int = 1,
     observer: Observer | None = None,
+    hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
 ) -> Grid:
     """Train every point; see ``train`` for the other arguments.
 
     ``sampler`` is ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats. ``exact`` computes every point
-    alone, with the bits of its single run. ``jobs`` processes train points alone, for what cannot be computed together.
+    alone, with the bits of its single run. ``jobs`` processes train points alone, for what cannot be computed together;
+    ``hooks`` are then told of a point's rounds when it ends.
 
     A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
     ``Grid.damaged`` or ``Grid.failed``.
@@ -57,7 +60,7 @@ def grid(
         FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept. CORRUPT or
             FEDERATED, when no point has a result.
     """
-    observer, stop = observer or Silent(), stop or Stop()
+    observer, stop = hooked(observer, hooks), stop or Stop()
     todo = sampled(sampler, combinations(methods, sweeps))
     work = Work(todo, config, partition or PartitionConfig(), home, runs or home.runs, repartition, extract, fresh,
                 exact or jobs > 1, observer, stop)  # fmt: skip
@@ -159,6 +162,13 @@ class Work:
         """How its rows are dealt."""
         return dealt(self.base, self.todo[number][1])
 
+    def place_of(self, number: int) -> Place:
+        """Where it stands among all points now."""
+        name, sweep = self.todo[number]
+        many = len({m for m, _ in self.todo}) > 1
+        words = [name] if many or not sweep else []
+        return Place(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(self.todo))
+
     def run(self, program: Sequence[int]) -> None:
         """Train the points of one program, those that have not ended."""
         program = [n for n in program if n not in self.ended]
@@ -184,12 +194,13 @@ class Work:
             self.observer.note(f"{words} (--exact computes one by one).")
             train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
                                observer=self.observer, stop=self.stop,
-                               told=lambda i, out: self._told(program[i], out))  # fmt: skip
+                               told=lambda i, out: self._told(program[i], out),
+                               places=[self.place_of(n) for n in program])  # fmt: skip
             return
         for n, one, config in zip(program, settings, configs, strict=True):
             try:
                 self._told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
-                                            stop=self.stop))  # fmt: skip
+                                            stop=self.stop, place=self.place_of(n)))  # fmt: skip
             except FedcacheError as error:
                 if not _of_a_point(error):
                     raise
@@ -301,6 +312,8 @@ def in_processes(work: Work, jobs: int) -> None:
                     if isinstance(out, FedcacheError) and not _of_a_point(out):
                         pool.shutdown(wait=False, cancel_futures=True)
                         raise out
+                    if isinstance(out, Run):
+                        tell_stored(work.observer, out.path, out.result, work.place_of(futures[future]))
                     work._told(futures[future], out)
                     work.observer.advance(1)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -14,11 +13,11 @@ from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Observer, Silent
 from fedcache.store.embeddings import read_embeddings
-from fedcache.store.exchange import Content, already_there, arrange, begun, is_ingested, write
+from fedcache.store.exchange import Content, already_there, arrange, begun, is_ingested, usable_name, write
 from fedcache.store.files import make_private
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store, slug_of
+from fedcache.store.store import Store
 
 
 def ingest_file(
@@ -47,16 +46,7 @@ def ingest_file(
             other content; CORRUPT for non-finite features.
     """
     observer = observer or Silent()
-    slug = slug_of(name)
-    if not slug.strip("._-") or len(slug) > 100:
-        why = "has no letter or digit" if len(slug) <= 100 else f"has {len(slug)} characters, at most 100 are kept"
-        raise FedcacheError(Exit.USAGE, f"The name {name!r} {why}.", "For example --name mine")
-    if not re.fullmatch(r"(?!\.)[\w .-]+", name):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
-            f"For example --name {slug.strip('._-')}",
-        )
+    slug = usable_name(name)
     again = shlex.join(["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])])
     try:
         content = arrange(read_embeddings(file), name)

@@ -49,7 +49,7 @@ def roots_of(config: ExtractConfig, home: Home) -> dict[str, Path]:
 
 def store_path(home: Home, slug: str, digest: str) -> Path:
     """``stores/<slug>-<8 hex of the content digest>.zarr``."""
-    return home.stores / f"{slug}-{digest[:8]}.zarr"
+    return home.store(slug, digest)
 
 
 def plan(

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedcache.api.settings import find_method
+from fedcache.api.showing import spread, values_of
 from fedcache.api.sweeps import belonging, check_sweeps, split_key
 from fedcache.api.training import Run
 from fedcache.config import PartitionConfig
 from fedcache.errors import Exit, FedcacheError
+from fedcache.notebooks import data_frame, html_table, percent
 
 
 @dataclass
@@ -24,6 +26,18 @@ class Point:
     method: str
     sweep: dict[str, str]
     run: Run
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: the point and its run."""
+        return {"method": self.method, "sweep": self.sweep, **self.run.to_dict()}
+
+    def __repr__(self) -> str:
+        return f"Point({self.words}: {spread(self.run.result['accuracy'])}, {self.run.path})"
+
+    @property
+    def words(self) -> str:
+        """Method and swept values: ``fedavg lr=0.1``."""
+        return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
 
 
 @dataclass
@@ -68,16 +82,61 @@ class Grid:
         """The ``data`` of the envelope."""
         best = self.best()
         return {
-            "points": [{"method": p.method, "sweep": p.sweep, **p.run.to_dict()} for p in self.points],
+            "points": [p.to_dict() for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],
             "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
             "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
         }
 
+    def frame(self) -> Any:
+        """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
+
+        Raises:
+            FedcacheError: ENVIRONMENT without pandas.
+        """
+        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
+        results = [p.run.result for p in self.points]
+        return data_frame(
+            {
+                "method": [p.method for p in self.points],
+                **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
+                "accuracy": [r["accuracy"]["mean"] for r in results],
+                "accuracy_std": [r["accuracy"]["std"] for r in results],
+                "worst10": [r["fairness"].get("worst10") for r in results],
+                "bytes_up": [r["traffic"]["exact"]["up_bytes"] for r in results],
+                "bytes_down": [r["traffic"]["exact"]["down_bytes"] for r in results],
+                "seconds": [p.run.measured.get("seconds", {}).get("train") for p in self.points],
+                "path": [str(p.run.path) for p in self.points],
+            }
+        )
+
     def __repr__(self) -> str:
+        lost = len(self.damaged) + len(self.failed)
+        without = f", {lost} without a result" if lost else ""
+        if not self.points:
+            return f"Grid(0 points{without})"
         best = self.best()
-        return f"Grid({len(self.points)} points, best {best.method} {best.sweep} {best.run.accuracy['mean']})"
+        many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
+        return f"Grid({many}{without}, best {best.words}: {spread(best.run.result['accuracy'])})"
+
+    def _repr_html_(self) -> str:
+        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
+        ranked = sorted(self.points, key=lambda p: -(p.run.result["accuracy"]["mean"] or 0))
+        rows = [
+            (
+                p.method,
+                *(p.sweep.get(k) for k in swept),
+                percent(p.run.result["accuracy"]["mean"]),
+                percent(p.run.result["accuracy"]["std"]),
+                f"{p.run.traffic.bytes_up:,}",
+            )
+            for p in ranked
+        ]
+        lost = [
+            (f.method, *(f.sweep.get(k) for k in swept), "no result", None, None) for f in self.damaged + self.failed
+        ]
+        return html_table(repr(self), ("method", *swept, "accuracy", "std", "bytes up"), [*rows, *lost])
 
 
 def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:

@@ -6,7 +6,7 @@ Each point is a run with a directory, checkpoints and a result of its own; a kil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
-from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run
+from fedcache.api.telling import Place, Teller, tell_stored
+from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run, teller_of
 from fedcache.api.trusting import trust_of
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
@@ -126,6 +127,7 @@ def train_together(
     observer: Observer,
     stop: Stop,
     told: Told,
+    places: Sequence[Place],
 ) -> None:
     """Train points that are one program and store each as a run.
 
@@ -138,6 +140,7 @@ def train_together(
         observer: told the story once, and the rounds of all points.
         stop: honoured after a round; every point keeps its state.
         told: called with each point as it ends.
+        places: of each in the grid.
 
     Raises:
         FedcacheError: what concerns all points; INTERRUPTED after a stop.
@@ -151,6 +154,7 @@ def train_together(
             told(number, error)
             continue
         if (stored := alone.stored or point.stored) is not None:
+            tell_stored(observer, stored.path, stored.result, places[number])
             told(number, stored)
             continue
         begin_run(point, fresh=fresh)
@@ -159,6 +163,7 @@ def train_together(
         return
     first = next(iter(opened.values()))
     rounds, seeds = int(first.resolved["rounds"]), parse_seeds(first.config.seeds)
+    tellers = {n: teller_of(point, observer, places[n]) for n, point in opened.items()}
     done: dict[int, list[Seeded]] = {n: [] for n in opened}
     failed: dict[int, FedcacheError] = {}
     observer.start(f"training {len(opened)} points of {first.setting.method.name}", len(seeds) * rounds * len(opened),
@@ -170,11 +175,12 @@ def train_together(
                 finished = point.directory.seed_result(seed)
                 if finished is not None:
                     done[n].append(Seeded.from_dict(finished))
+                    tellers[n].again(seed, done[n][-1].rounds)
                     observer.advance(rounds)
                 elif n not in failed:
                     todo.append(n)
             for group in _by_round({n: opened[n] for n in todo}, seed):
-                for n, out in _train(opened, group, seed, shared, observer, stop).items():
+                for n, out in _train(opened, group, seed, shared, tellers, stop).items():
                     if isinstance(out, FedcacheError):
                         failed[n] = out
                     else:
@@ -202,7 +208,7 @@ def _train(
     group: Sequence[tuple[int, Snapshot | None]],
     seed: int,
     shared: Shared,
-    observer: Observer,
+    tellers: Mapping[int, Teller],
     stop: Stop,
 ) -> dict[int, Seeded | FedcacheError]:
     """One seed of some points; each is kept as it ends."""
@@ -217,14 +223,19 @@ def _train(
     pace = Pace()
     kept = 0 if states[0] is None else int(states[0].meta["round"])
     watch = Watch(stop, f"seed {seed} of {len(numbers)} points", kept)
-    observer.advance(sum(int(s.meta["round"]) for s in states if s is not None))
+    observer = tellers[numbers[0]].observer
+    for n, state in group:
+        if state is not None:
+            tellers[n].again(seed, state.meta["records"])
+            observer.advance(int(state.meta["round"]))
     keep: set[int] = set()
     due = False
 
     def on_round(
-        point: int, number: int, _metrics: dict[str, Any], _traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+        point: int, number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
         nonlocal due
+        tellers[numbers[point]].measured(seed, number, metrics, traffic)
         observer.advance(1)
         if number == rounds:
             return

@@ -224,14 +224,18 @@ def prepare_run(
     observer: Observer,
     stop: Stop,
     memo: Memo | None = None,
+    method: Method | None = None,
 ) -> tuple[Setting, Store]:
-    """Resolve method, store, features and partitions, and say each choice that was not the user's."""
+    """Resolve method, store, features and partitions, and say each choice that was not the user's.
+
+    ``method`` is one of the user's own, in the place of the one that is named.
+    """
     memo = memo or Memo()
     if train.method is None:
         from fedcache.federate.methods import METHODS
 
         raise FedcacheError(Exit.USAGE, "No method was named.", f"--method {' | '.join(METHODS)}")
-    method = find_method(train.method)
+    method = method or find_method(train.method)
     hp = live.with_rounds(method.resolve(train.preset, train.set), train.rounds or method.defaults.rounds)
     seeds = parse_seeds(train.seeds)
     began = time.perf_counter()

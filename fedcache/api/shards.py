@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from fedcache.federate.partition import Client, Partition
 from fedcache.progress import Observer
 from fedcache.store.files import sha256_hex
 from fedcache.store.store import Store
+
+if TYPE_CHECKING:
+    from fedcache.federate.method import Method
 
 
 def open_clients(folder: Path) -> list[Store]:
@@ -73,15 +77,15 @@ def open_clients(folder: Path) -> list[Store]:
     return stores
 
 
-def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer) -> Setting:
-    """The setting of ``--clients-from``.
+def prepare_from_shards(config: TrainConfig, home: Home, observer: Observer, method: Method | None = None) -> Setting:
+    """The setting of ``--clients-from``; ``method`` is one of the user's own, in the place of the one that is named.
 
     Rows that several clients hold (shared test rows) are taken once, in the parent's order, so that every sum runs in
     the order it has when one store holds all rows.
     """
     if config.method is None or config.clients_from is None:
         raise FedcacheError(Exit.USAGE, "No method was named.", "fedcache train --method fed3r --clients-from DIR")
-    method = find_method(config.method)
+    method = method or find_method(config.method)
     hp = method.resolve(config.preset, config.set)
     if "pixels" in method.reads(hp):
         raise FedcacheError(

@@ -6,18 +6,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedcache.api.figures import Figures, TrafficFigures
+from fedcache.api.own_methods import code_of
 from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record, summarise
-from fedcache.api.runs import Identity, RunDirectory, code_digest
+from fedcache.api.runs import Identity, RunDirectory
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
+from fedcache.api.showing import facts_of, frame_of, spread
+from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
 from fedcache.api.trusting import chosen, epsilon, spent, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
 from fedcache.extract.stop import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.notebooks import html_facts
+from fedcache.progress import Observer
+
+if TYPE_CHECKING:
+    from fedcache.federate.method import Method
 
 DTYPES = ("float32", "float64")
 
@@ -39,28 +47,24 @@ class Run:
     reused: bool = False
 
     @property
-    def accuracy(self) -> dict[str, Any]:
+    def accuracy(self) -> Figures:
         """mean, std (over seeds, ddof 1), per_seed, per_client: fractions."""
-        found: dict[str, Any] = self.result["accuracy"]
-        return found
+        return Figures("accuracy", self.result["accuracy"])
 
     @property
-    def traffic(self) -> dict[str, Any]:
-        """Scalars and bytes up and down, exact and as the paper counts."""
-        found: dict[str, Any] = self.result["traffic"]
-        return found
+    def traffic(self) -> TrafficFigures:
+        """Scalars and bytes up and down, exact and as the paper counts; ``bytes_up`` and ``bytes_down`` are exact."""
+        return TrafficFigures("traffic", self.result["traffic"])
 
     @property
-    def fairness(self) -> dict[str, Any]:
-        """How accuracy is spread over clients."""
-        found: dict[str, Any] = self.result["fairness"]
-        return found
+    def fairness(self) -> Figures:
+        """How accuracy is spread over clients; a tail of too few clients is None."""
+        return Figures("fairness", self.result["fairness"])
 
     @property
-    def trust(self) -> dict[str, Any]:
+    def trust(self) -> Figures:
         """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
-        found: dict[str, Any] = self.result.get("trust", {})
-        return found
+        return Figures("trust", self.result.get("trust", {}))
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -71,22 +75,37 @@ class Run:
             "reused": self.reused,
         }
 
+    def frame(self, what: str = "rounds") -> Any:
+        """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
+
+        Raises:
+            FedcacheError: USAGE for another word; ENVIRONMENT without pandas.
+        """
+        return frame_of(self.path, self.result, what)
+
     def __repr__(self) -> str:
-        a = self.accuracy
-        what = f"{self.result['method']} on {self.result['dataset']['slug']}, {' + '.join(self.result['backbones'])}"
-        return f"Run({what}: {a['mean']:.4f} +- {a['std'] or 0:.4f}, {self.path})"
+        return f"Run({self._title()}: {spread(self.result['accuracy'])}, {self.path})"
+
+    def _repr_html_(self) -> str:
+        return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
+
+    def _title(self) -> str:
+        r = self.result
+        return f"{r['method']} on {r['dataset']['slug']}, {' + '.join(r['backbones'])}"
 
 
 def train(
     config: TrainConfig,
     home: Home,
     *,
+    method: Method | None = None,
     partition: PartitionConfig | None = None,
     runs: Path | None = None,
     repartition: bool = False,
     extract: bool = True,
     fresh: bool = False,
     observer: Observer | None = None,
+    hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
 ) -> Run:
     """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
@@ -94,24 +113,29 @@ def train(
     Args:
         config: what to train; None fields take the defaults of the method's paper.
         home: where stores and runs are.
+        method: one of the user's own, in the place of the one that ``config`` names.
         partition: how to deal rows, when ``config.partition`` names no saved one.
         runs: directory of results instead of ``home.runs``.
         repartition: every seed draws its own partition (else all seeds share one).
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
         observer: told the story.
+        hooks: each called with every ``Round``, also those of a stored result; see ``Hooked`` for what one costs that
+            fails.
         stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
     """
-    observer, stop = observer or Silent(), stop or Stop()
+    observer, stop = hooked(observer, hooks), stop or Stop()
     refuse_contradictions(config, partition or PartitionConfig())
     check_values(config)
+    if method is not None:
+        code_of(method)  # refused before anything is extracted
     if config.clients_from is not None:
         from fedcache.api.shards import prepare_from_shards
 
-        setting = prepare_from_shards(config, home, observer)
+        setting = prepare_from_shards(config, home, observer, method)
     else:
         setting, _ = prepare_run(
             config,
@@ -121,6 +145,7 @@ def train(
             extract=extract,
             observer=observer,
             stop=stop,
+            method=method,
         )
     return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
 
@@ -259,30 +284,40 @@ class Opened:
 
 
 def train_setting(
-    setting: Setting, config: TrainConfig, runs: Path, *, fresh: bool, observer: Observer, stop: Stop
+    setting: Setting,
+    config: TrainConfig,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    stop: Stop,
+    place: Place | None = None,
 ) -> Run:
-    """Run every seed of a resolved setting and store the result."""
+    """Run every seed of a resolved setting and store the result; ``place`` is that of a grid's point."""
     import torch
 
     opened = open_run(setting, config, runs, fresh=fresh, observer=observer)
     if opened.stored is not None:
+        tell_stored(observer, opened.stored.path, opened.stored.result, place)
         return opened.stored
     from fedcache.api.programs import foresee
 
     foresee(opened.setting, config)  # refuses what does not fit, before anything is written
     begin_run(opened, fresh=fresh)
     resolved, directory, seeds = opened.resolved, opened.directory, parse_seeds(config.seeds)
+    teller = teller_of(opened, observer, place)
     done: list[Seeded] = []
     observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
     try:
         for seed in seeds:
             finished = directory.seed_result(seed)
             if finished is not None:
-                observer.advance(int(resolved["rounds"]))
                 done.append(Seeded.from_dict(finished))
+                teller.again(seed, done[-1].rounds)
+                observer.advance(int(resolved["rounds"]))
                 continue
             dtype = getattr(torch, config.dtype)
-            made = _one_seed(opened.setting, config, resolved, seed, directory, observer, stop, dtype)
+            made = _one_seed(opened.setting, config, resolved, seed, directory, teller, stop, dtype)
             directory.save_seed(seed, made.to_dict())
             done.append(made)
     finally:
@@ -340,7 +375,7 @@ def open_run(
         setting.features,
         setting.dataset["digest"],
         [setting.partitions[s].digest for s in seeds],
-        code_digest(setting.method.name),
+        code_of(setting.method),
     )
     directory = RunDirectory(runs, identity)
     stored = None if fresh else directory.stored()
@@ -355,6 +390,19 @@ def open_run(
             )
         run = Run(directory.path, stored, known or {}, reused=True)
     return Opened(setting, config, resolved, identity, directory, run)
+
+
+def teller_of(opened: Opened, observer: Observer, place: Place | None = None) -> Teller:
+    """Who tells of the rounds of an opened run."""
+    setting, resolved = opened.setting, opened.resolved
+    facts = {
+        **resolved,
+        "seeds": parse_seeds(opened.config.seeds),
+        "dataset": setting.dataset,
+        "backbones": setting.backbones,
+        "hyperparameters": resolved["set"],
+    }
+    return Teller(observer, opened.directory.path, facts, place)
 
 
 def begin_run(opened: Opened, *, fresh: bool) -> None:
@@ -402,7 +450,7 @@ def _one_seed(
     resolved: Mapping[str, Any],
     seed: int,
     directory: RunDirectory,
-    observer: Observer,
+    teller: Teller,
     stop: Stop,
     dtype: Any,
 ) -> Seeded:
@@ -413,7 +461,9 @@ def _one_seed(
     began = time.perf_counter()
     saved = directory.checkpoint(seed)
     state = Snapshot(*saved) if saved is not None else None
+    observer = teller.observer
     if state is not None:
+        teller.again(seed, state.meta["records"])
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
         observer.advance(int(state.meta["round"]))
     pace = Pace()
@@ -423,6 +473,7 @@ def _one_seed(
     def on_round(
         number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
+        teller.measured(seed, number, metrics, traffic)
         observer.advance(1)
         watch.done = number
         if number == resolved["rounds"]:

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from fedcache.commands.installation import check, locks, place, weights
 from fedcache.config import Home
 
 CORE = {
@@ -29,24 +30,25 @@ EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr",),
     "dp": ("dp-accounting",),
+    "tensorboard": ("tensorboard",),
+    "pandas": ("pandas",),
 }
-
-
-def check(name: str, status: str, found: str, hint: str = "") -> dict[str, Any]:
-    """One row: status is ``ok``, ``note`` or ``problem``."""
-    return {"name": name, "status": status, "found": found, "hint": hint}
 
 
 def examine(home: Home) -> list[dict[str, Any]]:
     """All checks, cheap ones first; a broken import is looked at in a process of its own."""
-    rows = [check("Python", "ok" if sys.version_info >= (3, 11) else "problem", sys.version.split()[0], "")]
+    old = sys.version_info < (3, 11)
+    mend = "Install Python 3.11 or newer, and fedcache into it." if old else ""
+    rows = [check("Python", "fail" if old else "ok", sys.version.split()[0], mend)]
     for name, low in CORE.items():
         rows.append(package(name, low))
     rows.append(torch_pair())
     rows.append(device())
+    rows.append(cuda())
     rows += extras()
+    rows.append(weights(home))
     rows.append(place(home))
-    return rows
+    return [*rows, *locks(home)]
 
 
 def package(name: str, low: tuple[int, ...]) -> dict[str, Any]:
@@ -55,10 +57,10 @@ def package(name: str, low: tuple[int, ...]) -> dict[str, Any]:
     try:
         found = version(name)
     except PackageNotFoundError:
-        return check(name, "problem", "not installed", f"pip install '{name}>={wanted}'")
+        return check(name, "fail", "not installed", f"pip install '{name}>={wanted}'")
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:3] if part.isdigit())
     if numbers < low:
-        return check(name, "problem", f"{found}, needs {wanted}", f"pip install -U '{name}>={wanted}'")
+        return check(name, "fail", f"{found}, needs {wanted}", f"pip install -U '{name}>={wanted}'")
     return check(name, "ok", found)
 
 
@@ -78,13 +80,13 @@ def torch_pair() -> dict[str, Any]:
     if "nms" in done.stderr or "torchvision" in done.stderr:
         return check(
             "torch + torchvision",
-            "problem",
+            "fail",
             last,
             "The two do not match (a CPU-only torch beside a CUDA torchvision, or the reverse). Install both together: "
             "pip install --force-reinstall torch torchvision",
         )
     return check(
-        "torch + torchvision", "problem", last, "pip install --force-reinstall torch torchvision timm open_clip_torch"
+        "torch + torchvision", "fail", last, "pip install --force-reinstall torch torchvision timm open_clip_torch"
     )
 
 
@@ -96,15 +98,32 @@ def device() -> dict[str, Any]:
     try:
         found = resolve_device("auto")
     except (ImportError, RuntimeError, FedcacheError) as error:
-        return check("device", "problem", str(error), "See the line on torch above.")
+        return check("device", "fail", str(error), "See the line on torch above.")
     if found.kind == "cpu" and shutil.which("nvidia-smi"):
         return check(
             "device",
-            "note",
+            "warn",
             f"cpu: {found.why}",
             "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org.",
         )
     return check("device", "ok", f"{found.kind} ({found.name}): {found.why}")
+
+
+def cuda() -> dict[str, Any]:
+    """What torch can say of CUDA; a machine without a GPU is no problem."""
+    try:
+        import torch
+
+        built, usable = torch.version.cuda, torch.cuda.is_available()
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else []
+    except (ImportError, RuntimeError) as error:
+        return check("CUDA", "fail", str(error), "See the line on torch above.")
+    if usable:
+        return check("CUDA", "ok", f"{built}: {', '.join(names)}")
+    if built is None:
+        return check("CUDA", "ok", "torch is built without CUDA; training needs none")
+    status, why = ("warn", "an NVIDIA GPU may be there, but") if shutil.which("nvidia-smi") else ("ok", "no GPU:")
+    return check("CUDA", status, f"{why} torch (CUDA {built}) finds none", "nvidia-smi" if status == "warn" else "")
 
 
 def extras() -> list[dict[str, Any]]:
@@ -119,26 +138,8 @@ def extras() -> list[dict[str, Any]]:
                 missing.append(name)
         if missing:
             rows.append(
-                check(f"extra {extra}", "note", f"without {', '.join(missing)}", f"pip install 'fedcache[{extra}]'")
+                check(f"extra {extra}", "warn", f"without {', '.join(missing)}", f"pip install 'fedcache[{extra}]'")
             )
         else:
             rows.append(check(f"extra {extra}", "ok", ", ".join(packages)))
     return rows
-
-
-def place(home: Home) -> dict[str, Any]:
-    """The home directory: writable, and with room."""
-    import os
-
-    parent = home.root
-    while not parent.exists():
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    if not os.access(parent, os.W_OK):
-        return check(
-            "FEDCACHE_HOME", "problem", f"{home.root} is not writable", "Set FEDCACHE_HOME to a directory of yours."
-        )
-    status = "ok" if free > 1 << 30 else "problem"
-    return check(
-        "FEDCACHE_HOME", status, f"{home.root}, {free / 1e9:,.1f} GB free", "" if status == "ok" else "Free some space."
-    )

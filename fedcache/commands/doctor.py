@@ -14,7 +14,9 @@ from fedcache.errors import Exit
 
 
 def doctor(json: o.Json = False) -> None:
-    """Check this installation: versions, torch and torchvision, device, home, weights, optional extras.
+    """Check this installation: versions, torch and torchvision, device, CUDA, extras, weights, home, locks.
+
+    Each line is ok, warn (works, but look) or fail, with the command that mends it; a fail is exit 6.
 
     Example: fedcache doctor
     """
@@ -24,7 +26,7 @@ def doctor(json: o.Json = False) -> None:
 
         home = o.home()
         checks = examine(home)
-        bad = [c for c in checks if c["status"] == "problem"]
+        bad = [c for c in checks if c["status"] == "fail"]
         rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
         lines = [f"{len(bad)} problem{'s' if len(bad) != 1 else ''} found." if bad else "No problem found."]
         shown = table("", ("what", "status", "found", "what to do"), rows)

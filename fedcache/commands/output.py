@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedcache.commands.live import Stretch, animated, bar
+from fedcache.commands.tables import Fitted
 from fedcache.errors import Exit, FedcacheError, memory_error
+from fedcache.progress import Round
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 SCHEMA = 1
 LINE_EVERY = 10.0
@@ -31,14 +33,14 @@ LINE_EVERY = 10.0
 
 
 class Story:
-    """An observer that tells the story on stderr: a live bar on a terminal, one line per 10 s elsewhere."""
+    """An observer that tells the story on stderr: a live bar on a terminal, its words in a line per 10 s elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._stretch: Stretch | None = None
 
     def note(self, text: str) -> None:
         """One line."""
@@ -60,48 +62,32 @@ class Story:
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin a bar or a stretch of lines."""
-        self.what, self.total, self.unit, self.done = what, total, unit, 0
-        self._begin = self._last = time.monotonic()
-        self._window: deque[tuple[float, int]] = deque([(self._begin, 0)], maxlen=200)
-        if self.quiet or not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        self._stretch = Stretch(what, total, unit)
+        self._said = self._stretch.begun
+        if not self.quiet and animated():
+            self._bar = bar(self._stretch)
+            self._bar.start()
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._bar.start()
-        self._task = self._bar.add_task(what, total=total, figures="")
+    def told(self, round_: Round) -> None:
+        """Kept for the words; rounds of a result that is there already are no stretch of work."""
+        if self._stretch is not None:
+            self._stretch.take(round_)
 
     def advance(self, units: int) -> None:
-        """Move on; rate and time left come from the last 30 seconds."""
-        self.done += units
+        """Move on."""
+        if self._stretch is None:
+            return
         now = time.monotonic()
-        self._window.append((now, self.done))
-        while len(self._window) > 2 and now - self._window[0][0] > 30:
-            self._window.popleft()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done, figures=self._figures(now))
-        elif not self.quiet and now - self._last >= LINE_EVERY:
-            self._last = now
-            print(f"{self.what}: {self._figures(now)}", file=sys.stderr, flush=True)
-
-    def _figures(self, now: float) -> str:
-        then, before = self._window[0]
-        rate = (self.done - before) / max(now - then, 1e-9)
-        left = math.ceil((self.total - self.done) / rate) if rate else 0
-        return f"{self.done:,}/{self.total:,} {self.unit}, {rate:,.1f}/s, {left // 60}:{left % 60:02d} left"
+        self._stretch.advance(units, now)
+        if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
+            self._said = now
+            print(f"{self._stretch.what}: {self._stretch.words(now)}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = self._task = None
+        self._bar = self._stretch = None
 
 
 @dataclass
@@ -236,18 +222,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Any:
-    """A rich table; cells are text, never markup."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return made
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Fitted:
+    """A table of text, never markup, that fits the terminal."""
+    return Fitted(title, columns, [tuple(row) for row in rows], right)
 
 
 @contextmanager

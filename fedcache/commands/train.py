@@ -11,6 +11,7 @@ from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands import trust as t
 from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.commands.track import Track
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
 
@@ -106,6 +107,7 @@ def train(
     device: o.Device = None,
     dtype: Dtype = None,
     runs: Runs = None,
+    track: Track = None,
     no_extract: NoExtract = False,
     dry_run: DryRun = False,
     fresh: Fresh = False,
@@ -121,6 +123,7 @@ def train(
     """
 
     def call(story: Story) -> Answer:
+        from fedcache.api.tracking import tracking
         from fedcache.api.training import train as run
         from fedcache.extract.stop import Stop
 
@@ -164,7 +167,7 @@ def train(
             return _plan(grid_plan([resolved.method], {}, resolved, o.home(), partition=dealt, observer=story))
         stop = Stop()
         keep_freed_memory()
-        with stopping(stop.ask, story):
+        with stopping(stop.ask, story), tracking(track, o.home(), runs, story) as hooks:
             done = run(
                 resolved,
                 o.home(),
@@ -174,6 +177,7 @@ def train(
                 extract=not no_extract,
                 fresh=fresh,
                 observer=story,
+                hooks=hooks,
                 stop=stop,
             )
         return Answer(done.to_dict(), result_lines(done.result, done.measured, str(done.path)))
@@ -330,6 +334,7 @@ def grid(
         int, typer.Option("--jobs", min=1, help="Processes that train points alone; for what is not one program.")
     ] = 1,
     runs: Runs = None,
+    track: Track = None,
     no_extract: NoExtract = False,
     dry_run: DryRun = False,
     fresh: Fresh = False,
@@ -347,6 +352,7 @@ def grid(
     def call(story: Story) -> Answer:
         from fedcache.api.grids import grid as run
         from fedcache.api.ready_grids import ready as lookup
+        from fedcache.api.tracking import tracking
         from fedcache.extract.stop import Stop
 
         if ready == "list":
@@ -407,7 +413,7 @@ def grid(
                                    sampler=sampler, exact=exact, observer=story))  # fmt: skip
         stop = Stop()
         keep_freed_memory()
-        with stopping(stop.ask, story):
+        with stopping(stop.ask, story), tracking(track, o.home(), runs, story) as hooks:
             done = run(
                 chosen,
                 sweeps,
@@ -422,6 +428,7 @@ def grid(
                 exact=exact,
                 jobs=jobs,
                 observer=story,
+                hooks=hooks,
                 stop=stop,
             )
         data = done.to_dict()

@@ -82,6 +82,11 @@ class Recipe:
         """``backbone@size``, how two variants of one backbone are told apart on the command line."""
         return f"{self.backbone}@{self.size}"
 
+    def __repr__(self) -> str:
+        side = f"{self.size} px {self.resize}" if self.size else "own size"
+        views = f"{self.views} views" if self.views > 1 else "1 view"
+        return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self)

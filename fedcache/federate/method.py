@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -301,6 +301,17 @@ class Method:
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     reads_test: Callable[[Hp], bool] = lambda _hp: False
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+
+    def __repr__(self) -> str:
+        return f"Method({self.name}: {self.summary} {self.paper})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is declared, plain JSON values; functions are not among it."""
+        plain = (str, bool, tuple, frozenset)
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        made = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in told.items() if isinstance(v, plain)}
+        return {**made, "lifts": list(self.lifts), "hparams": [asdict(h) for h in self.hparams],
+                "defaults": asdict(self.defaults)}  # fmt: skip
 
     def reads(self, hp: Hp) -> frozenset[str]:
         """What clients read under these switches."""

@@ -20,6 +20,7 @@ from fedcache.federate.partitions import SCHEMES
 from fedcache.federate.partitions import payload as files
 from fedcache.federate.partitions.pool import TEST, TRAIN, Columns, Dealt, Streams, make_pool, matched
 from fedcache.federate.partitions.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
+from fedcache.notebooks import html_table
 from fedcache.store.files import canonical_json, digest_of, write_atomic
 
 __all__ = [
@@ -116,6 +117,17 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write the partition file, whole or not at all."""
         write_atomic(path, canonical_json(self.to_payload()), b"\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as ``to_payload``."""
+        return self.to_payload()
+
+    def __repr__(self) -> str:
+        return f"Partition({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        rows = [(c.name, len(c.train), len(c.test)) for c in self.clients]
+        return html_table(self.summary(), ("client", "training rows", "test rows"), rows)
 
     def default_name(self) -> str:
         """A file name that shows scheme, the arguments that matter and the seed: ``dirichlet-a0.1-m100-s0``."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Round, Silent
 from fedcache.reproduce.adapt import Options, find_domain, match_domains
 from fedcache.reproduce.registry import Cell
 
@@ -39,6 +39,10 @@ class Quiet(Silent):
     def start(self, what: str, total: int, unit: str) -> None:
         """Passed on."""
         self._observer.start(what, total, unit)
+
+    def told(self, round_: Round) -> None:
+        """Passed on."""
+        self._observer.told(round_)
 
     def advance(self, units: int) -> None:
         """Passed on."""

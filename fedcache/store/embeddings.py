@@ -70,10 +70,15 @@ def read_embeddings(path: Path) -> Embeddings:
             f"{path} could not be read as {path.suffix}: {type(error).__name__}: {str(error)[:160]}",
             "Object arrays and pickles are never read; write plain numbers.",
         ) from error
-    return _assemble(path, raw)
+    return assemble(path, raw)
 
 
-def _assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
+def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
+    """What columns mean, by the names that ``read_embeddings`` lists; ``path`` is only named in messages.
+
+    Raises:
+        FedcacheError: USAGE, for columns that do not fit.
+    """
     features: dict[str, NDArray[Any]] = {}
     for key, values in raw.items():
         name = key.removeprefix("features/") if key.startswith("features/") else path.stem if key in FEATURES else None

@@ -8,6 +8,7 @@ also takes class text features, ``text/<name>`` [C, D], where the format has arr
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,25 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
         finally:
             temporary.unlink(missing_ok=True)
     return len(good)
+
+
+def usable_name(name: str) -> str:
+    """The name of a dataset as part of a file name.
+
+    Raises:
+        FedcacheError: USAGE, for one without a letter or digit, too long, or with signs that a command would split at.
+    """
+    slug = slug_of(name)
+    if not slug.strip("._-") or len(slug) > 100:
+        why = "has no letter or digit" if len(slug) <= 100 else f"has {len(slug)} characters, at most 100 are kept"
+        raise FedcacheError(Exit.USAGE, f"The name {name!r} {why}.", "For example --name mine")
+    if not re.fullmatch(r"(?!\.)[\w .-]+", name):
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
+            f"For example --name {slug.strip('._-')}",
+        )
+    return slug
 
 
 def arrange(embeddings: Embeddings, name: str) -> Content:

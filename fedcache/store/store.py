@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.notebooks import data_frame, html_table
 from fedcache.store import chunks as files
 from fedcache.store.disk import writing
 from fedcache.store.files import canonical_json, digest_of, fsync_directory, read_whole, sha256_hex, write_atomic
@@ -30,6 +31,10 @@ from fedcache.store.reader import Reader
 from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
 from fedcache.store.texts import check_name, find, read, slug_of, without
 from fedcache.store.writer import ArrayWriter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import Dataset
 
 __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store", "slug_of"]
 
@@ -57,6 +62,46 @@ class Store:
         """
         place = Path(path)
         return cls(place, read_manifest(place))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        features: Mapping[str, Any],
+        *,
+        labels: Any = None,
+        domains: Any = None,
+        names: Any = None,
+        splits: Any = None,
+        classes: Sequence[str] | None = None,
+        text: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        path: str | Path | None = None,
+    ) -> Store:
+        """Embeddings that are in memory already, as a store: ``Store.from_arrays({"mine": X}, labels=y)``.
+
+        The same arrays again give the same store. Rows are kept sorted by name, so without names in their order.
+
+        Args:
+            features: floats [N, D] or [N, V, D] (V views) per backbone; float16 stays, others become float32.
+            labels: N integers (-1 unknown) or words; None when they are not known.
+            domains: N integers or words.
+            names: N different words.
+            splits: N of train, test and validation, or of 0, 1 and 2; None holds out a fifth of each class.
+            classes: names of the integers in ``labels``, or the order of its words.
+            text: floats [C, D] per backbone, features of the class names.
+            name: of the dataset, for ``--dataset``; the backbones' names when None.
+            path: of the store; under FEDCACHE_HOME when None.
+
+        Raises:
+            FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite; STORE,
+                when another dataset lies at ``path``.
+        """
+        from fedcache.store.arrays import from_arrays  # which makes stores itself
+
+        return from_arrays(
+            features, labels=labels, domains=domains, names=names, splits=splits, classes=classes, text=text,
+            name=name, path=path,
+        )  # fmt: skip
 
     @classmethod
     def create(
@@ -394,7 +439,87 @@ class Store:
             write_atomic(path, raw)
             manifest.files[relative] = sha256_hex(raw)
 
+    def Xy(  # noqa: N802  (what scikit-learn calls them)
+        self, backbones: str | Sequence[str] | None = None, split: str | None = "train"
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(X float32 [N, D], y int64 [N]) of the readable rows, for scikit-learn; first views, backbones side by side.
+
+        Args:
+            backbones: names; None for every array of features.
+            split: train, test, validation, or None for all rows. y is -1 where a label is not known.
+
+        Raises:
+            FedcacheError: USAGE for an unknown split; STORE for features that are not there; CORRUPT.
+        """
+        from fedcache.store.selection import keys_of, rows_of
+
+        keys, rows = keys_of(self, backbones), rows_of(self, split)
+        parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
+        return np.concatenate(parts, axis=1), self.samples.label[rows].astype(np.int64)
+
+    def torch_dataset(
+        self, backbones: str | Sequence[str] | None = None, split: str | None = "train"
+    ) -> Dataset[tuple[Tensor, int]]:
+        """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is asked for.
+
+        It can be handed to the workers of a ``DataLoader``, also spawned ones. Arguments and errors as of ``Xy``.
+        """
+        from fedcache.store.selection import keys_of, rows_of
+        from fedcache.store.torch_view import FeatureRows
+
+        rows = rows_of(self, split)
+        return FeatureRows(
+            self.path.resolve(), keys_of(self, backbones), rows, self.samples.label[rows].astype("int64")
+        )
+
+    def frame(self) -> Any:
+        """pandas columns of the rows: uid, name, label, class, domain, split, ok; features are ``Xy``'s.
+
+        Raises:
+            FedcacheError: ENVIRONMENT without pandas; CORRUPT.
+        """
+        from fedcache.store.selection import SPLITS
+
+        s = self.samples
+        return data_frame(
+            {
+                "uid": [row.tobytes().hex() for row in s.uid],
+                "name": list(s.name),
+                "label": s.label,
+                "class": [s.classes[i] if i >= 0 else None for i in s.label],
+                "domain": [s.domains[i] for i in s.domain],
+                "split": [SPLITS[i] for i in s.split],
+                "ok": s.ok == 1,
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the manifest says, plain JSON values; rows and features are not among them."""
+        m = self._manifest
+        return {
+            "path": str(self.path),
+            "dataset": dict(self.dataset),
+            "rows": self.rows,
+            "ok": self.rows_ok,
+            "classes": list(m.classes),
+            "domains": list(m.domains),
+            "arrays": [{"key": k, **_described(a)} for k, a in self.arrays.items()],
+            "texts": {k: [list(e["templates"]) for e in v] for k, v in self.texts.items()},
+            "partitions": self.partitions,
+        }
+
+    def _repr_html_(self) -> str:
+        m = self._manifest
+        some = ", ".join(m.classes[:10]) + (f", .. ({len(m.classes):,})" if len(m.classes) > 10 else "")
+        title = f"{self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images; classes {some}; {self.path}"
+        rows = [(k, *_described(a).values()) for k, a in self.arrays.items()]
+        return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
+
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
         with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
             append_event(self.path, event)
+
+
+def _described(info: ArrayInfo) -> dict[str, Any]:
+    return {"backbone": str(info.recipe.get("backbone", "")), "shape": list(info.shape), "dtype": info.dtype}

@@ -1,0 +1,124 @@
+"""The live view: how far a stretch of work is, as a bar on a terminal and in words everywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fedcache.progress import Round
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
+
+WINDOW = 30.0
+"""Seconds from which rate and time left are taken."""
+
+
+class Stretch:
+    """A measured stretch of work: what is done of it, and what its rounds said.
+
+    Args:
+        what: the work, ``training fedavg``.
+        total: of the units.
+        unit: ``images``, ``rounds``.
+    """
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self.begun = time.monotonic()
+        self._window: deque[tuple[float, int]] = deque([(self.begun, 0)], maxlen=200)
+        self._last: Round | None = None
+        self._measured: Round | None = None
+        self._up = self._down = 0
+
+    def take(self, round_: Round) -> None:
+        """A round has ended."""
+        self._last = round_
+        self._up += round_.up_bytes
+        self._down += round_.down_bytes
+        if round_.accuracy is not None:
+            self._measured = round_
+
+    def advance(self, units: int, now: float) -> None:
+        """So many more units are done."""
+        self.done += units
+        if self._last is not None and self._last.stored:
+            self._window.clear()  # read and not computed: they would make the rest look fast
+        self._window.append((now, self.done))
+        while len(self._window) > 2 and now - self._window[0][0] > WINDOW:
+            self._window.popleft()
+
+    def words(self, now: float) -> str:
+        """How far it is, what was measured, what was sent, how fast, how long; what is not known is left out."""
+        last = self._last
+        if last is None:
+            return ", ".join([f"{self.done:,}/{self.total:,} {self.unit}", *self._pace(now)])
+        parts = [f"round {last.round} of {last.rounds}"]
+        if last.seeds > 1:
+            parts.append(f"seed {last.seed_number} of {last.seeds}")
+        if last.points > 1:
+            parts.append(f"{last.points_done} of {last.points} points done")
+        if (m := self._measured) is not None:
+            earlier = "" if (m.seed, m.round) == (last.seed, last.round) else f" in round {m.round}"
+            earlier += "" if m.seed == last.seed else f" of seed {m.seed_number}"
+            where = f" with {m.point}" if m.point else ""
+            parts.append(f"accuracy {100 * (m.accuracy or 0):.2f} %{where}{earlier}")
+        parts.append(f"{size(self._up)} up, {size(self._down)} down")
+        return ", ".join([*parts, *self._pace(now)])
+
+    def _pace(self, now: float) -> list[str]:
+        then, before = self._window[0]
+        rate = (self.done - before) / max(now - then, 1e-9)
+        if not rate:
+            return []
+        left = math.ceil((self.total - self.done) / rate)
+        fast = f"{rate:,.1f} {self.unit}/s" if rate >= 0.1 else f"{1 / rate:,.0f} s each"
+        return [fast, f"{left // 60}:{left % 60:02d} left"]
+
+
+def size(count: int) -> str:
+    """Bytes for a person: exact below 1,000."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+def animated() -> bool:
+    """Whether stderr is a terminal that can be drawn on; ``TERM=dumb`` cannot, and gets lines like a file."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def bar(stretch: Stretch) -> Progress:
+    """A bar with the words below it, which break between words where the terminal is narrow.
+
+    Words are made when the terminal is drawn, ten times a second, and not when a round ends.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.text import Text
+
+    class WithWords(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            for task in self.tasks:
+                task.completed = stretch.done
+            yield self.make_tasks_table(self.tasks)
+            yield Text(stretch.words(time.monotonic()))
+
+    made = WithWords(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    made.add_task(stretch.what, total=stretch.total)
+    return made

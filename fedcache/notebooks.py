@@ -1,0 +1,51 @@
+"""What a notebook shows: small HTML tables of plain text, and columns as pandas frames where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError
+
+MOST_ROWS = 30
+"""Rows that a table of a notebook shows."""
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table; whatever is in its cells stays text. Rows past ``MOST_ROWS`` are counted, not shown."""
+    every = list(rows)
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape('' if cell is None else str(cell))}</td>" for cell in row) + "</tr>"
+        for row in every[:MOST_ROWS]
+    )
+    more = len(every) - MOST_ROWS
+    rest = f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>' if more > 0 else ""
+    top = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    return f"<table><caption>{escape(title)}</caption>{top}<tbody>{body}{rest}</tbody></table>"
+
+
+def html_facts(title: str, facts: Mapping[str, Any]) -> str:
+    """A table of names and values; those that are None are left out."""
+    return html_table(title, ("", ""), [(k, v) for k, v in facts.items() if v is not None])
+
+
+def data_frame(columns: Mapping[str, Any]) -> Any:
+    """Columns of equal length as a ``pandas.DataFrame``.
+
+    Raises:
+        FedcacheError: ENVIRONMENT when pandas is not installed; fedcache never needs it but here.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise FedcacheError(
+            Exit.ENVIRONMENT, "frame() makes pandas columns, and pandas is not installed.", "pip install pandas"
+        ) from error
+    return pandas.DataFrame(dict(columns))
+
+
+def percent(value: float | None) -> str | None:
+    """A fraction as per cent with its sign; None stays None."""
+    return None if value is None else f"{100 * value:.2f} %"

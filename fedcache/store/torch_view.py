@@ -1,0 +1,53 @@
+"""A store as a ``torch.utils.data.Dataset``; the only file of the store that imports torch, when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedcache.store.reader import Reader
+from fedcache.store.store import Store
+
+
+class FeatureRows(Dataset[tuple[Tensor, int]]):
+    """(x float32 [D], y) of some rows of a store; a row is read and checked when it is asked for.
+
+    It pickles as a path and row numbers, so that every worker of a ``DataLoader``, spawned or forked, maps the files
+    itself.
+
+    Args:
+        path: of the store.
+        keys: arrays whose features are concatenated.
+        rows: [N] numbers of the store's rows.
+        labels: [N], -1 unknown.
+    """
+
+    def __init__(self, path: Path, keys: Sequence[str], rows: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+        self.path, self.keys, self.rows, self.labels = path, tuple(keys), rows, labels
+        self._readers: list[Reader] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self._readers is None:
+            store = Store.open(self.path)
+            self._readers = [store.reader(key) for key in self.keys]
+        row = int(self.rows[index])
+        parts = []
+        for reader in self._readers:
+            number, at = divmod(row, reader.info.chunk_rows)
+            parts.append(np.asarray(reader.chunk(number)[at, 0], np.float32))
+        return torch.from_numpy(np.concatenate(parts)), int(self.labels[index])
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_readers": None}
+
+    def __repr__(self) -> str:
+        return f"FeatureRows({len(self):,} rows of {' + '.join(self.keys)}, {self.path})"

@@ -1,0 +1,26 @@
+"""Embeddings that can be learnt, for tests that need no images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+
+def embeddings(rows: int = 90, classes: int = 3, width: int = 8, seed: int = 0):
+    """(X float32 [N, D], y int64 [N], split [N] of words): a fifth are test rows."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(rows) % classes
+    centres = rng.normal(size=(classes, width))
+    x = (centres[y] + 1.5 * rng.normal(size=(rows, width))).astype(np.float32)
+    return x, y, np.where(np.arange(rows) % 5 == 4, "test", "train")
+
+
+def ingested(folder: Path, name: str = "mine") -> Path:
+    """A store of them, which commands without a store then use."""
+    from command import ok
+
+    x, y, split = embeddings()
+    file = folder / f"{name}.npz"
+    np.savez(file, **{"features/mine": x, "labels": y, "split": split})
+    return Path(ok("ingest", file, "--name", name).data["path"])
