@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedcache.api.functions import shard as shard
     from fedcache.api.functions import train as train
     from fedcache.api.points import Grid as Grid
-    from fedcache.api.training import Run as Run
+    from fedcache.api.run import Run as Run
     from fedcache.errors import FedcacheError as FedcacheError
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.method import Method as Method
@@ -44,7 +44,7 @@ _PLACES = {
     "Partition": "fedcache.federate.partition",
     "Recipe": "fedcache.extract.recipe",
     "Round": "fedcache.progress",
-    "Run": "fedcache.api.training",
+    "Run": "fedcache.api.run",
     "Store": "fedcache.store.store",
     "compare": "fedcache.report.comparisons",
     "grid": "fedcache.api.functions",

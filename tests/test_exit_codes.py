@@ -88,7 +88,6 @@ def test_10_is_a_bug_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("nobody expected this")
 
     monkeypatch.setattr("fedcache.federate.engine.run", broken)
-    monkeypatch.setattr("fedcache.api.training.run", broken, raising=False)
     monkeypatch.setattr("fedcache.federate.rounds.Rounds.start", broken)
     bug = fedcache("train", "--method", "fedavg", *IID, "--rounds", 1, "--json")
     assert bug.code == Exit.BUG

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from fedcache.api import extraction, grids, partitions, points, training
 from fedcache.api.ingestion import ingest_file
+from fedcache.api.run import Run
 from fedcache.api.stores import need_store
 from fedcache.api.telling import OnRound
 from fedcache.api.tracking import tracking
@@ -98,7 +99,7 @@ def train(
     track: str | None = None,
     fresh: bool = False,
     **options: Any,
-) -> training.Run:
+) -> Run:
     """Train a federated method on cached features; the same run again returns the stored result.
 
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))

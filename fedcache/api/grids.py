@@ -17,11 +17,13 @@ from typing import Any
 
 from fedcache.api.points import Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.api.programs import dry_run, foresee, settings_of, train_together
+from fedcache.api.resolving import check_values, refuse_contradictions
+from fedcache.api.run import Run
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Memo, Setting, find_method, parse_participation, prepare_run
 from fedcache.api.sweeps import belonging
 from fedcache.api.telling import OnRound, Place, hooked, tell_stored
-from fedcache.api.training import Run, check_values, refuse_contradictions, train, train_setting
+from fedcache.api.training import train, train_setting
 from fedcache.api.trusting import swept_words, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError

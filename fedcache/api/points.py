@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.api.run import Run
 from fedcache.api.settings import find_method
 from fedcache.api.showing import spread, values_of
 from fedcache.api.sweeps import belonging, check_sweeps, split_key
-from fedcache.api.training import Run
 from fedcache.config import PartitionConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.notebooks import data_frame, html_table, percent

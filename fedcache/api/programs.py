@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from fedcache.api.live import with_rounds
 from fedcache.api.pace import Pace, Watch, stopped
 from fedcache.api.results import Seeded, seed_record
+from fedcache.api.run import Run
 from fedcache.api.runs import DamagedRunError
 from fedcache.api.settings import Setting, parse_participation, parse_seeds
 from fedcache.api.telling import Place, Teller, tell_stored
-from fedcache.api.training import Opened, Run, begin_run, finish_run, open_run, teller_of
+from fedcache.api.training import Opened, begin_run, finish_run, open_run, teller_of
 from fedcache.api.trusting import trust_of
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
@@ -112,7 +113,7 @@ def check_round(setting: Setting, config: TrainConfig) -> None:
 
 
 def _share(setting: Setting, config: TrainConfig) -> int | float | None:
-    from fedcache.api.training import resolved_config
+    from fedcache.api.resolving import resolved_config
 
     return parse_participation(str(resolved_config(setting, config)["participation"]))
 

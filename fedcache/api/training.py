@@ -8,90 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.api.figures import Figures, TrafficFigures
 from fedcache.api.own_methods import code_of
 from fedcache.api.pace import Pace, Watch, stopped
+from fedcache.api.resolving import (
+    check_values,
+    on_device,
+    refuse_contradictions,
+    resolved_config,
+    training_device,
+)
 from fedcache.api.results import Seeded, seed_record, summarise
+from fedcache.api.run import Run
 from fedcache.api.runs import Identity, RunDirectory
 from fedcache.api.settings import Setting, parse_participation, parse_seeds, prepare_run
-from fedcache.api.showing import facts_of, frame_of, spread
 from fedcache.api.telling import OnRound, Place, Teller, hooked, tell_stored
-from fedcache.api.trusting import chosen, epsilon, spent, trust_of
+from fedcache.api.trusting import epsilon, spent, trust_of
 from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
-from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.device import known_device, resolve_device
+from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.notebooks import html_facts
 from fedcache.progress import Observer
 
 if TYPE_CHECKING:
     from fedcache.federate.method import Method
-
-DTYPES = ("float32", "float64")
-
-
-@dataclass
-class Run:
-    """A finished run.
-
-    Attributes:
-        path: its directory.
-        result: what ``result.json`` holds.
-        measured: what ``measured.json`` holds; of the run that made the result.
-        reused: whether the result was there already.
-    """
-
-    path: Path
-    result: dict[str, Any]
-    measured: dict[str, Any]
-    reused: bool = False
-
-    @property
-    def accuracy(self) -> Figures:
-        """mean, std (over seeds, ddof 1), per_seed, per_client: fractions."""
-        return Figures("accuracy", self.result["accuracy"])
-
-    @property
-    def traffic(self) -> TrafficFigures:
-        """Scalars and bytes up and down, exact and as the paper counts; ``bytes_up`` and ``bytes_down`` are exact."""
-        return TrafficFigures("traffic", self.result["traffic"])
-
-    @property
-    def fairness(self) -> Figures:
-        """How accuracy is spread over clients; a tail of too few clients is None."""
-        return Figures("fairness", self.result["fairness"])
-
-    @property
-    def trust(self) -> Figures:
-        """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
-        return Figures("trust", self.result.get("trust", {}))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ``data`` of the envelope."""
-        return {
-            **self.result,
-            "seconds": self.measured.get("seconds", {}),
-            "path": str(self.path),
-            "reused": self.reused,
-        }
-
-    def frame(self, what: str = "rounds") -> Any:
-        """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
-
-        Raises:
-            FedcacheError: USAGE for another word; ENVIRONMENT without pandas.
-        """
-        return frame_of(self.path, self.result, what)
-
-    def __repr__(self) -> str:
-        return f"Run({self._title()}: {spread(self.result['accuracy'])}, {self.path})"
-
-    def _repr_html_(self) -> str:
-        return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
-
-    def _title(self) -> str:
-        r = self.result
-        return f"{r['method']} on {r['dataset']['slug']}, {' + '.join(r['backbones'])}"
 
 
 def train(
@@ -148,118 +86,6 @@ def train(
             method=method,
         )
     return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
-
-
-def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
-    """The configuration that determines the result: every hyperparameter and every default in place."""
-    method = setting.method
-    rounds = 1 if method.one_shot else config.rounds or method.defaults.rounds
-    participation = config.participation
-    if participation is None:
-        known = method.defaults.participation
-        official = method.defaults.official_participation
-        clients = len(next(iter(setting.partitions.values())).clients)
-        if config.preset == "official" and official is not None and clients > official:
-            known = official
-        if isinstance(known, int) and known > clients:
-            known = None
-        participation = "all" if known is None else str(known)
-    parse_participation(participation)
-    return {
-        "method": method.name,
-        "preset": config.preset,
-        "backbones": list(setting.keys),
-        "domain": list(config.domain),
-        "rounds": rounds,
-        "participation": participation,
-        "seeds": ",".join(map(str, parse_seeds(config.seeds))),
-        "eval_every": config.eval_every,
-        "lift": config.lift,
-        "dtype": config.dtype,
-        "set": {
-            **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
-        },
-        **chosen(config),
-        **({"client_backbones": list(config.client_backbones)} if config.client_backbones else {}),
-        **({"client_set": {k: str(v) for k, v in config.client_set.items()}} if config.client_set else {}),
-    }
-
-
-def refuse_contradictions(config: TrainConfig, dealt: PartitionConfig) -> None:
-    """Refuse options of which one would be ignored.
-
-    Raises:
-        FedcacheError: USAGE, naming both.
-    """
-    deals = dealt.scheme is not None or dealt.clients is not None or bool(dealt.options)
-    pairs = (
-        (
-            config.store is not None and config.dataset is not None,
-            "--store and --dataset",
-            "A store holds its dataset.",
-        ),
-        (config.partition is not None and deals, "--partition and options of a scheme", "A saved partition is dealt."),
-        (config.clients_from is not None and deals, "--clients-from and options of a scheme", "The stores are dealt."),
-        (
-            config.clients_from is not None and bool(config.store or config.dataset or config.partition),
-            "--clients-from and another store, dataset or partition",
-            "The client stores are all there is.",
-        ),
-    )
-    for given, names, why in pairs:
-        if given:
-            raise FedcacheError(Exit.USAGE, f"{names} are both given. {why}", "Leave one of them out.")
-
-
-def check_values(config: TrainConfig) -> None:
-    """Refuse wrong values before minutes of extraction, not after.
-
-    Raises:
-        FedcacheError: USAGE.
-    """
-    from fedcache.federate.lifts import LIFTS
-
-    for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *LIFTS))):
-        if value not in legal:
-            raise unknown(what, value, legal)
-    known_device(config.device)
-    trust_of(config)
-    parse_participation(config.participation)
-
-
-def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
-    """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
-
-    With ``live`` encoders ``auto`` takes a GPU when torch can use one.
-
-    Raises:
-        FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
-    """
-    import torch
-
-    if requested == "auto" and not live:
-        if torch.cuda.is_available():
-            observer.note(
-                "Training on the CPU, although there is a GPU: heads are light (--device cuda moves it there)."
-            )
-        return "cpu"
-    return resolve_device(requested).kind
-
-
-def on_device(setting: Setting, device: str) -> Setting:
-    """The setting with its tensors where they are computed on."""
-    if device == "cpu":
-        return setting
-    d = setting.data
-    moved = replace(
-        d,
-        x=d.x.to(device),
-        y=d.y.to(device),
-        text=None if d.text is None else d.text.to(device),
-        domain=None if d.domain is None else d.domain.to(device),
-        towers=None if d.towers is None else d.towers.to(device),
-    )
-    return replace(setting, data=moved)
 
 
 @dataclass

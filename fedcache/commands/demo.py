@@ -14,7 +14,7 @@ from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 
 if TYPE_CHECKING:
-    from fedcache.api.training import Run
+    from fedcache.api.run import Run
     from fedcache.config import Home
     from fedcache.extract.stop import Stop
 
@@ -160,7 +160,7 @@ def row_of(name: str, runs: dict[str, Run]) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]]) -> object:
     """Accuracy on both partitions, what one client sends per round, and seconds."""
-    from fedcache.commands.train import percent
+    from fedcache.commands.results import percent
 
     cells = [
         (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.api.points import Grid
-from fedcache.api.training import Run
+from fedcache.api.run import Run
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report import comparison_text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcache.api.points import Grid, Point
-from fedcache.api.training import Run
+from fedcache.api.run import Run
 from fedcache.config import Home
 from fedcache.report.gather import Asked
 from fedcache.report.page import Report, write_report

@@ -14,7 +14,7 @@ from fedcache.errors import Exit, FedcacheError
 
 if TYPE_CHECKING:
     from fedcache.api.points import Grid
-    from fedcache.api.training import Run
+    from fedcache.api.run import Run
 
 Asked: TypeAlias = "str | Path | Run | Grid"
 

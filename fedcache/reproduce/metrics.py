@@ -15,7 +15,7 @@ from fedcache.reproduce.adapt import find_domain
 from fedcache.reproduce.registry import Printed
 
 if TYPE_CHECKING:
-    from fedcache.api.training import Run
+    from fedcache.api.run import Run
 
 Value = float | str | list[float]
 
