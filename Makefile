@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow durability durability-full audit results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full audit browser results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -12,6 +12,7 @@ help:
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
 	@echo "make durability-full  all cases and docs/trust.md (an hour)"
+	@echo "make browser  the HTML report in Chromium, without a network"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
@@ -41,7 +42,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability and not browser'
 
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -51,6 +52,13 @@ durability: $(VENV)/.dev
 
 durability-full: $(VENV)/.dev
 	$(BIN)/python tools/make_trust.py --full --mutate
+
+browser: $(VENV)/.dev
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
+	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
+	$(BIN)/python -m pip install --quiet -e '.[browser]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
 audit: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -e '.[audit]'

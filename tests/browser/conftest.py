@@ -1,0 +1,83 @@
+"""Chromium without a network, and reports of real runs to open in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import ok
+from pictures import folder
+
+from fedcache.api.runs import read_result, write_result
+
+QUIET = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here is of the browser suite."""
+    for item in items:
+        if Path(__file__).parent in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A running browser, Debian's own."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = next((p for n in NAMES if (p := shutil.which(n))), None)
+    if program is None:
+        pytest.fail("No Chromium on the path: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    """A report of runs in two settings, with curves, two backbones and a class whose name is a script."""
+    images = folder(tmp_path / "shapes", train=16, test=6)
+    for split in ("train", "test"):
+        first = sorted((images / split).iterdir())[0]
+        first.rename(images / split / "<script>alert(1)<∕script>")
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8)
+    iid = ("--scheme", "iid", "--clients", 12, "--participation", "all")
+    ok("train", "--method", "fedavg", "--backbones", "random-projection", *iid, "--rounds", 4, "--eval-every", 1,
+       "--seeds", "0-2", "--set", "batch=2")  # fmt: skip
+    ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *iid)
+    ok("train", "--method", "fed3r", "--backbones", "random-projection", "--scheme", "iid", "--clients", 3)
+    return report(tmp_path)
+
+
+@pytest.fixture
+def grid(tmp_path: Path, own_home: Path) -> Path:
+    """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
+    images = folder(tmp_path / "shapes", train=12, test=4)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+    made = Path(ok("train", "--method", "fedavg", "--scheme", "iid", "--clients", 4, "--rounds", 2, "--set", "batch=2",
+                   "--eval-every", 1, "--seeds", "0-2").data["path"])  # fmt: skip
+    result = read_result(made / "result.json")
+    for i in range(1, 240):
+        copy = shutil.copytree(made, own_home / "runs" / f"{i:016x}")
+        values = {"lr": [0.3, 0.1, 0.03, 0.01, 0.003, 0.001][i % 6], "wd": [0.0, 1e-4, 1e-3, 1e-2][i // 6 % 4],
+                  "momentum": i // 24 / 10}  # fmt: skip
+        accuracy = {**result["accuracy"], "mean": 0.3 + i / 500}
+        write_result(copy / "result.json", {
+            **result, "hyperparameters": {**result["hyperparameters"], **values}, "accuracy": accuracy,
+        })  # fmt: skip
+    return report(tmp_path)
+
+
+def report(tmp_path: Path) -> Path:
+    """All runs of the home as a page."""
+    done = ok("report", "-o", tmp_path / "report.html")
+    assert json.dumps(done.data)
+    return tmp_path / "report.html"

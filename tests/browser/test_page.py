@@ -1,0 +1,160 @@
+"""The report as a person has it: in Chromium with the network refused, in light, dark and on a phone, by keyboard."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+SIZES = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
+SMALLEST = 8.0
+"""Pixels of the smallest letters of a figure, capital height and descender together."""
+
+
+@contextmanager
+def opened(chromium: Any, path: Path, size: str = "light") -> Iterator[Any]:
+    """The page, and at the end that it said nothing to the console and asked nobody for anything."""
+    width, scheme = SIZES[size]
+    said: list[str] = []
+    context = chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, accept_downloads=True
+    )
+    page = context.new_page()
+    page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
+    page.on("pageerror", lambda e: said.append(f"error: {e}"))
+    page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else said.append(r.url))
+    page.on("dialog", lambda d: said.append(f"dialog: {d.message}"))
+    page.goto(path.as_uri())
+    yield page
+    assert said == []
+    context.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("which", ["demo", "grid"])
+def test_a_page_is_quiet_fits_and_can_be_read(chromium: Any, which: str, size: str, request: Any) -> None:
+    path = request.getfixturevalue(which)
+    assert path.stat().st_size < 5_000_000
+    with opened(chromium, path, size) as page:
+        wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= seen
+        theme = page.evaluate("document.documentElement.dataset.theme")
+        assert theme == ("dark" if size == "dark" else "light")
+        texts = page.evaluate(
+            "[...document.querySelectorAll('figure svg text')].map(t => {"
+            " const m = t.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(t).fontSize); })"
+        )
+        assert len(texts) > 20
+        assert min(texts) >= SMALLEST
+        # What is drawn stays inside its drawing.
+        outside = page.evaluate(
+            "[...document.querySelectorAll('figure svg')].flatMap(s => { const b = s.getBoundingClientRect();"
+            " return [...s.querySelectorAll('text')].filter(t => { const r = t.getBoundingClientRect();"
+            " return r.left < b.left - 6 || r.right > b.right + 6; }).map(t => t.textContent); })"
+        )
+        assert outside == []
+        ink, paper = page.evaluate(
+            "['--ink', '--paper'].map(n => getComputedStyle(document.documentElement).getPropertyValue(n).trim())"
+        )
+        assert contrast(ink, paper) > 7
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG's ratio of two #rrggbb colours."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((light(a), light(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_control_works_by_keyboard(chromium: Any, demo: Path) -> None:
+    with opened(chromium, demo) as page:
+        stops: list[str] = []
+        page.keyboard.press("Tab")
+        first = page.evaluate("document.activeElement.textContent")
+        assert first == "Skip to the results"
+        for _ in range(400):
+            page.keyboard.press("Tab")
+            at = page.evaluate(
+                "(() => { const e = document.activeElement; return e === document.body ? '' :"
+                " e.tagName + '#' + (e.closest('[id]')?.id ?? '') + ' ' + e.textContent.slice(0, 12); })()"
+            )
+            if not at:
+                break
+            stops.append(at)
+        controls = page.evaluate("document.querySelectorAll('main button, main a, summary, .drawing, .scroll').length")
+        assert len(stops) >= controls
+        page.focus("#theme")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.keyboard.press("Space")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        page.focus("summary")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.querySelector('details').open")
+
+
+def test_columns_sort_and_say_so(chromium: Any, demo: Path) -> None:
+    with opened(chromium, demo) as page:
+        head = page.locator("#s0 th[scope=col]", has_text="accuracy %")
+        button = head.locator("button")
+        read = "[...document.querySelectorAll('#s0 tbody tr')].map(r => r.cells[0].textContent)"
+        before = page.evaluate(read)
+        button.focus()
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == "descending"
+        assert page.evaluate(read) == before  # the page begins with the best
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert page.evaluate(read) == before[::-1]
+        assert page.evaluate("document.querySelectorAll('#s0 [aria-sort]').length") == 1
+
+
+def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium: Any, demo: Path) -> None:
+    with opened(chromium, demo) as page:
+        for figure in page.evaluate("[...document.querySelectorAll('figure')].map(f => f.id)"):
+            drawing = page.locator(f"#{figure} .drawing")
+            if not page.evaluate(f"document.querySelectorAll('#{figure} .mark').length"):
+                continue
+            drawing.focus()
+            page.keyboard.press("End")
+            last = page.locator("#tip").text_content()
+            page.keyboard.press("Home")
+            assert page.locator("#tip").is_visible()
+            assert page.locator("#tip").text_content()
+            assert last
+            page.keyboard.press("Escape")
+            assert not page.locator("#tip").is_visible()
+        mark = page.locator("#s0-dots .mark").first
+        mark.hover()
+        assert "rows" in (page.locator("#tip").text_content() or "")
+
+
+def test_figures_leave_as_svg_png_and_csv(chromium: Any, demo: Path, tmp_path: Path) -> None:
+    with opened(chromium, demo) as page:
+        kept = {}
+        for kind in ("svg", "png", "csv"):
+            page.focus(f"#s0-dots button[data-save={kind}]")
+            with page.expect_download() as caught:
+                page.keyboard.press("Enter")
+            assert caught.value.suggested_filename == f"s0-dots.{kind}"
+            caught.value.save_as(tmp_path / f"dots.{kind}")
+            kept[kind] = (tmp_path / f"dots.{kind}").read_bytes()
+        assert kept["png"].startswith(b"\x89PNG")
+        assert len(kept["png"]) > 3000
+        svg = ElementTree.fromstring(kept["svg"])
+        assert b"var(--" not in kept["svg"]
+        titles = [t.text for t in svg.iter("{http://www.w3.org/2000/svg}title")]
+        assert any("<script>alert(1)" in (t or "") for t in titles)
+        rows = list(csv.reader(kept["csv"].decode().splitlines()))
+        assert rows[0] == ["client", "class", "rows"]
+        assert sum(int(r[2]) for r in rows[1:]) == 48
