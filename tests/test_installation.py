@@ -99,7 +99,7 @@ def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
     def run(*words: str, **env: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "fedcache", *words], capture_output=True, text=True, check=False,
-            env={**environment(tmp_path), **env},
+            env={**environment(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", **env},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

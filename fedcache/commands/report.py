@@ -14,7 +14,7 @@ from fedcache.errors import Exit
 Asked = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUN]...",
+        metavar="RUN",
         help="Directories of runs, or the first letters of their names (`fedcache ls --runs`); default all runs.",
         show_default=False,
     ),
