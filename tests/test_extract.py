@@ -403,7 +403,7 @@ def test_a_signal_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, numbe
     assert again.code == 0, again.err
 
 
-def test_what_a_killed_writer_left_of_its_lock_is_swept_and_a_live_one_stays(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
     from filelock import FileLock
 
     images = folder(tmp_path / "images", train=4, test=2)
@@ -418,13 +418,29 @@ def test_what_a_killed_writer_left_of_its_lock_is_swept_and_a_live_one_stays(tmp
         "--workers",
         0,
     )
-    locks = Path(ok(*words).data["path"]) / "locks"
-    dead, alive = locks / "random-projection-00000000.json", locks / "other-00000000.json"
-    for note in (dead, alive):
-        note.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
+    store = Path(ok(*words).data["path"])
+    before = {str(f.relative_to(store)) for f in store.rglob("*") if f.name != "history.jsonl"}
+    (key,) = (f.name for f in (store / "features").iterdir() if f.is_dir())
+    dead, journal = store / "locks" / f"{key}.json", store / f"journal-{key}.jsonl"
+    alive, begun = store / "locks" / "other-00000000.json", store / "journal-other-00000000.jsonl"
+
+    def leave(*files: Path) -> None:
+        for file in files:
+            file.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
+
+    leave(dead, journal, alive, begun)
     with FileLock(alive.with_suffix(".lock")):
         ok(*words)
         assert not dead.exists()
+        assert not journal.exists()
         assert alive.exists()
+        assert begun.exists()  # of an array that is not finished
+    begun.unlink()
+    alive.with_suffix(".lock").unlink(missing_ok=True)
+    leave(journal)
+    with FileLock(dead.with_suffix(".lock")):
+        ok(*words)
+        assert journal.exists()
     ok(*words)
-    assert not alive.exists()
+    after = {str(f.relative_to(store)) for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
+    assert after <= before

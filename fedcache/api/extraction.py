@@ -32,9 +32,9 @@ from fedcache.extract.datasets.grown import Grown
 from fedcache.extract.datasets.limited import open_limited, peek_limited
 from fedcache.progress import Observer, Silent
 from fedcache.store.files import make_private, write_atomic
-from fedcache.store.lock import sweep
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
+from fedcache.store.sweep import sweep
 
 if TYPE_CHECKING:
     from fedcache.extract.datasets import Dataset

@@ -44,20 +44,19 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def sweep(store: Path) -> None:
-    """Remove the notes that killed writers left of themselves; who still writes keeps theirs."""
-    for note in (store / "locks").glob("*.json"):
-        lock = FileLock(note.with_suffix(".lock"), timeout=0)
-        try:
-            lock.acquire()
-        except (Timeout, OSError, NotImplementedError):
-            continue
-        try:
-            note.unlink(missing_ok=True)
-        except OSError:
-            pass  # a store that may only be read keeps it
-        finally:
-            lock.release()
+@contextmanager
+def if_free(path: Path) -> Iterator[bool]:
+    """Whether the lock file ``path`` could be taken at once; it is held while the block runs."""
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 @contextmanager
