@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow durability durability-full audit browser results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full audit browser pages docs notebooks results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -14,6 +14,9 @@ help:
 	@echo "make durability-full  all cases and docs/trust.md (an hour)"
 	@echo "make browser  the HTML report in Chromium, without a network"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
+	@echo "make pages    write the pages of docs/ that are made from the code"
+	@echo "make docs     build the documentation into site/; a warning is an error"
+	@echo "make notebooks  run the notebooks of examples/ from top to bottom"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
@@ -64,6 +67,23 @@ audit: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -e '.[audit]'
 	$(BIN)/python tools/audit.py
 
+pages: $(VENV)/.dev
+	$(BIN)/python tools/make_docs.py
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
+
+$(VENV)/.notebooks: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[notebooks]'
+	@touch $@
+
+notebooks: $(VENV)/.notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_notebooks.py
+
 results: $(VENV)/.dev
 	$(BIN)/python tools/make_results.py
 
@@ -71,4 +91,4 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

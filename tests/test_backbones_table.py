@@ -34,6 +34,8 @@ def test_native_recipes_are_timms(backbone):
     assert (recipe.resize, cfg.crop_mode) == ("crop", "center")
     if backbone.hub is not None:
         assert backbone.hub == cfg.hf_hub_id
+    if cfg.license:
+        assert backbone.licence.lower() == cfg.license
 
 
 def test_timm_still_has_no_imagenet1k_weights_for_the_tiny_vit():

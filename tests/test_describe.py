@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from command import ok
 
 from fedcache.api.describe import Sizes, traffic_of
 from fedcache.federate.methods import METHODS
-
-ROOT = Path(__file__).parent.parent
-
-
-def test_the_pages_of_the_methods_are_those_of_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("make_method_pages", ROOT / "tools" / "make_method_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    there = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "methods").glob("*.md")}
-    made = tool.pages()
-    assert there.keys() == made.keys(), "run: python tools/make_method_pages.py"
-    for name, text in made.items():
-        assert there[name] == text, f"{name} is old; run: python tools/make_method_pages.py"
 
 
 # methods.md 1, D = 512 (and 1536), C = 10: exact up, paper up

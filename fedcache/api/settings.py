@@ -95,6 +95,9 @@ def find_method(name: str) -> Method:
 def parse_seeds(text: str) -> list[int]:
     """``0,1,2`` or ``0-4`` as numbers, without repeats, in the order given.
 
+    >>> parse_seeds("7,0-2,1")
+    [7, 0, 1, 2]
+
     Raises:
         FedcacheError: USAGE, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
@@ -116,6 +119,9 @@ def parse_seeds(text: str) -> list[int]:
 
 def parse_participation(text: str | None) -> int | float | None:
     """``all``, a number of clients, or a share (``0.1``, ``100%``).
+
+    >>> parse_participation("10"), parse_participation("10%"), parse_participation("all")
+    (10, 0.1, None)
 
     Raises:
         FedcacheError: USAGE.

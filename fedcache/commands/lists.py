@@ -18,7 +18,10 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 @backbones.command("list")
 def backbones_list(weights: o.Weights = None, json: o.Json = False) -> None:
-    """Every backbone, its width and whether its weights are at hand."""
+    """Every backbone, its width and whether its weights are at hand.
+
+    Example: fedcache backbones list
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.api.planning import memory_of
@@ -38,7 +41,10 @@ def backbones_list(weights: o.Weights = None, json: o.Json = False) -> None:
 
 @backbones.command("info")
 def backbones_info(name: Name, json: o.Json = False) -> None:
-    """One backbone: its native recipe and where its weights are looked for."""
+    """One backbone: its native recipe and where its weights are looked for.
+
+    Example: fedcache backbones info clip-rn50
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.api.planning import memory_of
@@ -61,10 +67,12 @@ def backbones_info(name: Name, json: o.Json = False) -> None:
             "width": backbone.width,
             "text_width": backbone.text_width,
             "source": backbone.source,
+            "licence": backbone.licence,
             "recipe": recipe,
             "status": status,
         }
         lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
+        lines += [f"licence       {backbone.licence}"] if backbone.licence else []
         lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
         return Answer(data, lines)
 
@@ -93,7 +101,10 @@ def backbones_import(
 
 @backbones.command("pull")
 def backbones_pull(name: Name, json: o.Json = False) -> None:
-    """Download published weights; the size and source are printed first."""
+    """Download published weights; the size and source are printed first.
+
+    Example: fedcache backbones pull clip-rn50
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.api.planning import memory_of
@@ -120,7 +131,10 @@ def backbones_pull(name: Name, json: o.Json = False) -> None:
 
 @backbones.command("verify")
 def backbones_verify(name: Name, weights: o.Weights = None, json: o.Json = False) -> None:
-    """Load a backbone and run it once: weights complete, shapes right, output finite."""
+    """Load a backbone and run it once: weights complete, shapes right, output finite.
+
+    Example: fedcache backbones verify glyph-clip
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.api.planning import check_backbone
@@ -137,7 +151,10 @@ def backbones_verify(name: Name, weights: o.Weights = None, json: o.Json = False
 
 @datasets.command("list")
 def datasets_list(json: o.Json = False) -> None:
-    """Every dataset and what it needs."""
+    """Every dataset and what it needs.
+
+    Example: fedcache datasets list
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.extract.datasets import known
@@ -153,7 +170,10 @@ def datasets_list(json: o.Json = False) -> None:
 
 @datasets.command("info")
 def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json: o.Json = False) -> None:
-    """One dataset: what it is; a spec such as folder:PATH is read and counted."""
+    """One dataset: what it is; a spec such as folder:PATH is read and counted.
+
+    Example: fedcache datasets info paper:cifar10
+    """
 
     def call(story: Story) -> Answer:
         from fedcache.api.planning import memory_of, roots_of

@@ -113,6 +113,11 @@ class Recipe:
 
         Keys: size, resize, interpolation, crop_pct, norm (unit | half | imagenet | clip), dtype, views, view_seed.
 
+        >>> native = Recipe("clip-rn50", "", size=224)
+        >>> small = native.override({"size": "96"})
+        >>> small.label, small.key == native.key
+        ('clip-rn50@96', False)
+
         Raises:
             FedcacheError: USAGE, for an unknown key or a value out of range.
         """
@@ -155,5 +160,9 @@ def _number(name: str, text: str) -> int | float:
 
 
 def slug(name: str) -> str:
-    """``name`` with everything outside [A-Za-z0-9._-] turned into ``_`` (file names, array names)."""
+    """``name`` with everything outside [A-Za-z0-9._-] turned into ``_`` (file names, array names).
+
+    >>> slug("open_clip:ViT-B-32@openai")
+    'open_clip_ViT-B-32_openai'
+    """
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)

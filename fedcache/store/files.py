@@ -17,7 +17,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with one spelling: sorted keys, no spaces, UTF-8, no NaN, and no trailing newline."""
+    """JSON with one spelling: sorted keys, no spaces, UTF-8, no NaN, and no trailing newline.
+
+    >>> canonical_json({"rows": 3, "classes": ["cat", "dog"]})
+    b'{"classes":["cat","dog"],"rows":3}'
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 

