@@ -78,7 +78,7 @@ class Torn:
 
 
 def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_same(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     expected = content(whole(place / "whole.zarr").path)
     faults = Faults(monkeypatch)
@@ -103,6 +103,7 @@ def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_
             file.rmdir() if file.is_dir() else file.unlink()
         path.rmdir()
     assert failures > 150
+    record_property("cases", failures)
     assert codes == {Exit.ENVIRONMENT}
 
 
