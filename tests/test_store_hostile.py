@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -189,3 +190,15 @@ def test_sealed_json_comes_back_and_every_other_spelling_is_refused(body: dict[s
     for at in range(0, len(raw), 7):
         with pytest.raises(ValueError, match=r"does not have|is not"):
             unseal(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
+
+
+@pytest.mark.parametrize("text", [b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'])
+def test_another_spelling_is_refused_although_its_digest_fits(text: bytes) -> None:
+    assert seal({"a": 1}) == sealed(b'{"a":1}')
+    with pytest.raises(ValueError, match="is not the JSON fedcache writes"):
+        unseal(sealed(text))
+
+
+def sealed(body: bytes) -> bytes:
+    """``seal`` of bytes as they are."""
+    return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
