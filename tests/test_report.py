@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -157,6 +159,8 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
     ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
        "--clients", 3, "--participation", 2, "--rounds", 2, "--set", "lr=0.02", "--set", "batch=4", "--seeds", "1,2",
        "--preset", "official", "--attack", "sign-flip:0.4")  # fmt: skip
+    spec = f"folder:{tmp_path / 'shapes'}"
+    ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")
     for entry in gather([], own_home / "runs").entries:
@@ -193,6 +197,44 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
     assert resumed.data["path"] == str(unfinished)
 
 
+def test_partitions_of_one_scheme_are_different_settings_with_names_of_their_own(tmp_path: Path, store: Path) -> None:
+    for words in (("--alpha", 0.3), ("--alpha", 5), ("--alpha", 0.3, "--seed", 1)):
+        for method in ("fed3r", "fedncm"):
+            ok("train", "--method", method, "--store", store.name, "--backbones", "random-projection",
+               "--scheme", "dirichlet", "--clients", 3, *words)  # fmt: skip
+    page, text, _ = made(tmp_path)
+    titles = re.findall(r"<h2>(shapes, [^<]*)</h2>", text)
+    assert len(set(titles)) == 3
+    assert {s for _, s, _ in page.figures()["across"][1:]} == set(titles)
+    assert len(page.figures()["across"]) == 1 + 6
+
+
+def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Path, store: Path, own_home: Path) -> None:
+    words = ("train", "--method", "fed3r", "--store", store.name, "--backbones", "random-projection", *IID)
+    new = Path(ok(*words).data["path"])
+    old = own_home / "runs" / ("0" * 16)
+    shutil.copytree(new, old)
+    result = read_result(old / "result.json")
+    write_result(old / "result.json", {**result, "code": "f" * 64})
+    os.utime(old / "config.toml", (1, 1))
+    _, text, told = made(tmp_path)
+    assert (told["runs"], told["left_out"]) == (1, 1)
+    assert "is the same run by older code" in text
+    assert made(tmp_path, new, old)[2]["runs"] == 2  # named, it is shown
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "bad", ['{"seconds": null}', '{"seconds": {"train": "abc"}}', "[]", '{"seconds": {"train": NaN}}']
+)
+def test_lost_measurements_are_a_dash(tmp_path: Path, bad: str) -> None:
+    run = ok("train", "--method", "fed3r", "--backbones", "random-projection", *IID).data
+    (Path(run["path"]) / "measured.json").write_text(bad)
+    page, _, told = made(tmp_path)
+    assert told["runs"] == 1
+    assert "s0-seconds" not in page.figures()
+
+
 @pytest.mark.usefixtures("store")
 def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, own_home: Path) -> None:
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", *IID)
@@ -218,6 +260,8 @@ def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, ow
         (("-o", "r.pdf"), 2, "is no HTML file"),
         (("--embed", "tnse"), 2, "Did you mean 'tsne'"),
         (("--embed", "umap"), 6, "umap-learn"),
+        (("--runs", "nowhere"), 2, "There is no directory nowhere"),
+        (("",), 2, "empty name"),
     ],
 )
 def test_wrong_words_are_answered(
@@ -242,6 +286,13 @@ def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -
     assert "<h1>Mine &amp; yours</h1>" in (tmp_path / "report.html").read_text()
     with pytest.raises(fc.FedcacheError, match="int is no run"):
         fc.report([3], tmp_path / "report.html")
+    with pytest.raises(fc.FedcacheError, match="no run in what was given"):
+        fc.report([], tmp_path / "report.html")
+    assert fc.report(iter([run]), tmp_path / "report.html").runs == 1
+    with pytest.raises(fc.FedcacheError, match="features by backbone"):
+        fc.Store.from_arrays([[1.0]])  # type: ignore[arg-type]
+    with pytest.raises(fc.FedcacheError, match="'a' is there twice"):
+        fc.Store.from_arrays({"x": [[1.0], [2.0]]}, labels=[0, 1], classes=["a", "a"])
 
 
 @pytest.mark.usefixtures("store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -125,7 +126,10 @@ def shard(
         made = sorted(str(p) for p in target.glob("*.zarr"))
         return Answer(
             {"path": str(target), "stores": made},
-            [f"{len(made)} client stores in {target}", f"fedcache train --clients-from {target} --method fed3r"],
+            [
+                f"{len(made)} client stores in {target}",
+                f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r",
+            ],
         )
 
     answer("shard", json, call)

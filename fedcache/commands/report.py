@@ -9,7 +9,7 @@ import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError
 
 Asked = Annotated[
     list[str] | None,
@@ -47,6 +47,8 @@ def report(
     def call(story: Story) -> Answer:
         from fedcache.report.page import write_report
 
+        if root is not None and not root.is_dir():
+            raise FedcacheError(Exit.USAGE, f"There is no directory {root}.", "See `fedcache ls --runs`.")
         place = root or o.home().runs
         made = write_report(runs or [], out, place, title=title, embed=embed, observer=story)
         lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.federate.partition import SCHEMES
-from fedcache.report.gather import Entry, by_setting, differing, label_of
+from fedcache.report.gather import Entry, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 
 OVER = ("seeds", "clients", "settings")
@@ -78,33 +77,6 @@ def check_metric(metric: str, over: str) -> None:
             f"{over.removesuffix('s')}s' own values.",
             f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
         )
-
-
-def setting_name(entry: Entry) -> str:
-    """Dataset and partition of an entry in words."""
-    part = entry.result["partition"]
-    scheme = SCHEMES.get(part["scheme"])
-    name = part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
-    drawn = ", redrawn for every seed" if len(set(part["digests"])) > 1 else ""
-    return f"{entry.result['dataset']['slug']}, {name}{drawn}"
-
-
-def setting_names(groups: Sequence[Sequence[Entry]]) -> list[str]:
-    """A name for each setting; equal words of different content are told apart by digests."""
-    words = [setting_name(g[0]) for g in groups]
-    twice = {w for w, count in Counter(words).items() if count > 1}
-    return [
-        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
-        for w, g in zip(words, groups, strict=True)
-    ]
-
-
-def labels(entries: Sequence[Entry]) -> list[str]:
-    """A name for each entry of one setting; equal words are told apart by the digest."""
-    facts = differing(entries)
-    words = [label_of(e, facts) for e in entries]
-    twice = {w for w, count in Counter(words).items() if count > 1}
-    return [f"{w} ({e.digest[:8]})" if w in twice else w for w, e in zip(words, entries, strict=True)]
 
 
 def within(entries: Sequence[Entry], where: str, metric: str, over: str) -> Blocks:

@@ -173,7 +173,7 @@ def size(scalars: float | None) -> str:
 def legend_below(axes: Any) -> None:
     """A legend under the axes, which covers nothing, in two columns where the names are short."""
     _, names = axes.get_legend_handles_labels()
-    if len(names) > 1:
+    if names:
         columns = 2 if max(map(len, names)) <= 20 else 1
         axes.figure.legend(loc="outside lower left", ncols=columns, handlelength=1.4, labelspacing=0.3)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.api.points import Grid
 from fedcache.api.run import Run
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report import comparison_text
-from fedcache.report.blocks import Blocks, across, check_metric, setting_names, within
+from fedcache.report.blocks import Blocks, across, check_metric, within
 from fedcache.report.compare import Comparison, compared
-from fedcache.report.gather import Asked, Gathered, LeftOut, by_setting, gather
+from fedcache.report.functions import several
+from fedcache.report.gather import Asked, Gathered, LeftOut, by_setting, gather, setting_names
 from fedcache.report.statistics import TESTS
 
 PAIRS = ("best", "all")
@@ -81,7 +81,7 @@ class Comparisons:
 
 
 def compare(
-    runs: Asked | Sequence[Asked] = (),
+    runs: Asked | Iterable[Asked] | None = None,
     *,
     over: str = "seeds",
     metric: str = "accuracy",
@@ -94,7 +94,7 @@ def compare(
     """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
 
     Args:
-        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; none is all runs of the home.
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
         over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
         metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
         test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
@@ -106,7 +106,7 @@ def compare(
     Raises:
         FedcacheError: USAGE.
     """
-    asked = [runs] if isinstance(runs, str | Path | Run | Grid) else list(runs)
+    asked = several(runs)
     folder = Path(root) if root is not None else Home.from_environment().runs
     return compare_entries(
         gather(asked, folder), over=over, metric=metric, test=test, against=against, pairs=pairs, level=level

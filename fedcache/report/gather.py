@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.api.runs import DamagedRunError, check_files, read_result, rounds_of
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partitions import SCHEMES
 
 if TYPE_CHECKING:
     from fedcache.api.points import Grid
@@ -49,8 +52,9 @@ class Entry:
     @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
-        value = self.measured.get("seconds", {}).get("train")
-        return None if value is None else float(value)
+        seconds = self.measured.get("seconds")  # a file without a digest: anything may stand there
+        value = seconds.get("train") if isinstance(seconds, dict) else None
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
     def setting(self) -> tuple[str, str]:
@@ -98,7 +102,23 @@ def gather(asked: Sequence[Asked], root: Path) -> Gathered:
         if path.resolve() not in found:
             found[path.resolve()] = _open(path)
     entries = [e for e in found.values() if isinstance(e, Entry)]
-    return Gathered(entries, [e for e in found.values() if isinstance(e, LeftOut)])
+    left_out = [e for e in found.values() if isinstance(e, LeftOut)]
+    if not asked:
+        entries, old = _newest(entries)
+        left_out += old
+    return Gathered(entries, left_out)
+
+
+def _newest(entries: Sequence[Entry]) -> tuple[list[Entry], list[LeftOut]]:
+    """Of runs that differ in the code alone, those of the code that ran last; the others by name."""
+    last: dict[tuple[object, ...], str] = {}
+    keys = [(e.setting, tuple(sorted(facts(e).items())), tuple(e.result["seeds"])) for e in entries]
+    for key, entry in zip(keys, entries, strict=True):  # oldest first
+        last[key] = str(entry.result.get("code"))
+    kept = [e for k, e in zip(keys, entries, strict=True) if str(e.result.get("code")) == last[k]]
+    hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
+    names = {e.path for e in kept}
+    return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
 
 
 def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
@@ -118,6 +138,8 @@ def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
 
 
 def _named(name: str | Path, root: Path) -> list[Path]:
+    if not str(name):
+        raise FedcacheError(Exit.USAGE, "A run has an empty name.", "See `fedcache ls --runs`.")
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)
@@ -158,7 +180,7 @@ def _open(path: Path) -> Entry | LeftOut:
         return LeftOut(
             path,
             "is not finished",
-            f"The command that began it goes on:  fedcache train --config {path / 'config.toml'}",
+            f"The command that began it goes on:  fedcache train --config {shlex.quote(str(path / 'config.toml'))}",
         )
     try:
         result = read_result(path / "result.json")
@@ -184,6 +206,25 @@ def by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
     for entry in entries:
         groups.setdefault(entry.setting, []).append(entry)
     return list(groups.values())
+
+
+def setting_name(entry: Entry) -> str:
+    """Dataset and partition of an entry in words."""
+    part = entry.result["partition"]
+    scheme = SCHEMES.get(part["scheme"])
+    name = part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
+    drawn = ", redrawn for every seed" if len(set(part["digests"])) > 1 else ""
+    return f"{entry.result['dataset']['slug']}, {name}{drawn}"
+
+
+def setting_names(groups: Sequence[Sequence[Entry]]) -> list[str]:
+    """A name for each setting; equal words of different content are told apart by digests."""
+    words = [setting_name(g[0]) for g in groups]
+    twice = {w for w, count in Counter(words).items() if count > 1}
+    return [
+        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
+        for w, g in zip(words, groups, strict=True)
+    ]
 
 
 def facts(entry: Entry) -> dict[str, str]:
@@ -242,7 +283,7 @@ def _within(entries: Sequence[Entry]) -> list[str]:
         if len(set(tried)) > len(set(made)):
             used, made = [*used, name], tried
     counts = Counter(made)
-    return [f"{m} ({e.digest[:6]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)]
+    return [f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)]
 
 
 def _word(value: object) -> str:

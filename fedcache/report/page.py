@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fedcache.progress import Observer, Silent
 from fedcache.report.canvas import Plot, percent, short, size
 from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
-from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels
+from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels, setting_names
 from fedcache.report.rerun import command_of
 from fedcache.report.sources import Source, source_of, store_of
 from fedcache.store.files import write_atomic
@@ -104,6 +105,9 @@ def write_report(
     observer = observer or Silent()
     if not out.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    out = out.resolve() if out.is_symlink() else out  # a link stays a link
+    if not os.access(out.parent, os.W_OK):
+        raise FedcacheError(Exit.ENVIRONMENT, f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
         raise FedcacheError(
             Exit.USAGE,
@@ -114,11 +118,12 @@ def write_report(
     data.check_embedding(embed)
     found = gather(asked, root)
     settings = by_setting(found.entries)
-    observer.start("drawing", len(settings) + 1, "sections")
+    titles = setting_names(settings)
+    observer.start("drawing", len(settings), "sections")
     try:
         sections = []
         for number, entries in enumerate(settings):
-            sections.append(_section(number, entries, embed, drawn=number < MOST_SETTINGS))
+            sections.append(_section(number, titles[number], entries, embed, drawn=number < MOST_SETTINGS))
             observer.advance(1)
         raw = _page(found, sections, title or "Federated runs on cached features").encode()
     finally:
@@ -127,14 +132,7 @@ def write_report(
     return Report(out, len(found.entries), len(found.left_out), len(raw))
 
 
-def setting_name(entry: Entry) -> str:
-    """Dataset, scheme and clients in words."""
-    r = entry.result
-    part = r["partition"]
-    return f"{r['dataset']['slug']}, {part['name'] or part['scheme']}, {part['clients']} clients"
-
-
-def _section(number: int, entries: list[Entry], embed: str, *, drawn: bool) -> Section:
+def _section(number: int, title: str, entries: list[Entry], embed: str, *, drawn: bool) -> Section:
     entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
@@ -147,12 +145,13 @@ def _section(number: int, entries: list[Entry], embed: str, *, drawn: bool) -> S
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
     first = entries[0].result
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
-    says += f"{str(first['partition']['digest'])[:16]}."
+    says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
+    says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
     columns, rows = _table(entries, names)
     store = store_of(entries[0])
     name = "" if store is None else store.path.name
     commands = [(label, e.digest, command_of(e, name)) for label, e in named]
-    return Section(ident, setting_name(entries[0]), says, columns, rows, plots, notes, commands)
+    return Section(ident, title, says, columns, rows, plots, notes, commands)
 
 
 def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[str]]:
@@ -198,7 +197,7 @@ def _table(entries: Sequence[Entry], names: Sequence[str]) -> tuple[list[tuple[s
     told = [n for n in names if n != "method"]
     columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
     columns += [(n, True) for n in ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %")]
-    columns += [(n, True) for n in ("sent a round", "MB in all", "seconds")]
+    columns += [(n, True) for n in ("scalars sent a round", "MB in all", "seconds")]
     columns += [("fidelity", False), ("run", False)]
     rows = []
     for e in entries:
@@ -262,8 +261,9 @@ def _page(found: Gathered, sections: list[Section], title: str) -> str:
     env.filters["code"] = _code
     env.globals["markup"] = _safe
     names = [s.title for s in sections]
-    accuracy = [(e.method, setting_name(e), e.result["accuracy"]["mean"]) for g in by_setting(found.entries) for e in g]
-    across = grids.matrix("across", accuracy, list(dict.fromkeys(names)))
+    pairs = zip(names, by_setting(found.entries), strict=True)
+    accuracy = [(e.method, name, e.result["accuracy"]["mean"]) for name, group in pairs for e in group]
+    across = grids.matrix("across", accuracy, names)
     template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,

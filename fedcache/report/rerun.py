@@ -13,7 +13,7 @@ from fedcache.errors import FedcacheError
 from fedcache.report.gather import Entry
 from fedcache.report.sources import config_of
 
-_OWN = ("method", "set", "store", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
+_OWN = ("method", "set", "store", "dataset", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
@@ -33,7 +33,9 @@ def command_of(entry: Entry, store: str) -> str:
     if table.get("clients_from"):
         words += ["--clients-from", str(table["clients_from"])]
     else:
-        words += ["--store", store] if store else []
+        words += (
+            ["--store", store] if store else ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
+        )
         words += _partition(entry, str(table.get("partition") or ""))
     one_shot = entry.result["rounds"] == 1 and "rounds" not in table
     words += [] if one_shot else ["--rounds", str(entry.result["rounds"])]

@@ -32,6 +32,10 @@ def from_arrays(
     path: str | Path | None = None,
 ) -> Store:
     """See ``Store.from_arrays``."""
+    if not isinstance(features, Mapping):
+        raise FedcacheError(
+            Exit.USAGE, f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
+        )
     if not features:
         raise FedcacheError(Exit.USAGE, "from_arrays() was given no features.", 'For example {"mine": X}')
     columns = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,10 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
             "All need the same, at least 1.",
         )
     labels, classes = _codes(path, raw, LABELS, "classes", count, unknown_code=-1)
+    if twice := sorted({c for c, n in Counter(classes).items() if n > 1}):
+        raise FedcacheError(
+            Exit.USAGE, f"{path}: the class name {twice[0]!r} is there twice.", "Give every class a name of its own."
+        )
     domains, domain_names = _codes(path, raw, ("domain",), "domains", count, unknown_code=0)
     splits = _splits(path, raw, count)
     names = raw.get("name")
