@@ -107,8 +107,8 @@ def draw(ident: str, fill: Draw, *, width: float = WIDTH, height: float = HEIGHT
 
 
 def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> str:
-    """Matplotlib's file as a part of a page: own ids, names for colours, words behind marks."""
-    root = ElementTree.fromstring(raw)
+    """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
+    root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     root.set("role", "img")
