@@ -253,6 +253,7 @@ def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any)
     result = {
         "method": method,
         "backbones": ["random-projection"],
+        "features": ["f" * 64],
         "hyperparameters": more.pop("hyperparameters", {}),
         "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
         "partition": {"scheme": "iid", "name": partition, "args": {}, "seed": 0, "digests": [partition] * len(seeds)},

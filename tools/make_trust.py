@@ -47,7 +47,7 @@ class Promise:
 PROMISES = (
     Promise("D1", "An extraction that is killed (-9) at any time resumes to the same bytes",
             (f"{KILLS} -k killed_extractions", "tests/test_extract.py -k killed_writer_left"),
-            ("store/sweep.py", "left.unlink(missing_ok=True)", "pass",
+            ("store/sweep.py", "journal.unlink(missing_ok=True)", "pass",
              "tests/test_extract.py -k killed_writer_left")),
     Promise("D2", "A write, fsync or rename that fails, whichever it is, loses nothing that was whole",
             ("tests/test_store_faults.py -k failure_at_any_point",)),

@@ -172,7 +172,7 @@ def finished(
     done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
     if not dry_run:
-        sweep(store.path)
+        sweep(store)
     return done
 
 
@@ -252,8 +252,8 @@ def compute(
             "device": device.name,
         }
     )
-    sweep(path)
     done = summary(Store.open(path), planned, states, tally)
+    sweep(done.store)
     done.text = make_current(done.store, planned, wanted, text)
     if growth is not None and growth.parent is not None:
         done.growth = growth.done(tally.forward_images)

@@ -54,11 +54,11 @@ def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lif
     """
     import torch
 
-    check_round(setting, config)
     from fedcache.federate.engine import plan
     from fedcache.federate.forecast import forecast, refuse_too_much
     from fedcache.federate.lifts import free_memory
 
+    check_round(setting, config)
     lift, load = plan(
         setting.method,
         setting.hp,

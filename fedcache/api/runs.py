@@ -149,12 +149,8 @@ class RunDirectory:
         return result
 
     def measured(self) -> dict[str, Any] | None:
-        """What was measured when the run was made; None when that file, which is no promise, is missing or damaged."""
-        try:
-            found = json.loads((self.path / "measured.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) and isinstance(found.get("seconds"), dict) else None
+        """See ``measured_of``."""
+        return measured_of(self.path)
 
     def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]]) -> None:
         """Make the directory, the config that re-runs it, and the partitions made for it."""
@@ -282,6 +278,15 @@ def read_result(path: Path) -> dict[str, Any]:
         raise DamagedRunError(path) from error
     result: dict[str, Any] = found
     return result
+
+
+def measured_of(folder: Path) -> dict[str, Any] | None:
+    """What was measured when a run was made; None when that file, which is no promise, is missing or damaged."""
+    try:
+        found = json.loads((folder / "measured.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("seconds"), dict) else None
 
 
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:

@@ -46,10 +46,10 @@ def chosen(config: TrainConfig) -> dict[str, Any]:
 
     plain = TrainConfig()
     made = {k: getattr(config, k) for k in KEYS if getattr(config, k) != getattr(plain, k)}
-    if config.attack is not None:  # one attack has one spelling
-        made["attack"] = parse_attack(config.attack).text if config.attack != NO_ATTACK else None
-    if made.get("attack", "") is None:
+    if made.get("attack") == NO_ATTACK:
         del made["attack"]
+    elif "attack" in made:
+        made["attack"] = parse_attack(made["attack"]).text  # one attack has one spelling
     if config.aggregate == "mean":
         made.pop("byzantine", None)  # the mean expects nobody
     if config.dp_clip is not None and "dp_delta" not in made:

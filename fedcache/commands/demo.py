@@ -177,7 +177,7 @@ def row_of(name: str, runs: dict[str, Run]) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]]) -> object:
     """Accuracy on both partitions, what one client sends per round, and seconds."""
-    from fedcache.commands.results import percent
+    from fedcache.report.canvas import percent
 
     cells = [
         (

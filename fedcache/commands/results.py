@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcache.commands.output import Answer, table
+from fedcache.report.canvas import percent
 
 if TYPE_CHECKING:
     from fedcache.api.points import Grid
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    """A fraction as per cent."""
-    return "-" if value is None else f"{100 * value:.{digits}f}"
 
 
 def plan_answer(data: dict[str, Any]) -> Answer:

@@ -11,7 +11,6 @@ from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands import trust as t
 from fedcache.commands.output import Answer, Story, answer, stopping, table
-from fedcache.commands.results import grid_answer, plan_answer, result_lines
 from fedcache.commands.track import Track
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
@@ -126,6 +125,7 @@ def train(
     def call(story: Story) -> Answer:
         from fedcache.api.tracking import tracking
         from fedcache.api.training import train as run
+        from fedcache.commands.results import plan_answer, result_lines
         from fedcache.extract.stop import Stop
 
         file = read_file(config)
@@ -274,6 +274,7 @@ def grid(
         from fedcache.api.grids import grid as run
         from fedcache.api.ready_grids import ready as lookup
         from fedcache.api.tracking import tracking
+        from fedcache.commands.results import grid_answer, plan_answer
         from fedcache.extract.stop import Stop
 
         if ready == "list":

@@ -394,7 +394,7 @@ class Guarded(Pool):
             if len(owners):
                 f = self.trust.liars_of(len(owners))
                 self.unguarded += self.trust.byzantine > 0 and f == 0
-                self._carried(self.trust.rule, len(owners), f, f", class {c}, which so many clients own")
+                self._carried(self.trust.rule, len(owners), f, f", class {c}")
                 made[c] = self.trust.rule(P[owners, c], f, N[owners, c])
         return made, N.sum(0)
 

@@ -52,7 +52,6 @@ class Plot:
         columns: names of the data.
         rows: the data, as the CSV has them.
         svg: the drawing.
-        wide: whether it takes the whole width of the page.
     """
 
     ident: str
@@ -61,16 +60,14 @@ class Plot:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     svg: str
-    wide: bool = False
 
 
-def draw(ident: str, fill: Draw, *, width: float = WIDTH, height: float = HEIGHT, says: str = "") -> str:
+def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
     """An SVG without size, scripts or fonts of its own.
 
     Args:
         ident: prefix of every id in it.
         fill: draws on the axes it is given; calls ``marks(artist, words)`` for what is to tell its words.
-        width: inches.
         height: inches.
         says: the text alternative.
     """
@@ -100,7 +97,7 @@ def draw(ident: str, fill: Draw, *, width: float = WIDTH, height: float = HEIGHT
     with warnings.catch_warnings(), matplotlib.rc_context(style):
         # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         fill(figure.add_subplot(), marks)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _themed(buffer.getvalue(), ident, told, says)

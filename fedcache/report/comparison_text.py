@@ -144,7 +144,7 @@ def markdown(c: Comparison) -> str:
 
 def latex(c: Comparison) -> str:
     r"""A ``table`` for the package booktabs; the sentences are comments, which are the author's to use."""
-    lines = [r"% needs \usepackage{booktabs}", *(f"% {_one_line(said)}" for said in sentences(c))]
+    lines = [r"% needs \usepackage{booktabs}", *map(comment, sentences(c))]
     lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption(c))}}}"]
     for sheet in sheets(c):
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
@@ -154,6 +154,11 @@ def latex(c: Comparison) -> str:
         ]
         lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def comment(text: str) -> str:
+    """A sentence that LaTeX does not set."""
+    return f"% {_one_line(text)}"
 
 
 def as_html(c: Comparison) -> str:

@@ -13,8 +13,7 @@ from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report import comparison_text
 from fedcache.report.blocks import Blocks, across, check_metric, within
 from fedcache.report.compare import Comparison, compared
-from fedcache.report.functions import several
-from fedcache.report.gather import Asked, Gathered, LeftOut, by_setting, gather, setting_names
+from fedcache.report.gather import Asked, Gathered, LeftOut, by_setting, gather, setting_names, several
 from fedcache.report.statistics import TESTS
 
 PAIRS = ("best", "all")
@@ -49,7 +48,8 @@ class Comparisons:
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        return "\n".join([*(f"% {s}" for s in self.said), *(comparison_text.latex(c) for c in self.tables)])
+        said = map(comparison_text.comment, self.said)
+        return "\n".join([*said, *(comparison_text.latex(c) for c in self.tables)])
 
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.

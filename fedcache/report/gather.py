@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedcache.api.runs import DamagedRunError, check_files, read_result, rounds_of
+from fedcache.api.runs import DamagedRunError, check_files, measured_of, read_result, rounds_of
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partitions import SCHEMES
 
 if TYPE_CHECKING:
-    from fedcache.api.points import Grid
+    from fedcache.api.points import Grid, Point
     from fedcache.api.run import Run
 
-Asked: TypeAlias = "str | Path | Run | Grid"
+Asked: TypeAlias = "str | Path | Run | Grid | Point"
 
 _ALWAYS = ("method", "backbones")
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
@@ -52,8 +52,7 @@ class Entry:
     @property
     def seconds(self) -> float | None:
         """Seconds of training over all seeds; None when the measurements are lost."""
-        seconds = self.measured.get("seconds")  # a file without a digest: anything may stand there
-        value = seconds.get("train") if isinstance(seconds, dict) else None
+        value = self.measured.get("seconds", {}).get("train")  # of a file without a digest: anything may stand there
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
@@ -65,6 +64,7 @@ class Entry:
         partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
         return str(self.result["dataset"]["digest"]), ",".join(partitions)
 
+    @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """Its records, seed by seed."""
         return rounds_of(self.path)
@@ -91,7 +91,7 @@ def gather(asked: Sequence[Asked], root: Path) -> Gathered:
     """The runs that were asked for; all of ``root`` when none was.
 
     Args:
-        asked: directories of runs, directories of many runs, first letters of a digest, ``Run`` or ``Grid`` objects.
+        asked: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
         root: where digests are looked up.
 
     Raises:
@@ -112,13 +112,31 @@ def gather(asked: Sequence[Asked], root: Path) -> Gathered:
 def _newest(entries: Sequence[Entry]) -> tuple[list[Entry], list[LeftOut]]:
     """Of runs that differ in the code alone, those of the code that ran last; the others by name."""
     last: dict[tuple[object, ...], str] = {}
-    keys = [(e.setting, tuple(sorted(facts(e).items())), tuple(e.result["seeds"])) for e in entries]
+    keys = [
+        (e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items())), tuple(e.result["seeds"]))
+        for e in entries
+    ]
     for key, entry in zip(keys, entries, strict=True):  # oldest first
         last[key] = str(entry.result.get("code"))
     kept = [e for k, e in zip(keys, entries, strict=True) if str(e.result.get("code")) == last[k]]
     hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
     names = {e.path for e in kept}
     return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
+
+
+def several(runs: object) -> list[Asked]:
+    """What a call was given, one by one; [] for None, which means all.
+
+    Raises:
+        FedcacheError: USAGE for an empty list, which means none.
+    """
+    if runs is None:
+        return []
+    one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
+    asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
+    if not asked:
+        raise FedcacheError(Exit.USAGE, "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME.")
+    return asked
 
 
 def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
@@ -129,6 +147,8 @@ def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
             yield from _named(one, root)
         elif (points := getattr(one, "points", None)) is not None:  # a Grid; looking at its class would import torch
             yield from (p.run.path for p in points)
+        elif (run := getattr(one, "run", None)) is not None:  # a Point
+            yield run.path
         elif isinstance(path := getattr(one, "path", None), Path):
             yield path
         else:
@@ -189,15 +209,7 @@ def _open(path: Path) -> Entry | LeftOut:
         check_files(path, result)
     except FedcacheError as error:
         return LeftOut(path, error.message.removeprefix(str(path)), error.hint)
-    return Entry(path, result, _measured(path))
-
-
-def _measured(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((path / "measured.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return Entry(path, result, measured_of(path) or {})
 
 
 def by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
@@ -23,7 +23,7 @@ from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
 from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels, setting_names
 from fedcache.report.rerun import command_of
-from fedcache.report.sources import Source, source_of, store_of
+from fedcache.report.sources import Source, source_of
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -53,6 +53,7 @@ class Section:
     plots: list[Plot]
     notes: list[str]
     commands: list[tuple[str, str, str]]
+    points: list[tuple[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -121,26 +122,29 @@ def write_report(
     titles = setting_names(settings)
     observer.start("drawing", len(settings), "sections")
     try:
-        sections = []
-        for number, entries in enumerate(settings):
-            sections.append(_section(number, titles[number], entries, embed, drawn=number < MOST_SETTINGS))
+        sections: list[Section] = []
+        recipes: dict[str, str] = {}
+        for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
+            source = source_of(entries)
+            sections.append(_section(number, name, entries, source, embed))
+            recipes |= recipes_of(source)
             observer.advance(1)
-        raw = _page(found, sections, title or "Federated runs on cached features").encode()
+        raw = _page(found, sections, recipes, title or "Federated runs on cached features").encode()
     finally:
         observer.stop()
     write_atomic(out, raw)
     return Report(out, len(found.entries), len(found.left_out), len(raw))
 
 
-def _section(number: int, title: str, entries: list[Entry], embed: str, *, drawn: bool) -> Section:
+def _section(number: int, title: str, entries: list[Entry], source: Source | str, embed: str) -> Section:
     entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
     ident = f"s{number}"
     notes: list[str] = []
     plots: list[Plot] = []
-    if drawn:
-        plots, notes = _plots(ident, named, embed)
+    if number < MOST_SETTINGS:
+        plots, notes = _plots(ident, named, source, embed)
     else:
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
     first = entries[0].result
@@ -148,13 +152,13 @@ def _section(number: int, title: str, entries: list[Entry], embed: str, *, drawn
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
     columns, rows = _table(entries, names)
-    store = store_of(entries[0])
-    name = "" if store is None else store.path.name
-    commands = [(label, e.digest, command_of(e, name)) for label, e in named]
-    return Section(ident, title, says, columns, rows, plots, notes, commands)
+    store = source.store.path.name if isinstance(source, Source) else ""
+    commands = [(label, e.digest, command_of(e, store)) for label, e in named]
+    points = [(e.method, e.result["accuracy"]["mean"]) for e in entries]
+    return Section(ident, title, says, columns, rows, plots, notes, commands, points)
 
 
-def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[str]]:
+def _plots(ident: str, named: runs.Named, source: Source | str, embed: str) -> tuple[list[Plot], list[str]]:
     entries = [e for _, e in named]
     firsts = _first_of_each(named)
     shown = [*firsts, *(pair for pair in named if pair not in firsts)]  # every method before variants of the best
@@ -174,7 +178,6 @@ def _plots(ident: str, named: runs.Named, embed: str) -> tuple[list[Plot], list[
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
     made += models.own_numbers(f"{ident}-own", named)
     notes += models.last_numbers(named)
-    source = source_of(entries)
     if isinstance(source, Source):
         made.append(data.dots(f"{ident}-dots", source))
         made += [data.plane(f"{ident}-plane{i}", source, k, embed) for i, k in enumerate(source.keys[:MOST_PLANES])]
@@ -239,19 +242,18 @@ def _mark_best(rows: list[list[Cell]], place: int) -> None:
             row[place] = Cell(row[place].text, row[place].sort, best=True)
 
 
-def recipes(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """(array, its recipe in words) of every array that the runs read and a store still holds."""
-    found: dict[str, str] = {}
-    for group in by_setting(entries):
-        source = source_of(group)
-        if isinstance(source, Source):
-            for key in (k for e in group for k in e.result["arrays"] if k in source.store.arrays):
-                recipe = source.store.arrays[key].recipe
-                found[key] = ", ".join(f"{k} {v}" for k, v in recipe.items() if not isinstance(v, dict | list))
-    return sorted(found.items())
+def recipes_of(source: Source | str) -> dict[str, str]:
+    """Array -> its recipe in words, of the arrays that the runs read; {} without a store."""
+    if isinstance(source, str):
+        return {}
+    recipes = {key: source.store.arrays[key].recipe for key in source.keys}
+    return {
+        key: ", ".join(f"{k} {v}" for k, v in recipe.items() if not isinstance(v, dict | list))
+        for key, recipe in recipes.items()
+    }
 
 
-def _page(found: Gathered, sections: list[Section], title: str) -> str:
+def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], title: str) -> str:
     import jinja2
 
     place = files("fedcache.report")
@@ -260,10 +262,8 @@ def _page(found: Gathered, sections: list[Section], title: str) -> str:
     env.filters["csv"] = _csv
     env.filters["code"] = _code
     env.globals["markup"] = _safe
-    names = [s.title for s in sections]
-    pairs = zip(names, by_setting(found.entries), strict=True)
-    accuracy = [(e.method, name, e.result["accuracy"]["mean"]) for name, group in pairs for e in group]
-    across = grids.matrix("across", accuracy, names)
+    accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
+    across = grids.matrix("across", accuracy, [s.title for s in sections])
     template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
@@ -274,7 +274,7 @@ def _page(found: Gathered, sections: list[Section], title: str) -> str:
         across=across,
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         count=len(found.entries),
-        recipes=recipes(found.entries),
+        recipes=sorted(recipes.items()),
         versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
     )

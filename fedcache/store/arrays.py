@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,17 @@ WHERE = Path("from_arrays()")
 
 
 def from_arrays(
-    features: Mapping[str, Any],
-    *,
-    labels: Any = None,
-    domains: Any = None,
-    names: Any = None,
-    splits: Any = None,
-    classes: Sequence[str] | None = None,
-    text: Mapping[str, Any] | None = None,
-    name: str | None = None,
-    path: str | Path | None = None,
+    features: object, text: Mapping[str, Any], columns: Mapping[str, Any], name: str | None, path: str | Path | None
 ) -> Store:
-    """See ``Store.from_arrays``."""
+    """See ``Store.from_arrays``; ``columns`` are called as in a file, and None where they were not given."""
     if not isinstance(features, Mapping):
         raise FedcacheError(
             Exit.USAGE, f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
         )
     if not features:
         raise FedcacheError(Exit.USAGE, "from_arrays() was given no features.", 'For example {"mine": X}')
-    columns = {
-        "labels": labels, "domain": domains, "name": names, "split": splits,
-        "classes": list(classes) if classes is not None else None,
-    }  # fmt: skip
     raw = {f"features/{key}": _array(values) for key, values in features.items()}
-    raw |= {f"text/{key}": _array(values) for key, values in (text or {}).items()}
+    raw |= {f"text/{key}": _array(values) for key, values in text.items()}
     raw |= {key: _array(values) for key, values in columns.items() if values is not None}
     name = name or "-".join(features)
     slug = usable_name(name)

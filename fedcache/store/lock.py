@@ -33,17 +33,6 @@ def holder(path: Path) -> str:
         return "another process"
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock file ``path`` now."""
-    lock = FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except (Timeout, OSError, NotImplementedError):
-        return True
-    lock.release()
-    return False
-
-
 @contextmanager
 def if_free(path: Path) -> Iterator[bool]:
     """Whether the lock file ``path`` could be taken at once; it is held while the block runs."""
@@ -57,6 +46,12 @@ def if_free(path: Path) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock file ``path`` now."""
+    with if_free(path) as free:
+        return not free
 
 
 @contextmanager

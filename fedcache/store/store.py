@@ -98,10 +98,11 @@ class Store:
         """
         from fedcache.store.arrays import from_arrays  # which makes stores itself
 
-        return from_arrays(
-            features, labels=labels, domains=domains, names=names, splits=splits, classes=classes, text=text,
-            name=name, path=path,
-        )  # fmt: skip
+        columns = {
+            "labels": labels, "domain": domains, "name": names, "split": splits,
+            "classes": None if classes is None else list(classes),
+        }  # fmt: skip
+        return from_arrays(features, text or {}, columns, name, path)
 
     @classmethod
     def create(

@@ -75,7 +75,7 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
     """A figure for each number that methods note of themselves, over rounds; entropy of pseudo-labels first."""
     found: dict[str, list[list[Cell]]] = {}
     for label, entry in runs:
-        for record in entry.rounds():
+        for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
                 if value is not None:
                     found.setdefault(name, []).append([label, record["seed"], record["round"], value])

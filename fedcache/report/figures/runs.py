@@ -34,7 +34,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
     drawn: list[tuple[str, np.ndarray, np.ndarray]] = []
     for label, entry in runs:
         seeds: dict[int, dict[int, float]] = {}
-        for record in entry.rounds():
+        for record in entry.rounds:
             if record["accuracy"] is not None:
                 seeds.setdefault(record["seed"], {})[record["round"]] = record["accuracy"]
         rows += [[label, s, r, a] for s, found in seeds.items() for r, a in found.items()]
