@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcache.api.engines import Engine
 from fedcache.api.extracted import Extraction, summary
 from fedcache.api.forecast import check_disk, describe, growth_words
 from fedcache.api.growth import grow
@@ -23,6 +24,7 @@ from fedcache.api.planning import (
     store_path,
 )
 from fedcache.api.rates import way_of
+from fedcache.api.ray_extraction import check_workers, helpers
 from fedcache.api.stores import ingested_path, named_path
 from fedcache.api.templates import make_current, wanted_text
 from fedcache.config import ExtractConfig, Home, to_table
@@ -55,19 +57,23 @@ def extract(
     fresh: bool = False,
     rehash: bool = False,
     keep_text: bool = False,
+    engine: Engine | None = None,
 ) -> Extraction:
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is
     not imported. Of a dataset that has changed, what is new is computed (``fedcache.api.growth``) unless ``fresh``.
     The prompt templates asked for (``config.text``, else the default) become the current ones, which training reads;
-    with ``keep_text`` a default leaves a backbone's current text as it is.
+    with ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``,
+    to the same bytes.
 
     Raises:
         FedcacheError: USAGE, STORE (locked, other dataset), CORRUPT (too many bad images), ENVIRONMENT (weights,
             device, disk), INTERRUPTED (after a stop).
     """
     observer = observer or Silent()
+    if engine is not None:
+        check_workers(config.workers)
     planned, skipped = plan(config, home, observer, rehash=rehash)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
@@ -94,7 +100,9 @@ def extract(
     path = store or store_path(home, data.slug, data.digest)
     if dry_run:
         return describe(path, data, planned, config, home, observer, skipped, fresh=fresh)
-    extraction = compute(path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh, keep_text=keep_text)
+    extraction = compute(
+        path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh, keep_text=keep_text, engine=engine
+    )
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
@@ -188,6 +196,7 @@ def compute(
     wait: bool,
     fresh: bool,
     keep_text: bool,
+    engine: Engine | None = None,
 ) -> Extraction:
     """Create or open the store and compute what it lacks."""
     from fedcache.extract.batches import Job
@@ -235,6 +244,7 @@ def compute(
         fresh=fresh,
         stop=stop or Stop(),
         observer=observer,
+        elsewhere=helpers(engine, how, config.workers, observer) if engine is not None else None,
     )
     for key, kept in tally.kept_chunks.items():
         if states[key] == "new" and kept:

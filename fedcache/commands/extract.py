@@ -53,6 +53,8 @@ def extract(
     max_bad: Annotated[
         str | None, typer.Option("--max-bad", help="Unreadable images to accept: 1% or a number.")
     ] = None,
+    engine: o.EngineName = "local",
+    ray_address: o.RayAddress = None,
     partition: Annotated[
         str | None, typer.Option("--partition", help="Also cut one store per client by this scheme.")
     ] = None,
@@ -83,6 +85,7 @@ def extract(
 
     def call(story: Story) -> Answer:
         from fedcache.allocator import keep_freed_memory
+        from fedcache.api.engines import engine_of
         from fedcache.api.extraction import extract as run
         from fedcache.extract.stop import Stop
 
@@ -114,6 +117,7 @@ def extract(
                 "Options of a scheme were given without --partition, which cuts one store per client.",
                 "For example --partition iid --clients 10; or make a partition afterwards: fedcache partition --help",
             )
+        where = engine_of(engine, ray_address)
         stop = Stop()
         with stopping(stop.ask, story):
             done = run(
@@ -126,6 +130,7 @@ def extract(
                 wait=wait,
                 fresh=fresh,
                 rehash=rehash,
+                engine=where,
             )
         payload = done.to_dict()
         lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]

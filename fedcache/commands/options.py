@@ -64,6 +64,17 @@ Layout = Annotated[
     str | None, typer.Option("--layout", help="Meaning of the folder levels, e.g. domain/class or split/class.")
 ]
 
+EngineName = Annotated[
+    str, typer.Option("--engine", help="local, or ray (extra ray): processes of one or several machines, same bytes.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="HOST:PORT of a Ray cluster whose nodes share all paths, joined from one of them; default a local one.",
+    ),
+]
+
 
 def home() -> Home:
     """The home of this run."""

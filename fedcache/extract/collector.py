@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.extract.batches import Computed
-from fedcache.store.store import ArrayWriter
 
 MAX_CHUNK_BYTES = 8 << 20
 MAX_CHUNK_ROWS = 512
@@ -29,6 +28,17 @@ def chunk_rows_for(batch: int, row_bytes: int) -> int:
     return rows
 
 
+class ChunkWriter(Protocol):
+    """What takes the chunks of an array."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows per chunk."""
+
+    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
+        """Take one chunk."""
+
+
 @dataclass
 class Pending:
     """A chunk being filled."""
@@ -41,7 +51,7 @@ class Pending:
 class Collector:
     """Places computed batches into chunks and hands full ones to a writing thread, in order."""
 
-    def __init__(self, writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> None:
+    def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:
         self.writers, self.rows, self.batch = writers, rows, batch
         self.pending: dict[tuple[str, int], Pending] = {}
         self.unsaved = dict.fromkeys(writers, 0)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,14 @@ from fedcache.extract.collector import Collector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
+from fedcache.extract.ranges import Crew, Order, order_of, plan_ranges, run_ranges
 from fedcache.extract.stop import Stop
 from fedcache.progress import Observer
 from fedcache.store.quarantine import VANISHED
 from fedcache.store.store import ArrayWriter, Store
+
+Elsewhere = Callable[[Order], AbstractContextManager[Crew]]
+"""Opens helpers for an extraction and ends them with the block."""
 
 
 @dataclass
@@ -123,15 +127,19 @@ def run_batches(
             observer.advance(computed.decoded)
             if len(tally.bad) > max_bad:
                 collector.settle(block=True)
-                row, reason = sorted(computed.bad.items())[-1]
-                raise FedcacheError(
-                    Exit.CORRUPT,
-                    f"{len(tally.bad)} images could not be read, more than --max-bad {max_bad}; the last is "
-                    f"row {row}: {reason}.",
-                    "Mend the images, or run again with a larger --max-bad: finished chunks are kept.",
-                )
+                raise too_many_bad(tally.bad, computed.bad, max_bad)
     collector.settle(block=True)
     return not stop.requested
+
+
+def too_many_bad(bad: Mapping[int, str], latest: Mapping[int, str], max_bad: int) -> FedcacheError:
+    """The error of an extraction with more bad images than it may have."""
+    row, reason = sorted(latest.items())[-1]
+    return FedcacheError(
+        Exit.CORRUPT,
+        f"{len(bad)} images could not be read, more than --max-bad {max_bad}; the last is row {row}: {reason}.",
+        "Mend the images, or run again with a larger --max-bad: finished chunks are kept.",
+    )
 
 
 def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
@@ -210,6 +218,7 @@ def extract_arrays(
     fresh: bool,
     stop: Stop,
     observer: Observer,
+    elsewhere: Elsewhere | None = None,
 ) -> Tally:
     """Compute what is missing of every job's array and write the text features asked for.
 
@@ -227,6 +236,7 @@ def extract_arrays(
         wait_for: wait for another writer of the same array instead of exit 4.
         fresh: discard unfinished arrays.
         stop: set by a signal handler.
+        elsewhere: opens helpers that compute ranges of chunks in the place of ``workers``, and says how many at once.
 
     Raises:
         FedcacheError: INTERRUPTED after a stop; CORRUPT over ``max_bad``; STORE when locked.
@@ -252,13 +262,36 @@ def extract_arrays(
         tally.kept_chunks = {key: len(writer.kept) for key, writer in writers.items()}
         tally.bad = {row: why for writer in writers.values() for row, why in unreadable(writer.bad).items()}
         tally.forward_batches = dict.fromkeys(writers, 0)
+        if tasks and elsewhere is not None:
+            with elsewhere(order_of(jobs, data, how, records, writers, 0)) as crew:
+                tally.workers = crew.slots
+                announce(crew.ask(None)["seconds"], crew.slots, crew.slots, jobs, how, writers, observer)
+                ranges = plan_ranges(writers, tasks, rows, how.batch)
+
+                def ranged() -> bool:
+                    return run_ranges(ranges, crew, writers, max_bad=max_bad, stop=stop, tally=tally, observer=observer)
+
+                _run(tasks, ranged, rows, how, tally, observer)
+            for writer in writers.values():
+                writer.sweep()
+            tasks = []
         if tasks or text:
-            compute = open_compute(jobs, data, how, workers, len(tasks), cores())
+            needed = jobs if tasks else [job for job in jobs if job.key in text]
+            compute = open_compute(needed, data, how, workers, len(tasks), cores())
             stack.callback(compute.close)
-            tally.workers = compute.workers
+            tally.workers = tally.workers or compute.workers
             if tasks:
-                announce(compute, jobs, how, tasks, writers, observer)
-                _run(tasks, compute, writers, rows, how, max_bad, stop, tally, observer)
+                parallel = compute.workers if how.device == "cpu" else 1
+                announce(sum(compute.warm().values()), compute.workers, parallel, jobs, how, writers, observer)
+                collector = Collector(writers, rows, how.batch)
+                stack.callback(collector.thread.shutdown, wait=True)
+
+                def here() -> bool:
+                    return run_batches(
+                        tasks, compute, collector, max_bad=max_bad, stop=stop, tally=tally, observer=observer
+                    )
+
+                _run(tasks, here, rows, how, tally, observer)
             for key, templates in text.items():
                 job = next(j for j in jobs if j.key == key)
                 matrix = compute.text(key, data.classes, templates)
@@ -275,23 +308,18 @@ def extract_arrays(
 
 def _run(
     tasks: Sequence[tuple[int, tuple[str, ...]]],
-    compute: Compute,
-    writers: Mapping[str, ArrayWriter],
+    call: Callable[[], bool],
     rows: int,
     how: How,
-    max_bad: int,
-    stop: Stop,
     tally: Tally,
     observer: Observer,
 ) -> None:
-    """``run_batches`` with its clock, its progress bar and the message of an interruption."""
-    collector = Collector(writers, rows, how.batch)
+    """``run_batches`` or ``run_ranges`` with a clock, the progress bar and the message of an interruption."""
     begin = time.perf_counter()
     observer.start("extracting", sum(min(how.batch, rows - b * how.batch) for b, _ in tasks), "images")
     try:
-        finished = run_batches(tasks, compute, collector, max_bad=max_bad, stop=stop, tally=tally, observer=observer)
+        finished = call()
     finally:
-        collector.thread.shutdown(wait=True)
         tally.seconds = time.perf_counter() - begin
         observer.stop()
     if not finished:
@@ -319,22 +347,21 @@ def feature_shape(job: Job, data: Dataset, width: int) -> tuple[int, ...]:
 
 
 def announce(
-    compute: Compute,
+    seconds: float,
+    workers: int,
+    parallel: int,
     jobs: Sequence[Job],
     how: How,
-    tasks: Sequence[Any],
     writers: Mapping[str, ArrayWriter],
     observer: Observer,
 ) -> None:
     """The first line of an extraction: device, dtype, batch and the rate to expect of the models alone, if any."""
-    seconds = sum(compute.warm().values())
-    parallel = compute.workers if how.device == "cpu" else 1
     names = " + ".join(job.recipe.label for job in jobs)
     models = any(job.recipe.dtype != "uint8" for job in jobs)  # images are decoded and kept as they are
     rate = f"expect about {parallel / max(seconds, 1e-9):,.0f} images/s before decoding" if models else "no model runs"
     observer.note(
-        f"{names} on {how.device}, {how.dtype}, batch {how.batch}, {compute.workers} "
-        f"{'process' if compute.workers == 1 else 'processes'} of {how.threads} thread: {rate}."
+        f"{names} on {how.device}, {how.dtype}, batch {how.batch}, {workers} "
+        f"{'process' if workers == 1 else 'processes'} of {how.threads} thread: {rate}."
     )
     for key, writer in writers.items():
         if writer.kept:

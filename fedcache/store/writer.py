@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,7 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store.disk import writing
-from fedcache.store.files import digest_of, link_atomic, sha256_hex, write_atomic
+from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256_hex, write_atomic
 from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import held
 from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
@@ -21,6 +25,102 @@ from fedcache.store.quarantine import commit_of, read_quarantine, replace_sideca
 
 if TYPE_CHECKING:
     from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class Apart:
+    """An array as a helper in another process or on another host writes it: chunk files that nothing refers to yet.
+
+    A helper holds no lock and puts nothing in place. What it leaves, also of a writer that is gone, is a ``.partial``
+    file that the next writer sweeps; the lock's holder commits the others.
+
+    Attributes:
+        store: the store's directory, on a path that all helpers share.
+        key: name of the array.
+        shape: (N, V, D).
+        dtype: stored dtype.
+        chunk_rows: rows per chunk file.
+        header: digest of the journal's header, so that another array at this path is not taken for this one.
+    """
+
+    store: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_rows: int
+    header: str
+
+    @property
+    def path(self) -> Path:
+        """The array's directory."""
+        return self.store / "features" / self.key
+
+    @property
+    def bytes(self) -> int:
+        """Of a chunk's payload."""
+        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+
+    def place(self, chunk: int) -> Path:
+        """Where a chunk lies once it is committed."""
+        return files.chunk_path(self.path, chunk, len(self.shape))
+
+    def check(self) -> None:
+        """Refuse to write where the writer's journal is not.
+
+        Raises:
+            FedcacheError: ENVIRONMENT.
+        """
+        header = read_journal(journal_path(self.store, self.key)).header
+        if header is None or digest_of(header) != self.header:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"{os.uname().nodename} does not see the store {self.store} that is being written.",
+                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
+            )
+
+    def prepare(
+        self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None
+    ) -> tuple[NDArray[Any], dict[int, str]]:
+        """A chunk's rows as they are stored, and the reasons of its bad rows; errors as ``ArrayWriter.write``."""
+        start = chunk * self.chunk_rows
+        expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
+        if chunk < 0 or rows.shape != expected or not expected[0]:
+            raise FedcacheError(
+                Exit.BUG,
+                f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
+                f"Chunks are numbered 0 to {-(-self.shape[0] // self.chunk_rows) - 1} and have {self.chunk_rows} rows, "
+                "the last one the rest.",
+            )
+        reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
+        return files.stored(rows, self.dtype, [row - start for row in reasons], start, self.key), reasons
+
+    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> Written:
+        """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
+        values, reasons = self.prepare(chunk, rows, bad)
+        place = self.place(chunk)
+        file = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(6)}.partial")
+        with writing(place, self.bytes):
+            crc = files.write_chunk_file(file, values, self.chunk_rows, self.dtype)
+        return Written(self.key, chunk, crc, file, reasons)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A chunk file that waits to be committed.
+
+    Attributes:
+        key: its array.
+        chunk: its number.
+        crc: of its rows.
+        file: where it lies.
+        bad: reason per bad row of the store.
+    """
+
+    key: str
+    chunk: int
+    crc: int
+    file: Path
+    bad: dict[int, str]
 
 
 class ArrayWriter:
@@ -183,23 +283,56 @@ class ArrayWriter:
             FedcacheError: CORRUPT, for non-finite values in any other row, before or after the cast; ENVIRONMENT, when
                 the disk refuses; BUG, for a shape, dtype or bad row that does not fit.
         """
-        start = chunk * self.chunk_rows
-        expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
-        if chunk < 0 or rows.shape != expected or not expected[0]:
+        apart = self.apart()
+        values, reasons = apart.prepare(chunk, rows, bad)
+        self._refuse_finished(chunk)
+        place = apart.place(chunk)
+        with writing(place, apart.bytes):
+            self.vouch(chunk, files.write_chunk_file(place, values, self.chunk_rows, self.dtype), reasons)
+
+    def apart(self) -> Apart:
+        """What a helper in another process needs to write chunks of this array."""
+        header = digest_of(self.journal.header) if self.journal.header is not None else ""
+        return Apart(self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header)
+
+    def commit(self, written: Written) -> None:
+        """Put a helper's chunk file in its place and vouch for it.
+
+        Raises:
+            FedcacheError: ENVIRONMENT, when the file is not here or not whole; BUG, when the array is complete.
+        """
+        self._refuse_finished(written.chunk)
+        apart = self.apart()
+        place, size = apart.place(written.chunk), apart.bytes + files.CRC_BYTES
+        found = -1
+        for patience in (0.0, 0.2, 0.8, 2.0):  # a network file system may show a new file of another host late
+            time.sleep(patience)
+            with suppress(OSError):
+                found = written.file.stat().st_size
+            if found == size:
+                break
+        else:
             raise FedcacheError(
-                Exit.BUG,
-                f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
-                f"Chunks are numbered 0 to {self.count - 1} and have {self.chunk_rows} rows, the last one the rest.",
+                Exit.ENVIRONMENT,
+                f"{self.key}: a helper wrote chunk {written.chunk} as {written.file}, and here that file "
+                f"{'is missing' if found < 0 else f'has {found:,} bytes instead of {size:,}'}.",
+                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
             )
+        with writing(place, 0):
+            written.file.replace(place)
+            fsync_directory(place.parent)
+            self.vouch(written.chunk, written.crc, written.bad)
+
+    def sweep(self) -> None:
+        """Remove what helpers wrote that nobody committed."""
+        for left in self.path.rglob("*.partial"):
+            left.unlink(missing_ok=True)
+
+    def _refuse_finished(self, chunk: int) -> None:
         if self.finished:
             raise FedcacheError(
                 Exit.BUG, f"{self.key} is complete; chunk {chunk} was written again.", "Write missing() chunks only."
             )
-        reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
-        values = files.stored(rows, self.dtype, [row - start for row in reasons], start, self.key)
-        place = files.chunk_path(self.path, chunk, len(self.shape))
-        with writing(place, files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)):
-            self.vouch(chunk, files.write_chunk_file(place, values, self.chunk_rows, self.dtype), reasons)
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
         """Take a chunk over from an array of the same recipe and ``how``: a hard link, or a copy across devices.

@@ -1,0 +1,67 @@
+"""``extract --engine ray``: helpers on a Ray cluster compute ranges of chunks, this process commits them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedcache.api.engines import Engine
+from fedcache.errors import Exit, FedcacheError
+
+if TYPE_CHECKING:
+    from fedcache.extract.batches import How
+    from fedcache.extract.ranges import Order
+    from fedcache.extract.run import Elsewhere
+    from fedcache.federate.engines.ray import Crew
+    from fedcache.progress import Observer
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse ``--workers 0``, which keeps everything in this process.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if workers == 0:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--workers 0 keeps everything in this process, and --engine ray takes others.",
+            "Leave one of them out.",
+        )
+
+
+def helpers(engine: Engine, how: How, workers: int | None, observer: Observer) -> Elsewhere:
+    """What opens the helpers of an extraction.
+
+    Args:
+        engine: which cluster.
+        how: device and threads of a helper: the same as in a process of this machine, so that bits are the same.
+        workers: helpers at once; None is as many as the CPUs (or GPUs) allow.
+        observer: told where they are.
+    """
+    from fedcache.extract.device import cores
+    from fedcache.extract.ranges import compute, enter
+    from fedcache.federate.engines.ray import Crew, opened
+
+    @contextmanager
+    def open_(order: Order) -> Iterator[Crew]:
+        gpus = _gpus() if how.device == "cuda" else 0
+        many = (workers or max(1, cores() // how.threads)) * how.threads
+        with opened(engine.address, cpus=many if not gpus else cores(), gpus=gpus) as cluster:
+            share = [int(n.get("CPU", 0) // n["GPU"]) for n in cluster.nodes() if n.get("GPU")]
+            if how.device == "cuda":
+                order = replace(order, decoders=max(1, min(share, default=1)))
+            crew = Crew(cluster, enter, compute, order, cpus=how.threads, gpus=int(how.device == "cuda"), most=workers)
+            nodes = len(cluster.nodes())
+            observer.note(f"Ray: {crew.slots} at once on {nodes} node{'s' * (nodes != 1)} of {cluster.words}.")
+            yield crew
+
+    return open_
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

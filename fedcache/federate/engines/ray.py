@@ -1,0 +1,432 @@
+"""Calls on the machines of a Ray cluster: idempotent, repeated where a worker or a node dies, small answers only.
+
+Plain tasks do everything; a GPU has one actor, so that what it holds is loaded once. Neither Ray Data nor Ray Tune is
+used. What is called is a function of this package, so workers import it and never a user's script.
+
+Nothing leaves the machine by itself: telemetry is off before Ray is imported, a cluster of our own listens on loopback
+alone, and its head finds the file without which it would ask the clouds' metadata servers whose machine it is on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import site
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError
+
+RETRIES = 3
+"""How often a call is repeated whose worker or node died."""
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which the address of a cluster has to answer; Ray itself tries for two and a half minutes."""
+
+OBJECTS = 128 << 20
+"""Bytes of a local cluster's object store: it holds the description of the job, never features."""
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    "RAY_task_oom_retries": str(RETRIES),
+}
+"""Said before Ray is imported."""
+
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+"""Of a local cluster: it listens on 127.0.0.1 and not on the machine's own address, and lets nobody else in."""
+
+PREFIX = "fedcache-ray-"
+
+Make = Callable[[Any], Any]
+Use = Callable[..., dict[str, Any]]
+
+
+def need_ray() -> None:
+    """Refuse where Ray is not installed; nothing is imported.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, with the line that installs it.
+    """
+    if find_spec("ray") is None:
+        raise FedcacheError(
+            Exit.ENVIRONMENT, "--engine ray needs the package ray, which is not installed.",
+            "pip install 'fedcache[ray]'",
+        )  # fmt: skip
+
+
+@cache
+def code_of_package() -> str:
+    """sha256 over every source of fedcache: machines with other code would compute something else."""
+    import fedcache
+
+    root = Path(fedcache.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def check_code(expected: str) -> None:
+    """Refuse to work for a driver with other code.
+
+    Raises:
+        FedcacheError: ENVIRONMENT.
+    """
+    if code_of_package() != expected:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
+            "Install the same version of fedcache on every node.",
+        )
+
+
+def check_address(address: str) -> None:
+    """Refuse an address at which no cluster answers, at once.
+
+    Raises:
+        FedcacheError: USAGE for what is no HOST:PORT; ENVIRONMENT when nothing, or something else, answers there.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--ray-address {address} is not HOST:PORT.",
+            "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints; run on a node of it.",
+        )
+    how = f"ray start --head --port {port}   on {host} starts one;  ray status --address {address}   looks at it"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            found = line.recv(9)
+    except TimeoutError:
+        found = b""
+    except OSError as error:
+        raise FedcacheError(
+            Exit.ENVIRONMENT, f"No Ray cluster answers at {address}: {error.strerror or error}.", how
+        ) from error
+    if len(found) < 4 or found[3] != 4:  # a server of Ray begins with its HTTP/2 settings
+        raise FedcacheError(Exit.ENVIRONMENT, f"What answers at {address} is no Ray cluster.", how)
+
+
+class Cluster:
+    """A cluster that this process drives.
+
+    Args:
+        ray: the module.
+        words: where it is, for messages.
+    """
+
+    def __init__(self, ray: Any, words: str) -> None:
+        self.ray, self.words = ray, words
+        self._looked = 0.0
+        self._nodes: list[dict[str, float]] = []
+
+    def nodes(self) -> list[dict[str, float]]:
+        """CPU and GPU of every node that is there, looked at once a second."""
+        now = time.monotonic()
+        if now - self._looked > 1:
+            self._looked = now
+            self._nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+        return self._nodes
+
+    def slots(self, cpus: int, gpus: int = 0) -> int:
+        """Calls of that size that can run at once, now."""
+        wanted = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
+        return sum(min(int(node.get(k, 0) // v) for k, v in wanted.items()) for node in self.nodes())
+
+    def need(self, cpus: int, gpus: int = 0) -> int:
+        """``slots``, at least one.
+
+        Raises:
+            FedcacheError: ENVIRONMENT, when no node is large enough.
+        """
+        slots = self.slots(cpus, gpus)
+        if not slots:
+            what = f"{cpus} CPU{'s' * (cpus > 1)}" if not gpus else f"{gpus} GPU"
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"No node of {self.words} has {what}.",
+                "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
+            )
+        return slots
+
+
+class Crew:
+    """Calls of one function under way on a cluster.
+
+    Every worker process makes what the function needs once (``make`` of ``setup``) and uses it for all its calls.
+
+    Args:
+        cluster: where.
+        make: ``make(setup)``, in a worker.
+        use: ``use(made, *args)`` -> a small dict, in a worker; must be idempotent.
+        setup: what every worker needs.
+        cpus: of a call.
+        gpus: 1 for calls by actors that hold a GPU each, 0 for tasks.
+        most: calls at once, whatever the cluster has.
+    """
+
+    def __init__(
+        self, cluster: Cluster, make: Make, use: Use, setup: Any, *, cpus: int, gpus: int = 0, most: int | None = None
+    ) -> None:
+        self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
+        self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
+        ray = cluster.ray
+        self._head = (make, use, secrets.token_hex(8), code_of_package(), [ray.put(setup)])
+        self._waiting: dict[Any, Any] = {}
+        self._actors: list[Any] = []
+        if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
+            kind = ray.remote(num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES)(Holder)
+            self._actors = [kind.remote() for _ in range(self._slots)]
+        else:
+            self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
+
+    @property
+    def slots(self) -> int:
+        """Calls that run at once."""
+        return self._slots if self.gpus else max(1, min(self.most, self.cluster.slots(self.cpus)))
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have not answered."""
+        return len(self._waiting)
+
+    def submit(self, tag: Any, *args: Any) -> None:
+        """Start a call; ``wait`` gives its answer with ``tag``."""
+        if not self.gpus:
+            self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
+            return
+        counts = [sum(a == i for _, a in self._waiting.values()) for i in range(len(self._actors))]
+        least = counts.index(min(counts))
+        self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
+
+    def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
+        """(tag, answer) of the calls that have ended, after that many seconds at most.
+
+        Raises:
+            FedcacheError: what a call raised; ENVIRONMENT when its workers died again and again.
+        """
+        ray = self.cluster.ray
+        refs = list(self._waiting)
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        if not done:
+            done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
+        answers = []
+        for ref in done:
+            tag, _ = self._waiting.pop(ref)
+            answer = self._answer(ref)
+            if isinstance(error := answer.get("error"), BaseException):
+                raise error
+            answers.append((tag, answer))
+        return answers
+
+    def ask(self, *args: Any) -> dict[str, Any]:
+        """One call and its answer; errors as ``wait``."""
+        self.submit(None, *args)
+        while True:
+            for _, answer in self.wait(1.0):
+                return answer
+
+    def interrupt(self) -> None:
+        """Ask every call to stop where it loses nothing: its process gets what Ctrl-C sends. Its answer is lost."""
+        for ref in self._waiting:
+            with suppress(Exception):
+                self.cluster.ray.cancel(ref)
+
+    def _answer(self, ref: Any) -> dict[str, Any]:
+        errors = self.cluster.ray.exceptions
+        try:
+            found: dict[str, Any] = self.cluster.ray.get(ref)
+        except errors.RayTaskError:
+            raise  # a bug, with the traceback of the worker
+        except errors.RayError as error:
+            said = str(error).strip().splitlines()
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({type(error).__name__}: "
+                f"{said[0] if said else 'no reason given'}).",
+                "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "
+                "less memory.",
+            ) from error
+        return found
+
+
+class Holder:
+    """An actor: one process that keeps its GPU and what it has loaded there."""
+
+    def call(self, *args: Any) -> dict[str, Any]:
+        """``call``."""
+        return call(*args)
+
+
+_made: dict[str, Any] = {}
+
+
+def call(make: Make, use: Use, session: str, code: str, box: list[Any], *args: Any) -> dict[str, Any]:
+    """In a worker: one use of what this process made of the setup, which it fetches once."""
+    try:
+        if session not in _made:
+            import ray
+
+            home = os.environ.get(HOME_OF_USER)
+            if home is not None:
+                os.environ["HOME"] = home
+            check_code(code)
+            _made.clear()
+            _made[session] = make(ray.get(box[0]))
+        return use(_made[session], *args)
+    except FedcacheError as error:
+        return {"error": error}
+
+
+HOME_OF_USER = "FEDCACHE_RAY_USER_HOME"
+
+
+@contextmanager
+def opened(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
+    """A cluster of this machine's own, which ends with the block, or the one at an address, which is left.
+
+    Args:
+        address: HOST:PORT, or None for a local cluster.
+        cpus: of a local cluster.
+        gpus: of a local cluster.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, when it cannot be started or joined; USAGE for a wrong address.
+    """
+    need_ray()
+    if address is not None:
+        check_address(address)
+    for key, value in QUIET.items():
+        os.environ.setdefault(key, value)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
+    with _surroundings(address) as folder:
+        with _own_signals():  # Ray reads its token once, when it is imported
+            ray = _imported()
+        try:
+            with _own_signals():
+                _start(ray, address, folder, cpus, gpus)
+            yield Cluster(ray, where)
+        finally:
+            with _own_signals(), suppress(Exception):
+                ray.shutdown()
+
+
+def _imported() -> Any:
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return ray
+
+
+def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: int) -> None:
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is not None:
+            ray.init(address=address, **common)
+        else:
+            ray.init(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECTS,
+                _temp_dir=str(folder),
+                **common,
+            )
+    except (Exception, SystemExit) as error:
+        said = str(error).strip().splitlines()
+        what = (
+            f"The Ray cluster at {address} could not be joined" if address is not None else "Ray could not be started"
+        )
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{what}: {said[0] if said else type(error).__name__}.",
+            "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
+            f"ray status --address {address}   looks at it"
+            if address is not None
+            else "Free some memory and disk space, or leave --engine ray out.",
+        ) from error
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's signal handlers: Ray puts its own in their place when it starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _surroundings(address: str | None) -> Iterator[Path | None]:
+    """The environment that processes of a local cluster inherit, and its temporary folder, which is removed.
+
+    Their HOME is that folder: there lies the description of the cluster without which its head would ask the metadata
+    servers of three clouds, also with telemetry off; workers put the user's HOME back before they import anything.
+    """
+    if address is not None:
+        yield None
+        return
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
+    (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
+    home = os.environ.get("HOME", str(Path.home()))
+    ours = {**ALONE, "HOME": str(folder), HOME_OF_USER: home, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
+        ours["PYTHONUSERBASE"] = site.getuserbase()
+    before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}
+    os.environ.update(ours)
+    os.environ.pop("RAY_ADDRESS", None)  # else Ray would join what it names
+    try:
+        yield folder
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        _remove(folder)
+
+
+def _short() -> str:
+    """Where temporary folders go; sockets lie in them, and their paths may have 107 characters."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= 20 else "/tmp"
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(20):  # processes that are ending may still write a log
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+
+
+def _sweep() -> None:
+    """Remove the folders of drivers that were killed."""
+    for left in Path(_short()).glob(f"{PREFIX}*"):
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
+            shutil.rmtree(left, ignore_errors=True)
