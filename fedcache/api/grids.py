@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedcache.api.engines import Engine
 from fedcache.api.points import Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.api.programs import dry_run, foresee, settings_of, train_together
 from fedcache.api.resolving import check_values, refuse_contradictions
@@ -48,12 +49,14 @@ def grid(
     observer: Observer | None = None,
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
+    engine: Engine | None = None,
 ) -> Grid:
     """Train every point; see ``train`` for the other arguments.
 
     ``sampler`` is ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats. ``exact`` computes every point
     alone, with the bits of its single run. ``jobs`` processes train points alone, for what cannot be computed together;
-    ``hooks`` are then told of a point's rounds when it ends.
+    ``hooks`` are then told of a point's rounds when it ends. On ``engine`` the same points are computed by a
+    cluster, to the same bits.
 
     A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
     ``Grid.damaged`` or ``Grid.failed``.
@@ -67,7 +70,11 @@ def grid(
     work = Work(todo, config, partition or PartitionConfig(), home, runs or home.runs, repartition, extract, fresh,
                 exact or jobs > 1, observer, stop)  # fmt: skip
     work.check()
-    if jobs > 1:
+    if engine is not None:
+        from fedcache.api.ray_grids import on_cluster
+
+        on_cluster(work, engine, jobs)
+    elif jobs > 1:
         in_processes(work, jobs)
     for program in programs(todo):
         work.run(program)
@@ -171,6 +178,21 @@ class Work:
         words = [name] if many or not sweep else []
         return Place(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(self.todo))
 
+    def ready(self, number: int) -> None:
+        """Extract what a point needs and refuse a wrong option, before anything is trained elsewhere.
+
+        Raises:
+            FedcacheError: as ``train``; not for an invalid federated run, which ends its point alone.
+        """
+        config = self.config_of(number)
+        try:
+            refuse_contradictions(config, self.base)
+            check_values(config)
+            self._prepare(config, self.partition_of(number))
+        except FedcacheError as error:
+            if error.code is not Exit.FEDERATED:
+                raise
+
     def run(self, program: Sequence[int]) -> None:
         """Train the points of one program, those that have not ended."""
         program = [n for n in program if n not in self.ended]
@@ -189,24 +211,24 @@ class Work:
             if error.code is not Exit.FEDERATED:
                 raise
             for n in program:
-                self._told(n, error)
+                self.told(n, error)
             return
         settings = settings_of(setting, configs)
         if not self.exact and (words := self._together(setting, configs)):
             self.observer.note(f"{words} (--exact computes one by one).")
             train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
                                observer=self.observer, stop=self.stop,
-                               told=lambda i, out: self._told(program[i], out),
+                               told=lambda i, out: self.told(program[i], out),
                                places=[self.place_of(n) for n in program])  # fmt: skip
             return
         for n, one, config in zip(program, settings, configs, strict=True):
             try:
-                self._told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
+                self.told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
                                             stop=self.stop, place=self.place_of(n)))  # fmt: skip
             except FedcacheError as error:
                 if not _of_a_point(error):
                     raise
-                self._told(n, error)
+                self.told(n, error)
 
     def _together(self, setting: Setting, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with points before them; "" when each is computed alone."""
@@ -243,7 +265,7 @@ class Work:
         return prepare_run(config, partition, self.home, repartition=self.repartition, extract=self.extract,
                            observer=self.observer, stop=self.stop, memo=self._memo)[0]  # fmt: skip
 
-    def _told(self, number: int, out: Run | FedcacheError) -> None:
+    def told(self, number: int, out: Run | FedcacheError) -> None:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
         name, sweep = self.todo[number]
@@ -316,7 +338,7 @@ def in_processes(work: Work, jobs: int) -> None:
                         raise out
                     if isinstance(out, Run):
                         tell_stored(work.observer, out.path, out.result, work.place_of(futures[future]))
-                    work._told(futures[future], out)
+                    work.told(futures[future], out)
                     work.observer.advance(1)
     finally:
         work.observer.stop()

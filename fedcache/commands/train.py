@@ -254,6 +254,8 @@ def grid(
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, help="Processes that train points alone; for what is not one program.")
     ] = 1,
+    engine: o.EngineName = "local",
+    ray_address: o.RayAddress = None,
     runs: Runs = None,
     track: Track = None,
     no_extract: NoExtract = False,
@@ -271,6 +273,7 @@ def grid(
     """
 
     def call(story: Story) -> Answer:
+        from fedcache.api.engines import engine_of
         from fedcache.api.grids import grid as run
         from fedcache.api.ready_grids import ready as lookup
         from fedcache.api.tracking import tracking
@@ -333,6 +336,7 @@ def grid(
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
             return plan_answer(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,
                                    sampler=sampler, exact=exact, observer=story))  # fmt: skip
+        where = engine_of(engine, ray_address)
         stop = Stop()
         keep_freed_memory()
         with stopping(stop.ask, story), tracking(track, o.home(), runs, story) as hooks:
@@ -352,6 +356,7 @@ def grid(
                 observer=story,
                 hooks=hooks,
                 stop=stop,
+                engine=where,
             )
         return grid_answer(done, list(sweeps))
 

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,10 +131,11 @@ class Cluster:
     Args:
         ray: the module.
         words: where it is, for messages.
+        home: HOME of the user, where processes of the cluster have another.
     """
 
-    def __init__(self, ray: Any, words: str) -> None:
-        self.ray, self.words = ray, words
+    def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
+        self.ray, self.words, self.home = ray, words, home
         self._looked = 0.0
         self._nodes: list[dict[str, float]] = []
 
@@ -188,7 +190,7 @@ class Crew:
         self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
         self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
-        self._head = (make, use, secrets.token_hex(8), code_of_package(), [ray.put(setup)])
+        self._head = (make, use, secrets.token_hex(8), bearings(cluster.home), [ray.put(setup)])
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
         if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
@@ -249,6 +251,12 @@ class Crew:
             with suppress(Exception):
                 self.cluster.ray.cancel(ref)
 
+    def settle(self, seconds: float) -> None:
+        """Wait until no call is under way, that long at most; answers are lost."""
+        if self._waiting:
+            self.cluster.ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=seconds)
+        self._waiting.clear()
+
     def _answer(self, ref: Any) -> dict[str, Any]:
         errors = self.cluster.ray.exceptions
         try:
@@ -275,27 +283,46 @@ class Holder:
         return call(*args)
 
 
+@dataclass(frozen=True)
+class Bearings:
+    """What a worker takes over from the driver before it imports anything.
+
+    Attributes:
+        code: ``code_of_package``.
+        folder: working directory, so that relative paths mean the same.
+        variables: of the environment.
+    """
+
+    code: str
+    folder: str
+    variables: dict[str, str]
+
+
+def bearings(home: str | None) -> Bearings:
+    """Those of this process; ``home`` is the user's where workers have another."""
+    named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
+    variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
+    return Bearings(code_of_package(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
+
+
 _made: dict[str, Any] = {}
 
 
-def call(make: Make, use: Use, session: str, code: str, box: list[Any], *args: Any) -> dict[str, Any]:
+def call(make: Make, use: Use, session: str, told: Bearings, box: list[Any], *args: Any) -> dict[str, Any]:
     """In a worker: one use of what this process made of the setup, which it fetches once."""
     try:
         if session not in _made:
             import ray
 
-            home = os.environ.get(HOME_OF_USER)
-            if home is not None:
-                os.environ["HOME"] = home
-            check_code(code)
+            check_code(told.code)
+            os.environ.update(told.variables)
+            with suppress(OSError):
+                os.chdir(told.folder)
             _made.clear()
             _made[session] = make(ray.get(box[0]))
         return use(_made[session], *args)
     except FedcacheError as error:
         return {"error": error}
-
-
-HOME_OF_USER = "FEDCACHE_RAY_USER_HOME"
 
 
 @contextmanager
@@ -316,6 +343,7 @@ def opened(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    home = None if address is not None else os.environ.get("HOME", str(Path.home()))
     where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
     with _surroundings(address) as folder:
         with _own_signals():  # Ray reads its token once, when it is imported
@@ -323,7 +351,7 @@ def opened(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster
         try:
             with _own_signals():
                 _start(ray, address, folder, cpus, gpus)
-            yield Cluster(ray, where)
+            yield Cluster(ray, where, home)
         finally:
             with _own_signals(), suppress(Exception):
                 ray.shutdown()
@@ -392,8 +420,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
-    home = os.environ.get("HOME", str(Path.home()))
-    ours = {**ALONE, "HOME": str(folder), HOME_OF_USER: home, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
         ours["PYTHONUSERBASE"] = site.getuserbase()
     before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}

@@ -1,0 +1,185 @@
+"""``grid --engine ray``: slices of a grid as tasks of a Ray cluster, each the runs it would be on this machine.
+
+A slice is a program of points that are computed together, or one point where every point is computed alone; one-shot
+methods that share their clients' statistics are one slice each. Runs are written where they always are, so a slice that
+is computed twice goes on from what is there, and the driver reads what a worker says it has finished.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.api.engines import Engine
+from fedcache.api.live import wants_towers
+from fedcache.api.points import programs
+from fedcache.api.run import Run
+from fedcache.api.runs import check_files, measured_of, read_result
+from fedcache.api.settings import find_method
+from fedcache.api.telling import tell_stored
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.stop import Stop
+from fedcache.progress import Silent
+
+if TYPE_CHECKING:
+    from fedcache.api.grids import Work
+
+GRACE = 30.0
+"""Seconds that workers get to keep their last round when the grid is stopped."""
+
+Slice = tuple[tuple[int, ...], ...]
+"""Programs, in order."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What every worker is told once: a grid, and the threads that a slice has."""
+
+    todo: Sequence[tuple[str, dict[str, str]]]
+    config: TrainConfig
+    base: PartitionConfig
+    home: Home
+    runs: Path
+    repartition: bool
+    fresh: bool
+    exact: bool
+    threads: int
+
+
+class Warnings(Silent):
+    """Keeps warnings, for the driver to tell."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """Kept."""
+        self.texts.append(text)
+
+
+def slices(work: Work) -> list[Slice]:
+    """The grid in pieces that can be computed anywhere and have the bits they have here."""
+    from fedcache.federate.lifts import shares_uploads
+
+    if work.exact:
+        return [((number,),) for number in range(len(work.todo))]
+    made: dict[Any, list[tuple[int, ...]]] = {}
+    for program in programs(work.todo):
+        name = work.todo[program[0]][0]
+        made.setdefault(name if shares_uploads(find_method(name)) else program[0], []).append(tuple(program))
+    return [tuple(found) for found in made.values()]
+
+
+def enter(order: Order) -> Work:
+    """The grid in a worker; what has to be extracted has been extracted."""
+    import torch
+
+    from fedcache.allocator import keep_freed_memory
+    from fedcache.api.grids import Work
+
+    keep_freed_memory()
+    torch.set_num_threads(order.threads)
+    return Work(order.todo, order.config, order.base, order.home, order.runs, order.repartition, False, order.fresh,
+                order.exact, Silent(), Stop())  # fmt: skip
+
+
+def compute(work: Work, piece: Slice) -> dict[str, Any]:
+    """Train a slice; what ended how, in a few words. An interruption keeps the last round of every point."""
+    stop, heard = Stop(), Warnings()
+    work.stop, work.observer = stop, heard
+    work.ended.clear()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
+    try:
+        for program in piece:
+            work.run(program)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lost = {out.message for out in work.ended.values() if isinstance(out, FedcacheError)}
+    ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in work.ended.items()}
+    return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
+
+
+def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
+    """Train every point on a Ray cluster.
+
+    A slice has the threads it would have here: all of this process, or its share with ``jobs``.
+
+    Raises:
+        FedcacheError: as ``train``; ENVIRONMENT for the cluster; INTERRUPTED after a stop, with what is finished kept.
+    """
+    import torch
+
+    from fedcache.extract.device import cores
+    from fedcache.federate.engines.ray import Crew, opened
+
+    work.ready(0)  # what has to be extracted is extracted once, and a wrong option is one message
+    threads = max(1, torch.get_num_threads() // jobs)
+    live = work.config.device == "cuda" or any(wants_towers(find_method(name)) for name, _ in work.todo)
+    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
+    order = Order(work.todo, work.config, work.base, work.home, work.runs, work.repartition, work.fresh, work.exact,
+                  threads)  # fmt: skip
+    todo, begun = slices(work), 0
+    cpus = threads * jobs if jobs > 1 else max(cores(), threads)
+    with opened(engine.address, cpus=cpus, gpus=gpus) as cluster:
+        crew = Crew(cluster, enter, compute, order, cpus=threads, gpus=int(gpus > 0))
+        nodes = len(cluster.nodes())
+        work.observer.note(
+            f"Ray: {len(todo)} slices of {len(work.todo)} points, {crew.slots} at once with {threads} "
+            f"thread{'s' * (threads > 1)} each on {nodes} node{'s' * (nodes != 1)} of {cluster.words}."
+        )
+        said: set[str] = set()
+        work.observer.start("points", len(work.todo), "points")
+        try:
+            while begun < len(todo) or crew.waiting:
+                while begun < len(todo) and crew.waiting < crew.slots:
+                    crew.submit(begun, todo[begun])
+                    begun += 1
+                for _, answer in crew.wait(0.5):
+                    for text in answer["warnings"]:
+                        if text not in said:
+                            said.add(text)
+                            work.observer.warn(text)
+                    for number, out in answer["ended"].items():
+                        _take(work, number, out)
+                if work.stop.requested and (begun < len(todo) or crew.waiting):
+                    crew.interrupt()
+                    crew.settle(GRACE)
+                    raise FedcacheError(
+                        Exit.INTERRUPTED,
+                        f"Stopped on request after {len(work.ended)} of {len(work.todo)} points; they are kept.",
+                        "Run the same command again to go on.",
+                    )
+        finally:
+            work.observer.stop()
+
+
+def _take(work: Work, number: int, out: tuple[str, bool] | FedcacheError) -> None:
+    """A point has ended on a worker."""
+    if isinstance(out, FedcacheError):
+        work.told(number, out)
+    else:
+        run = read_run(Path(out[0]), reused=out[1])
+        tell_stored(work.observer, run.path, run.result, work.place_of(number))
+        work.told(number, run)
+    work.observer.advance(1)
+
+
+def read_run(path: Path, *, reused: bool) -> Run:
+    """A run that a worker has finished.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, where this machine does not see it; CORRUPT for a damaged one.
+    """
+    if not (path / "result.json").exists():
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"A worker finished {path.name}, and there is no {path / 'result.json'} here.",
+            "Results and stores must lie on a path that all nodes share: give it with --runs or FEDCACHE_HOME.",
+        )
+    result = read_result(path / "result.json")
+    check_files(path, result)
+    return Run(path, result, measured_of(path) or {}, reused=reused)
