@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow durability durability-full audit browser pages docs notebooks results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full test-engines audit browser pages docs notebooks results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -12,6 +12,7 @@ help:
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
 	@echo "make durability-full  all cases and docs/trust.md (an hour)"
+	@echo "make test-engines  extraction and grids on a Ray cluster of this machine (minutes)"
 	@echo "make browser  the HTML report in Chromium, without a network"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make pages    write the pages of docs/ that are made from the code"
@@ -45,7 +46,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability and not browser'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability and not browser and not engines'
 
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -55,6 +56,13 @@ durability: $(VENV)/.dev
 
 durability-full: $(VENV)/.dev
 	$(BIN)/python tools/make_trust.py --full --mutate
+
+$(VENV)/.engines: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -e '.[ray]'
+	@touch $@
+
+test-engines: $(VENV)/.engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/engines
 
 browser: $(VENV)/.dev
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

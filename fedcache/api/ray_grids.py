@@ -8,7 +8,7 @@ is computed twice goes on from what is there, and the driver reads what a worker
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,15 @@ from fedcache.api.run import Run
 from fedcache.api.runs import check_files, measured_of, read_result
 from fedcache.api.settings import find_method
 from fedcache.api.telling import tell_stored
+from fedcache.api.training import train
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.progress import Silent
+from fedcache.progress import Observer, Silent
 
 if TYPE_CHECKING:
     from fedcache.api.grids import Work
+    from fedcache.federate.engines.ray import Crew
 
 GRACE = 30.0
 """Seconds that workers get to keep their last round when the grid is stopped."""
@@ -122,39 +124,55 @@ def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
     order = Order(work.todo, work.config, work.base, work.home, work.runs, work.repartition, work.fresh, work.exact,
                   threads)  # fmt: skip
-    todo, begun = slices(work), 0
+    todo = slices(work)
     cpus = threads * jobs if jobs > 1 else max(cores(), threads)
     with opened(engine.address, cpus=cpus, gpus=gpus) as cluster:
         crew = Crew(cluster, enter, compute, order, cpus=threads, gpus=int(gpus > 0))
-        nodes = len(cluster.nodes())
-        work.observer.note(
-            f"Ray: {len(todo)} slices of {len(work.todo)} points, {crew.slots} at once with {threads} "
-            f"thread{'s' * (threads > 1)} each on {nodes} node{'s' * (nodes != 1)} of {cluster.words}."
-        )
+        _told(work.observer, crew, f"{len(todo)} slice{'s' * (len(todo) != 1)} of {len(work.todo)} points")
         said: set[str] = set()
         work.observer.start("points", len(work.todo), "points")
         try:
-            while begun < len(todo) or crew.waiting:
-                while begun < len(todo) and crew.waiting < crew.slots:
-                    crew.submit(begun, todo[begun])
-                    begun += 1
-                for _, answer in crew.wait(0.5):
-                    for text in answer["warnings"]:
-                        if text not in said:
-                            said.add(text)
-                            work.observer.warn(text)
-                    for number, out in answer["ended"].items():
-                        _take(work, number, out)
-                if work.stop.requested and (begun < len(todo) or crew.waiting):
-                    crew.interrupt()
-                    crew.settle(GRACE)
-                    raise FedcacheError(
-                        Exit.INTERRUPTED,
-                        f"Stopped on request after {len(work.ended)} of {len(work.todo)} points; they are kept.",
-                        "Run the same command again to go on.",
-                    )
+            for answer in _answers(crew, todo, work.stop, lambda: f"{len(work.ended)} of {len(work.todo)} points"):
+                for text in answer["warnings"]:
+                    if text not in said:
+                        said.add(text)
+                        work.observer.warn(text)
+                for number, out in answer["ended"].items():
+                    _take(work, number, out)
         finally:
             work.observer.stop()
+
+
+def _told(observer: Observer, crew: Crew, what: str) -> None:
+    """Where the work is done."""
+    nodes = len(crew.cluster.nodes())
+    observer.note(
+        f"Ray: {what}, {crew.slots} at once with {crew.cpus} thread{'s' * (crew.cpus > 1)} each on {nodes} "
+        f"node{'s' * (nodes != 1)} of {crew.cluster.words}."
+    )
+
+
+def _answers(crew: Crew, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
+    """The answers of all calls, as they end.
+
+    Raises:
+        FedcacheError: as ``Crew.wait``; INTERRUPTED after a stop, once every call has kept what it has.
+    """
+    begun = 0
+    while begun < len(todo) or crew.waiting:
+        while begun < len(todo) and crew.waiting < crew.slots:
+            crew.submit(begun, todo[begun])
+            begun += 1
+        for _, answer in crew.wait(0.5):
+            yield answer
+        if stop.requested and (begun < len(todo) or crew.waiting):
+            crew.interrupt()
+            crew.settle(GRACE)
+            raise FedcacheError(
+                Exit.INTERRUPTED,
+                f"Stopped on request after {done()}; they are kept.",
+                "Run the same command again to go on.",
+            )
 
 
 def _take(work: Work, number: int, out: tuple[str, bool] | FedcacheError) -> None:
@@ -183,3 +201,75 @@ def read_run(path: Path, *, reused: bool) -> Run:
     result = read_result(path / "result.json")
     check_files(path, result)
     return Run(path, result, measured_of(path) or {}, reused=reused)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What every worker is told once of runs that are no grid."""
+
+    home: Home
+    runs: Path
+    threads: int
+
+
+Lone = tuple[TrainConfig, PartitionConfig]
+"""One run: what to train, and how rows are dealt."""
+
+
+def enter_runs(order: Runs) -> Runs:
+    """A worker that trains."""
+    import torch
+
+    from fedcache.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    torch.set_num_threads(order.threads)
+    return order
+
+
+def compute_run(order: Runs, one: Lone) -> dict[str, Any]:
+    """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
+    stop = Stop()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
+    try:
+        done = train(one[0], order.home, partition=one[1], runs=order.runs, extract=False, stop=stop)
+    except FedcacheError as error:
+        if error.code in (Exit.INTERRUPTED, Exit.BUG):
+            raise
+        return {}
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return {"path": str(done.path), "reused": done.reused}
+
+
+def run_on_cluster(
+    engine: Engine, todo: Sequence[Lone], home: Home, runs: Path, observer: Observer, stop: Stop
+) -> set[Path]:
+    """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
+
+    A run that cannot be trained is left out: whoever asks for it next is told why.
+
+    Raises:
+        FedcacheError: ENVIRONMENT for the cluster; INTERRUPTED after a stop.
+    """
+    import torch
+
+    from fedcache.extract.device import cores
+    from fedcache.federate.engines.ray import Crew, opened
+
+    threads = torch.get_num_threads()
+    live = any(wants_towers(find_method(str(config.method))) for config, _ in todo)
+    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
+    made: set[Path] = set()
+    with opened(engine.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
+        crew = Crew(cluster, enter_runs, compute_run, Runs(home, runs, threads), cpus=threads, gpus=int(gpus > 0))
+        _told(observer, crew, f"{len(todo)} runs")
+        observer.start("runs", len(todo), "runs")
+        try:
+            for answer in _answers(crew, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
+                if answer and not answer["reused"]:
+                    made.add(Path(answer["path"]))
+                observer.advance(1)
+        finally:
+            observer.stop()
+    return made

@@ -47,6 +47,8 @@ def reproduce(
     weights: o.Weights = None,
     data: o.Data = None,
     device: o.Device = None,
+    engine: o.EngineName = "local",
+    ray_address: o.RayAddress = None,
     runs: Runs = None,
     out: Out = None,
     json: o.Json = False,
@@ -60,6 +62,7 @@ def reproduce(
     """
 
     def call(story: Story) -> Answer:
+        from fedcache.api.engines import engine_of
         from fedcache.reproduce import registry
         from fedcache.reproduce.adapt import Options
 
@@ -75,6 +78,8 @@ def reproduce(
                 "--weights": weights,
                 "--data": data,
                 "--device": device,
+                "--engine": None if engine == "local" else engine,
+                "--ray-address": ray_address,
                 "--runs": runs,
                 "--out": out,
             }
@@ -107,7 +112,7 @@ def reproduce(
             data=o.pairs(data, "--data"),
             device=device or "auto",
         )
-        return _run(what, chosen, runs, out, story)
+        return _run(what, chosen, runs, out, story, engine_of(engine, ray_address))
 
     answer(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
 
@@ -210,7 +215,7 @@ def _plain(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
 
 
-def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: Story) -> Answer:
+def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: Story, engine: Any) -> Answer:
     """Run an entry and show it."""
     from rich.text import Text
 
@@ -225,7 +230,7 @@ def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: St
     stop = Stop()
     keep_freed_memory()
     with stopping(stop.ask, story):
-        report = run(entry(name), o.home(), options, runs=runs, observer=story, stop=stop)
+        report = run(entry(name), o.home(), options, runs=runs, observer=story, stop=stop, engine=engine)
     if out is not None:
         write_atomic(out, render.markdown(report).encode())
     columns = render.columns(report)

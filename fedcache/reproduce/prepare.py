@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcache.api.engines import Engine
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
@@ -74,6 +75,8 @@ class Bench:
         halt: set by a signal handler.
         pictures: folder for what is drawn.
         runs: directory of results.
+        engine: a cluster that extracts, or None.
+        made: runs that were trained ahead, on the cluster.
     """
 
     home: Home
@@ -82,6 +85,8 @@ class Bench:
     halt: Stop
     pictures: Path
     runs: Path
+    engine: Engine | None = None
+    made: set[Path] = field(default_factory=set)
     _features: dict[tuple[Any, ...], Features] = field(default_factory=dict)
     _images: dict[str, Dataset] = field(default_factory=dict)
 
@@ -109,7 +114,7 @@ class Bench:
                 data=self.options.data,
                 device=self.options.device,
             )
-            done = extract(config, self.home, observer=self.observer, stop=self.halt)
+            done = extract(config, self.home, observer=self.observer, stop=self.halt, engine=self.engine)
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]

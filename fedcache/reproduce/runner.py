@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedcache.api.engines import Engine
 from fedcache.api.planning import memory_of
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -95,6 +96,7 @@ def reproduce(
     runs: Path | None = None,
     observer: Observer | None = None,
     stop: Stop | None = None,
+    engine: Engine | None = None,
 ) -> Report:
     """Run every cell of an entry that can be run here.
 
@@ -105,6 +107,7 @@ def reproduce(
         runs: directory of results instead of ``home.runs``.
         observer: told the story.
         stop: set by a signal handler; honoured where no finished round is lost.
+        engine: a cluster that extracts and trains, to the same bits.
 
     Raises:
         FedcacheError: USAGE for options that do not fit; ENVIRONMENT when no cell can be run, naming what is missing;
@@ -118,7 +121,9 @@ def reproduce(
         datasets.peek(options.on, memory=memory_of(home), roots=looker.roots, data=home.data)
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
         raise _nothing(entry, lacks, planned)
-    bench = Bench(home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs)
+    bench = Bench(home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs, engine)
+    if engine is not None and entry.kind == "runs":
+        _ahead([p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack], bench, engine)
     lines, errors = [], []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
         where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
@@ -190,15 +195,22 @@ def _line(entry: Entry, planned: Planned, bench: Bench, twin: Line | None) -> Li
     return line
 
 
-def _train(line: Line, bench: Bench) -> None:
-    """One ordinary run for each seed, each with its own partition."""
+@dataclass(frozen=True)
+class Asked:
+    """One ordinary run of a cell: a seed with its own partition."""
+
+    config: TrainConfig
+    partition: PartitionConfig
+
+
+def _asked(planned: Planned, bench: Bench) -> tuple[list[Asked], list[str]]:
+    """The runs of a cell, and departures."""
     from fedcache.api.settings import parse_seeds
-    from fedcache.api.training import train
 
     proxy = bench.options.proxy
-    found = bench.features(line.planned.cell)
-    cell, said = placed(line.planned.cell, found.columns, proxy=proxy)
-    values: dict[str, list[Value | None]] = {m: [] for m in cell.metrics}
+    found = bench.features(planned.cell)
+    cell, said = placed(planned.cell, found.columns, proxy=proxy)
+    asked = []
     for seed in parse_seeds(cell.seeds):
         dealt = deal(cell, found.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
@@ -216,20 +228,48 @@ def _train(line: Line, bench: Bench) -> None:
             eval_every=cell.eval_every,
             set=settings,
         )
+        asked.append(Asked(config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
+    return asked, said
+
+
+def _ahead(planned: Sequence[Planned], bench: Bench, engine: Engine) -> None:
+    """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
+    from fedcache.api.ray_grids import run_on_cluster
+
+    asked: list[Asked] = []
+    for one in planned:
+        try:
+            asked += [a for a in _asked(one, bench)[0] if a not in asked]
+        except FedcacheError as error:
+            if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
+                raise
+    if asked:
+        bench.made |= run_on_cluster(
+            engine, [(a.config, a.partition) for a in asked], bench.home, bench.runs, bench.observer, bench.halt
+        )
+
+
+def _train(line: Line, bench: Bench) -> None:
+    """One ordinary run for each seed, each with its own partition."""
+    from fedcache.api.training import train
+
+    asked, said = _asked(line.planned, bench)
+    values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}
+    for one in asked:
         done = train(
-            config,
+            one.config,
             bench.home,
-            partition=PartitionConfig(cell.scheme, options.pop("clients", None), seed, options),
+            partition=one.partition,
             runs=bench.runs,
             extract=False,
             observer=bench.quiet,
             stop=bench.halt,
         )
         line.runs.append(done.path)
-        line.reused += done.reused
+        line.reused += done.reused and done.path not in bench.made
         line.fidelity = str(done.result["fidelity"])
         said += _feat_post(line.cell, done.result)
-        for metric in cell.metrics:
+        for metric in values:
             values[metric].append(measure(metric, done))
     line.departures = list(dict.fromkeys([*line.departures, *said]))
     line.got = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}

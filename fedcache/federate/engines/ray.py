@@ -17,11 +17,12 @@ import shutil
 import signal
 import site
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -345,7 +346,7 @@ def opened(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     home = None if address is not None else os.environ.get("HOME", str(Path.home()))
     where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
-    with _surroundings(address) as folder:
+    with redirect_stdout(sys.stderr), _surroundings(address) as folder:  # Ray tells of dead workers on stdout
         with _own_signals():  # Ray reads its token once, when it is imported
             ray = _imported()
         try:
@@ -420,7 +421,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
-    ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
     if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
         ours["PYTHONUSERBASE"] = site.getuserbase()
     before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}
@@ -435,6 +436,12 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
             else:
                 os.environ[key] = value
         _remove(folder)
+
+
+@cache
+def _token() -> str:
+    """Of this process's clusters: one for all of them, since Ray reads it once."""
+    return secrets.token_hex(32)
 
 
 def _short() -> str:
