@@ -109,6 +109,13 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     assert [p["accuracy"] for p in one["points"]] == [p["accuracy"] for p in two["points"]]
 
 
+def test_points_that_are_one_run_do_not_disturb_each_other(store: Path) -> None:
+    """A method of one round has one run for all numbers of rounds; several processes make it at the same time."""
+    words = ("--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 3, "--seeds", "0-4")
+    done = ok("grid", *words).data
+    assert len({p["digest"] for p in done["points"]}) == 1
+
+
 @pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
 def test_a_point_that_diverges_ends_alone(store: Path, rates: str) -> None:
     words = ("--method", "fedavg", *SGD, *IID, "--rounds", 4, "--set", "epochs=3")

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 
 FORMAT = 1
+MINUTE = 60.0
 PLACES = ("dataset", "store", "partition", "clients_from")
 """Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
 result by its own digest."""
@@ -197,7 +200,12 @@ class RunDirectory:
     def seed_result(self, seed: int) -> dict[str, Any] | None:
         """A finished seed of an unfinished run, or None."""
         path = self._seed(seed)
-        return read_result(path) if path.exists() else None
+        try:
+            return read_result(path) if path.exists() else None
+        except DamagedRunError:
+            if path.exists():
+                raise
+            return None  # another process has just finished the same run
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a finished seed, and drop its checkpoint."""
@@ -218,8 +226,10 @@ class RunDirectory:
         whole = {**result, "files": {**self._files, "rounds.jsonl": file_digest("rounds.jsonl", lines)}}
         write_result(self.path / "result.json", whole)
         self.restart()
-        for left in self.path.glob(".*.partial"):
-            left.unlink(missing_ok=True)
+        for left in self.path.glob(".*.partial"):  # of writers that were killed
+            with suppress(OSError):  # and not of another process that makes the same run at this moment
+                if left.stat().st_mtime < time.time() - MINUTE:
+                    left.unlink()
         return whole
 
     def _checkpoint(self, seed: int) -> Path:

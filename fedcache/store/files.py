@@ -74,12 +74,17 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def _temporary(path: Path) -> Path:
+    """A name that no other process has, also none with the same number on another host of a shared disk."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+
+
 def write_atomic(path: Path, *parts: Buffer) -> None:
     """Replace ``path`` by the concatenated parts: temporary file, fsync, rename, fsync of the directory.
 
     The temporary name starts with a dot and ends in ``.partial`` so that sweeps and readers know it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
             for part in parts:
@@ -95,7 +100,7 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
 
 def link_atomic(source: Path, path: Path) -> bool:
     """Make ``path`` another name of a file, whole or not at all; False where the file system cannot."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = _temporary(path)
     try:
         os.link(source, temporary)
     except OSError:  # another device, too many links, or no such thing here
