@@ -47,18 +47,24 @@ def helpers(engine: Engine, how: How, workers: int | None, observer: Observer) -
 
     @contextmanager
     def open_(order: Order) -> Iterator[Crew]:
-        gpus = _gpus() if how.device == "cuda" else 0
+        on_gpus = needs_gpus(how)
+        gpus = _gpus() if on_gpus else 0
         many = (workers or max(1, cores() // how.threads)) * how.threads
         with opened(engine.address, cpus=many if not gpus else cores(), gpus=gpus) as cluster:
             share = [int(n.get("CPU", 0) // n["GPU"]) for n in cluster.nodes() if n.get("GPU")]
-            if how.device == "cuda":
+            if on_gpus:
                 order = replace(order, decoders=max(1, min(share, default=1)))
-            crew = Crew(cluster, enter, compute, order, cpus=how.threads, gpus=int(how.device == "cuda"), most=workers)
+            crew = Crew(cluster, enter, compute, order, cpus=how.threads, gpus=int(on_gpus), most=workers)
             nodes = len(cluster.nodes())
             observer.note(f"Ray: {crew.slots} at once on {nodes} node{'s' * (nodes != 1)} of {cluster.words}.")
             yield crew
 
     return open_
+
+
+def needs_gpus(how: How) -> bool:
+    """Whether each helper holds a GPU."""
+    return how.device == "cuda"
 
 
 def _gpus() -> int:

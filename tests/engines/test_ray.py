@@ -172,12 +172,33 @@ def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tm
     assert content(store) == content(whole)
 
 
+ACTORS = """
+import sys
+from fedcache.api import ray_extraction
+from fedcache.cli import main
+ray_extraction.needs_gpus, ray_extraction._gpus = lambda how: True, lambda: 2
+main(sys.argv[1:])
+"""
+
+
+def test_an_actor_that_dies_is_replaced(words, whole, tmp_path, quiet):
+    """Actors as for GPUs, which Ray only counts: here they are CPUs by another name, decoding beside the model."""
+    store = tmp_path / "ray.zarr"
+    run = quiet.start(sys.executable, "-c", ACTORS, *words, "--engine", "ray", "--store", store)
+    until(20, store, run)
+    actor = next(p for p in family(run) if "ray::Holder" in " ".join(p.cmdline()))
+    actor.kill()
+    quiet.end(run)
+    assert content(store) == content(whole)
+
+
 def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
-    (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # docs/scale.md: else Ray asks three clouds
+    (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # as docs/scale.md says
     run = quiet.start(
         sys.executable, HERE / "two_nodes.py", store / "features", 20, sys.executable, "-m", "fedcache", *words,
         "--engine", "ray", "--store", store, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0",
+        RAY_USAGE_STATS_REPORT_URL="http://127.0.0.1:9",
     )  # fmt: skip
     _, err = quiet.end(run)
     assert "lost a node" in err

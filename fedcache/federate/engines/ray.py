@@ -29,6 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from fedcache.errors import Exit, FedcacheError
 
 RETRIES = 3
@@ -43,6 +45,7 @@ OBJECTS = 128 << 20
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
@@ -53,7 +56,8 @@ QUIET = {
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 """Of a local cluster: it listens on 127.0.0.1 and not on the machine's own address, and lets nobody else in."""
 
-PREFIX = "fedcache-ray-"
+PREFIX, HELD = "fedcache-ray-", "held.lock"
+"""Of a local cluster's temporary folder, and the lock in it that its driver holds."""
 
 Make = Callable[[Any], Any]
 Use = Callable[..., dict[str, Any]]
@@ -420,6 +424,8 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
         return
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
+    lock = FileLock(folder / HELD)
+    lock.acquire()
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
     ours = {**ALONE, "HOME": str(folder), "RAY_AUTH_TOKEN": _token()}
     if "PYTHONUSERBASE" not in os.environ and site.ENABLE_USER_SITE:
@@ -435,6 +441,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+        lock.release()
         _remove(folder)
 
 
@@ -459,8 +466,12 @@ def _remove(folder: Path) -> None:
 
 
 def _sweep() -> None:
-    """Remove the folders of drivers that were killed."""
-    for left in Path(_short()).glob(f"{PREFIX}*"):
-        pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
-            shutil.rmtree(left, ignore_errors=True)
+    """Remove the folders of drivers that were killed: nobody holds their lock any more."""
+    for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
+        lock = FileLock(left, timeout=0)
+        try:
+            lock.acquire()
+        except (Timeout, OSError, NotImplementedError):
+            continue
+        lock.release()
+        shutil.rmtree(left.parent, ignore_errors=True)
