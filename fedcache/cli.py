@@ -13,6 +13,7 @@ from fedcache.commands import (
     demo,
     doctor,
     extract,
+    flower,
     garbage,
     lists,
     methods,
@@ -46,6 +47,7 @@ for panel, commands in (
         app.command(rich_help_panel=panel)(command)
 for group in (methods.methods, lists.backbones, lists.datasets):
     app.add_typer(group, rich_help_panel=LISTS)
+app.add_typer(flower.flower, rich_help_panel=MAIN)
 
 
 def _version(asked: bool) -> None:

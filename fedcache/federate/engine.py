@@ -153,7 +153,7 @@ def run_points(
     records: list[list[RoundRecord]] = []
     for hp, state in zip(hps, states or [None] * len(hps), strict=True):
         job = Rounds(method, hp, data, clients, seed, dtype, own, watch, shared.memo if together else None, trust)
-        records.append(_resume(job, state) if state is not None else [])
+        records.append(resume_job(job, state) if state is not None else [])
         if state is None:
             job.start()
         jobs.append(job)
@@ -232,14 +232,14 @@ def _run(
             if traffic is None:
                 continue
             measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
-            found = scored[g] = _evaluate(job) if measure else None
+            found = scored[g] = score_job(job) if measure else None
             diagnostics = job.diagnose() if measure else {}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
             accuracy = None if found is None else found.accuracy
             records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
             metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
-            on_round(g, job.round, metrics, asdict(traffic), partial(_snapshot, job, records[g]))
+            on_round(g, job.round, metrics, asdict(traffic), partial(snapshot_of, job, records[g]))
         if after_round is not None:
             after_round(number)
     labels = jobs[0].data.y.cpu().numpy()
@@ -247,7 +247,7 @@ def _run(
     return [
         program.failed[g]
         if g in program.failed
-        else _outcome(job, program, records[g], scored[g] or _evaluate(job), owned)
+        else _outcome(job, program, records[g], scored[g] or score_job(job), owned)
         for g, job in enumerate(jobs)
     ]
 
@@ -319,7 +319,8 @@ def _bytes(tree: Tree) -> int:
     return sum(t.numel() * t.element_size() for t in tree.values())
 
 
-def _evaluate(job: Rounds) -> Evaluation:
+def score_job(job: Rounds) -> Evaluation:
+    """Score what a run deploys now, on the test rows of its clients."""
     down, protocol = job.down(), job.method.protocol(job.hp)
     if protocol == "global":
         scores = _global_scores(job, down)
@@ -365,7 +366,8 @@ def _deploy(job: Rounds, down: Tree, state: Tree, client: int | None) -> Tree:
     return job.method.deploy(down, state, job.labelled(client), ctx)
 
 
-def _snapshot(job: Rounds, records: list[RoundRecord]) -> Snapshot:
+def snapshot_of(job: Rounds, records: list[RoundRecord]) -> Snapshot:
+    """The state between rounds, from which ``resume_job`` goes on bit for bit."""
     meta = {
         "version": STATE_VERSION,
         "method": job.method.name,
@@ -380,7 +382,8 @@ def _snapshot(job: Rounds, records: list[RoundRecord]) -> Snapshot:
     return Snapshot({**made.tensors, **stored(job.states)}, made.meta)
 
 
-def _resume(job: Rounds, state: Snapshot) -> list[RoundRecord]:
+def resume_job(job: Rounds, state: Snapshot) -> list[RoundRecord]:
+    """Put a run where a snapshot was taken; the records up to there."""
     want = {
         "version": STATE_VERSION,
         "method": job.method.name,

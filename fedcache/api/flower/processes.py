@@ -1,0 +1,179 @@
+"""Flower's programs as processes: quiet, in a group of their own, with a log, and gone when they are told to go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower import QUIET
+
+GRACE = 8.0
+"""Seconds between asking a process to stop and stopping it."""
+
+
+def environment(flwr_home: Path) -> dict[str, str]:
+    """The environment of every Flower process: no telemetry, no update check, no installation, a folder of its own."""
+    beside = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(flwr_home),
+        # Flower starts its own programs by name.
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@dataclass
+class Process:
+    """A running program of Flower.
+
+    Attributes:
+        name: for messages.
+        popen: of it.
+        log: what it prints.
+    """
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.popen.poll() is None
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to it; it takes what it has started with it."""
+        if self.alive:
+            self.popen.terminate()
+
+    def stop(self) -> None:
+        """Stop it and everything that it has started, by their numbers."""
+        begun = descendants(self.popen.pid)
+        self.ask_to_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(GRACE)
+        self._kill(begun)
+
+    def kill(self) -> None:
+        """Kill it and everything that it has started, at once."""
+        self._kill(descendants(self.popen.pid))
+
+    def _kill(self, begun: Mapping[int, str]) -> None:
+        if self.alive:
+            self.popen.kill()
+        for pid, since in begun.items():
+            if since == _since(pid):  # and not another process that has been given its number
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(GRACE)
+
+
+def start(name: str, command: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> Process:
+    """Start a program; its log and its Flower folder are in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{name}.log"
+    env = {**environment(folder / f"{name}.flwr"), **(extra or {})}
+    with log.open("wb") as sink:
+        popen = subprocess.Popen(
+            list(command), stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+    return Process(name, popen, log)
+
+
+def stop_all(processes: Sequence[Process]) -> None:
+    """Stop processes, the last started first."""
+    for process in reversed(processes):
+        process.ask_to_stop()
+    for process in reversed(processes):
+        process.stop()
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Everything that a process has started, and when each began, where the system tells (Linux); else nothing."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := _stat(int(entry.name)):
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        begun = parents.get(todo.pop(), [])
+        found += begun
+        todo += begun
+    return {child: since for child in found if (since := _since(child))}
+
+
+def _stat(pid: int) -> list[str]:
+    """What Linux says of a process after its name; [] when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _since(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens at."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Refuse a port that is taken.
+
+    Raises:
+        FedcacheError: ENVIRONMENT, with a port that is free.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except OSError as error:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"Port {port} of {host} cannot be used: {error.strerror}.",
+                f"Choose another, for example {option} {free_port()}",
+            ) from error
+
+
+def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0) -> None:
+    """Wait until a process listens.
+
+    Raises:
+        FedcacheError: ENVIRONMENT when it ends first, or takes too long; the end of its log is shown.
+    """
+    last = time.monotonic() + seconds
+    while time.monotonic() < last:
+        if not process.alive:
+            break
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return
+        time.sleep(0.2)
+    what = "did not open its port" if process.alive else f"ended with {process.popen.returncode}"
+    raise FedcacheError(
+        Exit.ENVIRONMENT, f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}"
+    )

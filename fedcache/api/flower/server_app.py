@@ -1,0 +1,63 @@
+"""The ServerApp: the app's configuration is the plan, and what happens is told in lines that ``flower run`` reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedcache.api.flower.network import MARK
+from fedcache.api.flower.plan import Plan
+from fedcache.api.flower.session import federate
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.federate.engines.flower.carrier import FlowerCarrier
+from fedcache.progress import Round, Silent
+
+app = ServerApp()
+
+
+def tell(**words: Any) -> None:
+    """One line of the log."""
+    print(MARK + json.dumps(words), flush=True)
+
+
+class Logged(Silent):
+    """An observer whose story is the run's log."""
+
+    def note(self, text: str) -> None:
+        """A line."""
+        tell(note=text)
+
+    def warn(self, text: str) -> None:
+        """A line."""
+        tell(warn=text)
+
+    def told(self, round_: Round) -> None:
+        """A line per round."""
+        scored = "" if round_.accuracy is None else f", accuracy {100 * round_.accuracy:.2f} %"
+        tell(note=f"Seed {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
+
+
+def main(grid: Grid, context: Context) -> None:
+    """Run the plan, and say where the results are."""
+    try:
+        plan = Plan.from_config(context.run_config)
+        runs = federate(plan, FlowerCarrier(grid), Home.from_environment(), Logged())
+    except FedcacheError as error:
+        tell(error={"code": int(error.code), "message": error.message, "hint": error.hint})
+        sys.exit(int(error.code))
+    tell(done=[{"path": str(run.path), "reused": run.reused, "result": _short(run.result)} for run in runs])
+
+
+def _short(result: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the log has room for: no figure per client."""
+    kept = ("method", "digest", "hyperparameters", "seeds", "rounds", "dataset", "backbones", "federation", "traffic")
+    accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
+    return {**{k: result[k] for k in kept}, "accuracy": accuracy}
+
+
+app.main()(main)

@@ -1,0 +1,325 @@
+"""``fedcache flower``: real federations, every client on its own machine (extra ``flower``)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands import trust as t
+from fedcache.commands.output import Answer, Story, answer, stopping
+from fedcache.commands.train import Dtype, Every, Fresh, Preset, Rounds, Runs, Seeds, Settings, Share, settings_of
+from fedcache.config import TrainConfig, resolve
+from fedcache.errors import Exit, FedcacheError
+
+flower = typer.Typer(
+    name="flower",
+    no_args_is_help=True,
+    help="Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
+)
+
+MethodName = Annotated[str | None, typer.Option("--method", help="See `fedcache methods list`.")]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."),
+]
+Sites = Annotated[int, typer.Option("--sites", min=1, help="How many sites the federation is of.")]
+StartWith = Annotated[
+    int | None, typer.Option("--start-with", min=1, help="Sites that are enough when --wait is over; default all.")
+]
+Quorum = Annotated[int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
+Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen at.")]
+KeysDir = Annotated[Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")]
+SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the server.")]
+
+
+def plan_of(
+    method: str | None, preset: str | None, backbones: list[str] | None, rounds: int | None, participation: str | None,
+    seeds: str | None, settings: list[str] | None, sweep: list[str] | None, eval_every: int | None, dtype: str | None,
+    aggregate: str | None, on_bad_update: str | None, byzantine: float | None, max_update_norm: float | None,
+    **terms: Any,
+) -> Any:  # fmt: skip
+    """The plan of the flags."""
+    from fedcache.api.flower.plan import Plan
+
+    flags = {
+        "method": method, "preset": preset, "backbones": o.listed(backbones, "--backbones"), "rounds": rounds,
+        "participation": participation, "seeds": seeds, "eval_every": eval_every, "dtype": dtype,
+        "aggregate": aggregate, "on_bad_update": on_bad_update, "byzantine": byzantine,
+        "max_update_norm": max_update_norm, "lift": "loop", "device": "cpu",
+    }  # fmt: skip
+    train = resolve(TrainConfig, {"set": settings_of(settings)}, flags)
+    swept = {
+        k: tuple(v.strip() for v in values.split(",") if v.strip())
+        for k, values in o.pairs(sweep, "--sweep", once=True).items()
+    }
+    return Plan(train, swept, **terms).checked()
+
+
+@flower.command()
+def app(
+    method: MethodName = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the app; default ./fedcache-METHOD.")] = None,
+    preset: Preset = None,
+    backbones: o.Backbones = None,
+    rounds: Rounds = None,
+    participation: Share = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    sweep: Sweep = None,
+    eval_every: Every = None,
+    dtype: Dtype = None,
+    aggregate: t.Aggregate = None,
+    on_bad_update: t.OnBad = None,
+    byzantine: t.Byzantine = None,
+    max_update_norm: t.MaxNorm = None,
+    sites: Sites = 2,
+    start_with: StartWith = None,
+    quorum: Quorum = 1,
+    wait: Wait = 120.0,
+    timeout: Timeout = 600.0,
+    runs: Runs = None,
+    fresh: Fresh = False,
+    json: o.Json = False,
+) -> None:
+    """Write a ready Flower app: a method, or a grid of it, over sites.
+
+    Example: fedcache flower app --method fed3r --sites 3 --out app
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.flower.app import write_app
+
+        plan = plan_of(
+            method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
+            on_bad_update, byzantine, max_update_norm, sites=sites, start_with=start_with, quorum=quorum, wait=wait,
+            timeout=timeout, runs=str(runs.expanduser().resolve()) if runs else "", fresh=fresh,
+        )  # fmt: skip
+        made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
+        data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
+        return Answer(data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"])
+
+    answer("flower app", json, call)
+
+
+@flower.command()
+def keys(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the keys; what is there stays.")],
+    sites: Annotated[list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Addresses or names at which sites reach the server.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Make a local certificate authority, the server's certificate and a key for every site.
+
+    Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
+    """
+
+    def call(_story: Story) -> Answer:
+        from fedcache.api.flower.keys import make_keys
+
+        names, hosts = o.listed(sites, "--sites"), o.listed(host, "--host")
+        made = make_keys(out, names, hosts)
+        lines = [f"{made.path}", f"fedcache flower server --keys {made.path} --port 8000"]
+        lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
+        known = {name: str(made.site(name)) for name in made.nodes}
+        return Answer({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
+
+    answer("flower keys", json, call)
+
+
+@flower.command()
+def server(
+    keys: KeysDir = None,
+    insecure: Insecure = False,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen at; all with keys, else loopback.")
+    ] = None,
+    port: Port = 8000,
+    json: o.Json = False,
+) -> None:
+    """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
+
+    Example: fedcache flower server --keys keys --port 8000
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.flower.serving import serve
+
+        _one_of(keys, insecure)
+        with _until_stopped(story) as asked:
+            serve(keys, host, port or 8000, o.home(), story.note, asked)
+        return Answer({"stopped": True}, ["The server has stopped."])
+
+    answer("flower server", json, call)
+
+
+@flower.command()
+def site(
+    shard: Annotated[Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")],
+    superlink: SuperLink,
+    keys: Annotated[Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")] = None,
+    insecure: Insecure = False,
+    name: Annotated[str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")] = None,
+    port: Port = None,
+    json: o.Json = False,
+) -> None:
+    """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
+
+    Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.flower.serving import attend
+
+        _one_of(keys, insecure)
+        with _until_stopped(story) as asked:
+            attend(shard, superlink, keys, name, port, o.home(), story.note, asked)
+        return Answer({"stopped": True}, ["The site has stopped."])
+
+    answer("flower site", json, call)
+
+
+@flower.command()
+def run(
+    app: Annotated[Path, typer.Argument(help="Directory of an app (fedcache flower app).")],
+    superlink: SuperLink = "127.0.0.1:8000",
+    keys: KeysDir = None,
+    insecure: Insecure = False,
+    json: o.Json = False,
+) -> None:
+    """Run an app over the sites of a server and follow it; results land where the server has FEDCACHE_HOME.
+
+    The same command goes on after the last whole round, and returns a result that is there.
+
+    Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.flower.app import read_app
+        from fedcache.api.flower.keys import read_keys
+        from fedcache.api.flower.network import Address, run_app
+
+        _one_of(keys, insecure)
+        known = read_app(app)
+        ca = None if keys is None else read_keys(keys).ca
+        with _taking_all_along():
+            return _ended(run_app(known.path, Address.parse(superlink, ca), _telling(story)))
+
+    answer("flower run", json, call)
+
+
+@flower.command()
+def up(
+    shards: Annotated[Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")],
+    method: MethodName = None,
+    tls: Annotated[bool, typer.Option("--tls", help="With certificates and node keys, made for it.")] = False,
+    preset: Preset = None,
+    backbones: o.Backbones = None,
+    rounds: Rounds = None,
+    participation: Share = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    sweep: Sweep = None,
+    eval_every: Every = None,
+    dtype: Dtype = None,
+    aggregate: t.Aggregate = None,
+    on_bad_update: t.OnBad = None,
+    byzantine: t.Byzantine = None,
+    max_update_norm: t.MaxNorm = None,
+    wait: Wait = 120.0,
+    timeout: Timeout = 600.0,
+    port: Port = None,
+    logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
+    runs: Runs = None,
+    fresh: Fresh = False,
+    json: o.Json = False,
+) -> None:
+    """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
+
+    Example: fedcache flower up --shards sites --method fed3r
+    """
+
+    def call(story: Story) -> Answer:
+        from fedcache.api.flower.need import need_flower
+        from fedcache.api.flower.up import up as start
+
+        need_flower()
+        plan = plan_of(
+            method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
+            on_bad_update, byzantine, max_update_norm, sites=100_000, start_with=1, wait=wait, timeout=timeout,
+            runs=str(runs.expanduser().resolve()) if runs else "", fresh=fresh,
+        )  # fmt: skip
+        with _taking_all_along():
+            return _ended(start(plan, shards, o.home(), _telling(story), tls=tls, port=port, keep=logs))
+
+    answer("flower up", json, call)
+
+
+def _one_of(keys: Path | None, insecure: bool) -> None:
+    if (keys is None) != insecure:
+        said = "Both --keys and --insecure are given." if insecure else "Neither --keys nor --insecure is given."
+        raise FedcacheError(
+            Exit.USAGE,
+            said,
+            "fedcache flower keys --out KEYS --sites a,b makes keys; --insecure is for loopback alone.",
+        )
+
+
+def _telling(story: Story) -> Callable[[dict[str, Any]], None]:
+    def told(words: dict[str, Any]) -> None:
+        if "warn" in words:
+            story.warn(str(words["warn"]))
+        elif "note" in words:
+            story.note(str(words["note"]))
+
+    return told
+
+
+def _ended(last: dict[str, Any]) -> Answer:
+    """The answer of a run's last words.
+
+    Raises:
+        FedcacheError: the one that ended it.
+    """
+    if "error" in last:
+        e = last["error"]
+        raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
+    lines = []
+    for run in last["done"]:
+        mean = run["result"]["accuracy"]["mean"]
+        shown = "not scored" if mean is None else f"{100 * mean:.2f} %"
+        lines.append(f"{run['result']['method']}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
+    return Answer({"runs": last["done"]}, lines)
+
+
+@contextmanager
+def _until_stopped(story: Story) -> Iterator[threading.Event]:
+    """SIGINT and SIGTERM set the event."""
+    asked = threading.Event()
+    with stopping(asked.set, story):
+        yield asked
+
+
+@contextmanager
+def _taking_all_along() -> Iterator[None]:
+    """SIGTERM ends the call as SIGINT does, so that what it has started ends with it."""
+
+    def handle(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,106 @@
+"""Messages through Flower: one to each site, and what comes back, or why nothing did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, Raw, pack, unpack
+
+STYPE = "fedcache.raw"
+"""How the bytes of an array are to be read: as they lie, little endian."""
+
+KINDS = {"facts": "query.facts", "text": "query.text", "fit": "train.fit", "score": "evaluate.score"}
+"""What is asked for -> Flower's type of the message."""
+
+PULL_EVERY = 0.5
+"""Seconds between looks for answers; the grid's own ``send_and_receive`` looks every three."""
+
+WHY = {
+    1: "its app could not be loaded: is the same fedcache installed there?",
+    2: "its app ended with an exception; its log has it",
+    5: "its node went away",
+    8: "its app was killed",
+}
+"""Flower's error codes, in words."""
+
+
+def to_record(packed: Packed) -> RecordDict:
+    """A packed parcel as Flower carries it."""
+    arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
+    return RecordDict({"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)})
+
+
+def from_record(record: RecordDict) -> Packed:
+    """The inverse of ``to_record``; ``unpack`` looks at what is in it.
+
+    Raises:
+        MalformedError: for anything else.
+    """
+    words, arrays = record.get("words"), record.get("arrays")
+    if not isinstance(words, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise MalformedError("it lacks words or arrays")
+    text = words.get("json")
+    if not isinstance(text, str):
+        raise MalformedError("its words are no text")
+    raws = {}
+    for name, array in arrays.items():
+        if array.stype != STYPE:
+            raise MalformedError(f"array {name} is {array.stype!r:.40}, expected {STYPE!r}")
+        raws[str(name)] = Raw(array.dtype, tuple(array.shape), array.data)
+    return Packed(text, raws)
+
+
+class FlowerCarrier:
+    """A ``Carrier`` over Flower's grid.
+
+    Args:
+        grid: of the running ServerApp.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self.bytes_down = self.bytes_up = 0
+
+    def nodes(self) -> list[int]:
+        """Nodes that are online."""
+        return sorted(self._grid.get_node_ids())
+
+    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
+        """Send one parcel to each node; what each answers, or why it does not."""
+        found: dict[int, Parcel | str] = {}
+        waiting: dict[str, int] = {}
+        for node, parcel in parcels.items():
+            # One at a time: a request that holds the messages of all nodes can be too large.
+            packed = pack(parcel)
+            self.bytes_down += packed.bytes
+            message = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
+            for number in self._grid.push_messages([message]):
+                if number:
+                    waiting[number] = node
+        for node in parcels:
+            if node not in waiting.values():
+                found[node] = "the SuperLink did not take the message"
+        last = time.monotonic() + timeout
+        while waiting and time.monotonic() < last:
+            time.sleep(PULL_EVERY)
+            for reply in self._grid.pull_messages(list(waiting)):
+                # An error's sender is the SuperLink, so the message it answers tells whose it is.
+                of = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if of is None:
+                    continue
+                if reply.has_error():
+                    found[of] = WHY.get(reply.error.code, f"Flower's error {reply.error.code}: {reply.error.reason}")
+                    continue
+                try:
+                    packed = from_record(reply.content)
+                    self.bytes_up += packed.bytes
+                    found[of] = unpack(packed)
+                except MalformedError as error:
+                    found[of] = f"its answer is malformed: {error}"
+        for node in waiting.values():
+            found[node] = f"it did not answer within {timeout:g} s"
+        return found

@@ -1,0 +1,558 @@
+"""The loop of rounds over sites: what goes out, what comes back, who is missing. The server never sees a feature.
+
+The runs are ``Rounds`` as the in-process engine has them, over clients that have a name and a number of rows and no
+row. All points and seeds that a site takes part in travel in one message, because a message costs seconds whatever is
+in it. A site that does not answer, or whose upload the gate refuses, is left out of the round and said so; what it
+holds stays as it was after the last round in which the server has its upload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.clients import Data
+from fedcache.federate.engine import OnRound, resume_job, snapshot_of
+from fedcache.federate.engines.flower.expected import expected_upload, most_common
+from fedcache.federate.engines.flower.members import (
+    Facts,
+    Member,
+    agreeing,
+    difference,
+    in_order,
+    known_twice,
+    rows_of,
+)
+from fedcache.federate.engines.flower.messages import Parcel
+from fedcache.federate.engines.flower.scoring import scored
+from fedcache.federate.engines.flower.site import Job
+from fedcache.federate.gate import Gate
+from fedcache.federate.guarded import Rejected, Trust
+from fedcache.federate.method import Method, Value
+from fedcache.federate.outcome import Evaluation, Outcome, RoundRecord, Snapshot
+from fedcache.federate.rounds import Rounds
+from fedcache.heads.linear import Tree
+
+
+class Carrier(Protocol):
+    """What brings parcels to nodes and back; ``carrier.FlowerCarrier`` is Flower's.
+
+    Attributes:
+        bytes_down: sent so far, without what the carrier adds.
+        bytes_up: received so far.
+    """
+
+    bytes_down: int
+    bytes_up: int
+
+    def nodes(self) -> list[int]:
+        """Nodes that can be reached now."""
+
+    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
+        """Send one parcel to each node: what each answers, or why it does not, in words."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a federation waits.
+
+    Attributes:
+        sites: how many it is of.
+        start_with: how many are enough to begin when ``wait`` is over.
+        quorum: sites without whose sound uploads a round does not count.
+        wait: seconds for the sites to come.
+        timeout: seconds for an answer.
+        poll: seconds between looks for new nodes.
+    """
+
+    sites: int
+    start_with: int
+    quorum: int = 1
+    wait: float = 120.0
+    timeout: float = 600.0
+    poll: float = 1.0
+
+
+@dataclass
+class Running:
+    """One point and seed on its way.
+
+    Attributes:
+        id: names it to the sites.
+        run: the server's end of it.
+        rounds: how many there will be.
+        participation: as ``Rounds.sample`` takes it.
+        records: of the rounds so far.
+        outline: shapes of what a client holds.
+        evaluation: of the last round that was scored.
+        dealt: the labels that ``evaluation`` is about.
+        failed: what ended it.
+        told: called after every round.
+        like: of a sound upload.
+        shapes: of what the server held at the beginning.
+        latest: client -> the last round in which the server has its upload.
+    """
+
+    id: str
+    run: Rounds
+    rounds: int
+    participation: int | float | None
+    told: OnRound
+    records: list[RoundRecord] = field(default_factory=list)
+    outline: Tree = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    dealt: Data | None = None
+    failed: FedcacheError | None = None
+    like: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    latest: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether rounds are left."""
+        return self.failed is None and self.run.round < self.rounds
+
+
+@dataclass
+class Missed:
+    """A site without which a round was made, and why."""
+
+    round: int
+    site: str
+    why: str
+
+
+class Server:
+    """A federation as its server sees it.
+
+    Args:
+        carrier: brings messages.
+        terms: how long it waits, and for how many.
+        say: told the story, a line at a time.
+    """
+
+    def __init__(self, carrier: Carrier, terms: Terms, say: Callable[[str], None]) -> None:
+        self.carrier, self.terms, self.say = carrier, terms, say
+        self.members: list[Member] = []
+        self.missed: list[Missed] = []
+        self.joined: list[Missed] = []
+        self._question: dict[str, Any] = {}
+        self._met: set[int] = set()
+
+    def gather(self, question: Mapping[str, Any]) -> list[Member]:
+        """Wait for the sites, ask what they have, and take those that fit together, in client order.
+
+        Args:
+            question: the words of ``facts``.
+
+        Raises:
+            FedcacheError: STORE when sites lack what was asked for or differ; FEDERATED when too few come.
+        """
+        self._question = dict(question)
+        came: dict[int, Member] = {}
+        lacking: dict[int, FedcacheError | str] = {}
+        last = time.monotonic() + self.terms.wait
+        self.say(f"Waiting for {self.terms.sites} sites.")
+        while True:
+            self._ask_facts(set(self.carrier.nodes()) - self._met, came, lacking)
+            kept, refused = agreeing(list(came.values()))
+            if len(kept) >= self.terms.sites:
+                break
+            if time.monotonic() >= last:
+                break
+            time.sleep(self.terms.poll)
+        if twice := known_twice(kept):
+            raise twice
+        for member, why, hint in refused:
+            self.say(f"warning: site {member.facts.name!r} is refused: {why}. {hint}")
+            self.missed.append(Missed(0, member.facts.name, f"refused: {why}"))
+        enough = self.terms.sites if time.monotonic() < last else self.terms.start_with
+        if len(kept) < enough:
+            raise self._too_few(kept, refused, lacking)
+        if len(kept) < self.terms.sites:
+            self.say(f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then.")
+        self.members = kept
+        return kept
+
+    def _ask_facts(self, nodes: set[int], came: dict[int, Member], lacking: dict[int, FedcacheError | str]) -> None:
+        if not nodes:
+            return
+        answers = self._ask("facts", {n: Parcel(self._question) for n in nodes})
+        for node, answer in answers.items():
+            self._met.add(node)
+            if isinstance(answer, str):
+                lacking[node] = answer
+                self.say(f"warning: a node says nothing of itself: {answer}.")
+                continue
+            if (refusal := refusal_of(answer)) is not None:
+                lacking[node] = refusal
+                self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
+                continue
+            try:
+                facts = Facts.from_words(answer.words["facts"])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                lacking[node] = f"its facts are malformed: {error}"
+                continue
+            came[node] = Member(node, facts)
+            self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
+
+    def _too_few(
+        self,
+        kept: Sequence[Member],
+        refused: Sequence[tuple[Member, str, str]],
+        lacking: Mapping[int, FedcacheError | str],
+    ) -> FedcacheError:
+        names = ", ".join(m.facts.name for m in kept) or "none"
+        said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
+        for member, why, hint in refused:
+            return FedcacheError(Exit.STORE, f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
+        for problem in lacking.values():
+            if isinstance(problem, FedcacheError):
+                return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
+            return FedcacheError(Exit.FEDERATED, f"{said} A node says nothing of itself: {problem}.", START)
+        return FedcacheError(Exit.FEDERATED, said, START)
+
+    def text(self) -> Tensor:
+        """The class text features, from the first site; all sites have those of the same digest.
+
+        Raises:
+            FedcacheError: FEDERATED.
+        """
+        node = self.members[0].node
+        answer = self._ask("text", {node: Parcel(self._question)})[node]
+        if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:
+            why = answer if isinstance(answer, str) else "it sent none"
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"Site {self.members[0].facts.name!r} was asked for the class text features: {why}.",
+                "Run again; what was computed is kept.",
+            )
+        return answer.trees[0]["text"]
+
+    def start(
+        self,
+        method: Method,
+        hp: Mapping[str, Value],
+        data: Data,
+        seed: int,
+        *,
+        id: str,  # noqa: A002  (of the job)
+        rounds: int,
+        participation: int | float | None,
+        dtype: torch.dtype,
+        trust: Trust,
+        told: OnRound,
+        state: Snapshot | None = None,
+    ) -> Running:
+        """One point and seed, from the beginning or from a snapshot; arguments as in ``engine.run``.
+
+        ``data`` has no row: widths, views, classes and text are read of it.
+        """
+        run = Rounds(method, hp, data, [rows_of(m.facts) for m in self.members], seed, dtype, trust=trust)
+        run.start()
+        made = Running(id, run, 1 if method.one_shot else rounds, participation, told)
+        made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
+        made.like = expected_upload(run)
+        if state is not None:
+            made.records = resume_job(run, state)
+            made.latest = {client: r.round for r in made.records for client in r.clients}
+        return made
+
+    def train(self, jobs: Sequence[Running], eval_every: int, common: Mapping[str, Any]) -> None:
+        """All rounds of all jobs, as many as are open in one message to each site.
+
+        Args:
+            jobs: from ``start``; each ends with ``evaluation`` or ``failed``.
+            eval_every: also score after every k-th round.
+            common: words of every message.
+
+        Raises:
+            FedcacheError: FEDERATED, when too few sites answer.
+        """
+        while going := [job for job in jobs if job.open]:
+            self._look_around(going)
+            began = time.perf_counter()
+            samples = [job.run.sample(job.participation) for job in going]
+            downs = [job.run.down() for job in going]
+            answers = self._round(going, samples, downs, common)
+            seconds = (time.perf_counter() - began) / len(going)
+            ended = [
+                (job, ids)
+                for job, sample, down, got in zip(going, samples, downs, answers, strict=True)
+                for ids in (self._merge(job, sample, down, got),)
+                if ids is not None
+            ]
+            due = [job for job, _ in ended if not job.open or (eval_every > 0 and job.run.round % eval_every == 0)]
+            self._score(due, common)
+            for job, (ids, traffic) in ended:
+                self._record(job, ids, traffic, seconds, job in due)
+        # A run that was resumed after its last round is scored again.
+        self._score([job for job in jobs if job.failed is None and job.evaluation is None], common)
+
+    def _round(
+        self,
+        jobs: Sequence[Running],
+        samples: Sequence[Sequence[int]],
+        downs: Sequence[Tree],
+        common: Mapping[str, Any],
+    ) -> list[dict[int, Tree | str]]:
+        """For each job the uploads of its clients, or why there is none."""
+        found: list[dict[int, Tree | str]] = [{} for _ in jobs]
+        parcels, about = {}, {}
+        for client, member in enumerate(self.members):
+            mine = [g for g, sample in enumerate(samples) if client in sample]
+            if mine:
+                told = [self._words(jobs[g], client, jobs[g].run.round + 1) for g in mine]
+                words = {**common, "jobs": told, "clients": len(self.members), "client": client}
+                parcels[member.node] = Parcel(words, [downs[g] for g in mine])
+                about[member.node] = (client, mine)
+        for node, answer in self._ask("fit", parcels).items():
+            client, mine = about[node]
+            why = answer if isinstance(answer, str) else None
+            if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
+                why = refusal.message
+            for place, g in enumerate(mine):
+                if why is None and not isinstance(answer, str):
+                    found[g][client] = self._checked(jobs[g], client, answer, place)
+                else:
+                    found[g][client] = f"{NO_ANSWER}{why}"
+        return found
+
+    def _checked(self, job: Running, client: int, answer: Parcel, place: int) -> Tree | str:
+        """An upload that may go to the gate, or why it may not."""
+        try:
+            told, up = answer.words["jobs"][place], dict(answer.trees[place])
+            if told["id"] != job.id:
+                return f"it answers job {str(told['id'])[:12]}, and was asked for {job.id[:12]}"
+            sent_in = int(told["round"])
+            outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in told["outline"].items()}
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            return f"its words are malformed ({type(error).__name__})"
+        like = job.like if job.like is not None else Gate.shape_of(up)
+        why = Gate(like, job.run.round + 1).problem(up, float(self.members[client].facts.train), sent_in)
+        if why is None:
+            job.outline = outline or job.outline
+        return up if why is None else why
+
+    def _merge(
+        self, job: Running, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str]
+    ) -> tuple[list[int], Any] | None:
+        """Pool what came and end the round; None when that ended the job."""
+        run, number = job.run, job.run.round + 1
+        ups = {c: up for c, up in got.items() if not isinstance(up, str)}
+        reasons = {c: str(got.get(c, "it was not asked")) for c in sample if c not in ups}
+        if job.like is None:
+            odd = most_common(ups)
+            reasons |= odd
+            ups = {c: up for c, up in ups.items() if c not in odd}
+        try:
+            for client, why in sorted(reasons.items()):
+                self._left_out(job, client, number, why)
+            ids = sorted(ups)
+            if len(ids) < self.terms.quorum and (sample or run.trust.privacy is None):
+                raise FedcacheError(
+                    Exit.FEDERATED,
+                    f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
+                    f"{self.terms.quorum} are needed.",
+                    "Start the missing sites and run again: it goes on after the last whole round.",
+                )
+            pool = run.pool(ids, down, job.participation)
+            sent = []
+            for client in ids:
+                pool.add(ups[client], float(len(run.lanes[client].train)), client)
+                sent.append(run.sent(ups[client]))
+            traffic = run.finish(ids, down, run.taken(pool), sent)
+        except FedcacheError as error:
+            job.failed = error
+            return None
+        job.latest |= dict.fromkeys(ids, number)
+        return ids, traffic
+
+    def _left_out(self, job: Running, client: int, number: int, why: str) -> None:
+        """Note a site whose upload is not in a round; one the gate refuses ends a run that was not told otherwise."""
+        name, run = self.members[client].facts.name, job.run
+        if why.startswith(NO_ANSWER):
+            entry = Missed(number, name, why.removeprefix(NO_ANSWER))
+            if entry not in self.missed:
+                self.missed.append(entry)
+                self.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
+            run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
+            return
+        if run.trust.on_bad == "fail":
+            raise Gate({}, number).refusal(client, name, why)
+        run.rejected.append(Rejected(number, client, why))
+        self.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
+        self.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
+        run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
+
+    def _score(self, jobs: Sequence[Running], common: Mapping[str, Any]) -> None:
+        """Ask every site for its counts, and make of them what the in-process evaluation makes of predictions."""
+        if not jobs:
+            return
+        downs = [job.run.down() for job in jobs]
+        parcels = {
+            m.node: Parcel(
+                {**common, "jobs": [self._words(job, c, job.run.round) for job in jobs], "clients": len(self.members),
+                 "client": c},
+                downs,
+            )
+            for c, m in enumerate(self.members)
+        }  # fmt: skip
+        answers = self._ask("score", parcels)
+        for g, job in enumerate(jobs):
+            counts: dict[int, Tensor] = {}
+            for client, member in enumerate(self.members):
+                answer = answers[member.node]
+                problem = answer if isinstance(answer, str) else None
+                if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
+                    problem = refusal.message
+                if problem is None and not isinstance(answer, str):
+                    read = counted(answer, g, member.facts)
+                    if isinstance(read, Tensor):
+                        counts[client] = read
+                        continue
+                    problem = read
+                entry = Missed(job.run.round, member.facts.name, f"not scored: {problem}")
+                if entry not in self.missed:
+                    self.missed.append(entry)
+                    self.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
+                job.run.warnings.append(f"site {member.facts.name!r} is not scored: {problem}")
+            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.members], counts)
+
+    def _record(self, job: Running, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
+        run = job.run
+        diagnostics = run.diagnose() if measured else {}
+        if run.trust.on_bad == "reject" or not run.trust.plain:
+            diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
+        accuracy = job.evaluation.accuracy if measured and job.evaluation is not None else None
+        job.records.append(RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics))
+        metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(ids), **diagnostics}
+        job.told(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
+
+    def _words(self, job: Running, client: int, number: int) -> dict[str, Any]:
+        hp = {k: v for k, v in job.run.hp.items() if not isinstance(v, Tensor)}
+        return Job(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
+
+    def _look_around(self, jobs: Sequence[Running]) -> None:
+        """Take in sites that have come since: one that came back takes its place, a new one joins from this round."""
+        new = set(self.carrier.nodes()) - self._met
+        came: dict[int, Member] = {}
+        self._ask_facts(new, came, {})
+        for member in in_order(list(came.values())):
+            name = member.facts.name
+            place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
+            if (found := difference(member.facts, self.members[0].facts)) is not None:
+                self.say(f"warning: site {name!r} is refused: {found[0]}. {found[1]}")
+                self.missed.append(Missed(jobs[0].run.round + 1, name, f"refused: {found[0]}"))
+            elif place is not None and self.members[place].facts == member.facts:
+                self.members[place] = member
+                self.say(f"Site {name!r} is back.")
+            elif place is not None:
+                self.say(f"warning: a node says that it is {name!r}, with other data; it is refused.")
+            else:
+                self._join(jobs, member)
+
+    def _join(self, jobs: Sequence[Running], member: Member) -> None:
+        name, number = member.facts.name, jobs[0].run.round + 1
+        for job in jobs:
+            run = job.run
+            wider = Rounds(
+                run.method, run.hp, run.data, [*run.clients, rows_of(member.facts)], run.seed, run.env.dtype,
+                trust=run.trust,
+            )  # fmt: skip
+            wider.start()
+            if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
+                self.say(
+                    f"warning: site {name!r} came late: {run.method.name} keeps a place for each site it began with."
+                )
+                self.missed.append(Missed(number, name, "came late, and the method has no place for it"))
+                return
+            wider.server, wider.round, wider.warnings, wider.rejected = (
+                run.server,
+                run.round,
+                run.warnings,
+                run.rejected,
+            )
+            wider.traffic.up[: len(run.traffic.up)], wider.traffic.down[: len(run.traffic.down)] = (
+                run.traffic.up, run.traffic.down,
+            )  # fmt: skip
+            wider.traffic.rounds = run.traffic.rounds
+            wider.met[: len(run.met)] = run.met
+            wider.warnings.append(f"site {name!r} joined in round {number}")
+            job.run = wider
+        self.members.append(member)
+        self.joined.append(Missed(number, name, "joined"))
+        self.say(f"Site {name!r} joins in round {number}.")
+
+    def _ask(self, kind: str, parcels: Mapping[int, Parcel]) -> dict[int, Parcel | str]:
+        return self.carrier.ask(kind, parcels, self.terms.timeout) if parcels else {}
+
+
+NO_ANSWER = "no answer: "
+"""Marks why a site has no upload at all, apart from why an upload is refused."""
+
+START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
+
+
+def refusal_of(answer: Parcel) -> FedcacheError | None:
+    """The error that a site answers with, or None."""
+    found = answer.words.get("refused")
+    if not isinstance(found, dict):
+        return None
+    code = found.get("code")
+    known = Exit(code) if code in list(Exit) else Exit.FEDERATED
+    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])
+
+
+def counted(answer: Parcel, place: int, facts: Facts) -> Tensor | str:
+    """The counts of one job, checked, or what is wrong with them."""
+    C = len(facts.classes)
+    try:
+        counts = answer.trees[place]["counts"]
+    except (KeyError, IndexError):
+        return "it sent no counts"
+    if tuple(counts.shape) != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
+        return f"its counts have shape {tuple(counts.shape)}"
+    if (counts < 0).any() or int(counts.max()) > facts.test or int(counts.sum()) > facts.test:
+        return f"it counts more than its {facts.test} test rows"
+    return counts
+
+
+def outcome_of(job: Running, members: Sequence[Member]) -> Outcome:
+    """What the in-process engine returns of a run."""
+    run, evaluation = job.run, job.evaluation
+    assert evaluation is not None
+
+    def predict(_x: Tensor) -> Tensor:
+        raise FedcacheError(Exit.USAGE, "The server has no features to predict.", "Ask a site.")
+
+    return Outcome(
+        method=run.method.name,
+        hp=dict(run.hp),
+        seed=run.seed,
+        protocol=run.method.protocol(run.hp),
+        evaluation=evaluation,
+        records=tuple(job.records),
+        traffic=run.traffic,
+        fidelity=run.method.fidelity(run.hp, run.env.views),
+        lift="loop",
+        chunk=1,
+        points=1,
+        threads=torch.get_num_threads(),
+        dtype=run.env.dtype,
+        clients=tuple(m.facts.name for m in members),
+        classes_owned=tuple(m.facts.owned for m in members),
+        trainable=run.method.trainable(run.server, job.outline),
+        server=run.server,
+        states={},
+        warnings=tuple(run.warnings),
+        attackers=(),
+        predict=predict,
+    )
