@@ -12,8 +12,8 @@ help:
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
 	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
 	@echo "make durability-full  all cases and docs/trust.md (an hour)"
-	@echo "make test-engines  extraction and grids on a Ray cluster of this machine (minutes)"
 	@echo "make browser  the HTML report in Chromium, without a network"
+	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback (15 minutes)"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
@@ -57,19 +57,25 @@ durability: $(VENV)/.dev
 durability-full: $(VENV)/.dev
 	$(BIN)/python tools/make_trust.py --full --mutate
 
-$(VENV)/.engines: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet -e '.[ray]'
-	@touch $@
-
-test-engines: $(VENV)/.engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/engines
-
 browser: $(VENV)/.dev
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
 	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
 	$(BIN)/python -m pip install --quiet -e '.[browser]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
+
+# Flower pins older versions of rich and typer, so it has an environment of its own. The newest click warns of what typer
+# of those versions asks of it, which is nothing of ours.
+ENGINES = $(VENV)-engines
+
+$(ENGINES)/.engines: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --upgrade pip
+	$(ENGINES)/bin/python -m pip install --quiet -e '.[dev,flower,ray]'
+	@touch $@
+
+test-engines: $(ENGINES)/.engines
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engines -W ignore::DeprecationWarning tests/engines
 
 audit: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -e '.[audit]'
@@ -99,4 +105,4 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-engines site .pytest_cache .mypy_cache .ruff_cache

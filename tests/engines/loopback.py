@@ -1,0 +1,111 @@
+"""One federation of three sites with TLS and keys, and everything that is asked of it; a line of JSON for each answer.
+
+python loopback.py SITES FOLDER: started by ``test_flower.py``, in a network of its own where that is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedcache.api.flower.keys import make_keys
+from fedcache.api.flower.network import Address, start_superlink
+from fedcache.api.flower.plan import Plan
+from fedcache.api.flower.serving import attend
+from fedcache.api.flower.up import open_loopback
+from fedcache.api.training import train
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import FedcacheError
+
+RUNS = {"fed3r": 1, "fedavg": 1, "fst-cbdg": 1, "fedpcl": 2}
+began = time.monotonic()
+
+
+class Never:
+    """An event that nobody sets, for a minute."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic() + 100
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return time.monotonic() > self.last
+
+
+def tell(name: str, **words: Any) -> None:
+    print(json.dumps({"name": name, "seconds": round(time.monotonic() - began, 1), **words}), flush=True)
+
+
+def plan(method: str, rounds: int, **words: Any) -> Plan:
+    config = TrainConfig(method=method, rounds=rounds, lift="loop", set=words.pop("set", {}))
+    return Plan(config, sites=3, **words).checked()
+
+
+def reference(method: str, rounds: int, sites: Path, home: Home) -> Any:
+    config = TrainConfig(method=method, rounds=rounds, clients_from=str(sites))
+    return train(config, home, runs=home.root / "alone").result["accuracy"]["mean"]
+
+
+def refused(shard: Path, address: Address, keys: Path, home: Home) -> dict[str, Any]:
+    try:
+        attend(shard, str(address), keys, None, None, home, lambda _text: None, Never())  # type: ignore[arg-type]
+    except FedcacheError as error:
+        return {"code": int(error.code), "message": error.message, "hint": error.hint}
+    return {}
+
+
+def main(sites: Path, folder: Path) -> None:
+    home = Home.from_environment()
+    shards = sorted(sites.glob("*.zarr"))
+    loopback = open_loopback(folder, [p.stem for p in shards], tls=True)
+    tell("open")
+    try:
+        for shard in shards:
+            loopback.add(shard, home)
+        for method, rounds in RUNS.items():
+            last = loopback.run(plan(method, rounds), lambda _words: None)
+            tell(method, last=last, alone=reference(method, rounds, sites, home))
+
+        # The server is lost after the first round, comes back, and the run goes on.
+        def lose(words: dict[str, Any]) -> None:
+            if "round 1 of" in str(words):
+                loopback.link.kill()
+
+        with contextlib.suppress(FedcacheError):
+            loopback.run(plan("fedproto", 2), lose)
+        loopback.link = start_superlink(loopback.address, loopback.keys, folder)
+        told: list[str] = []
+        last = loopback.run(plan("fedproto", 2), lambda words: told.append(str(words)))
+        alive = {name: node.alive for name, node in loopback.nodes.items()}
+        tell("restart", last=last, alone=reference("fedproto", 2, sites, home), told=told, alive=alive)
+
+        # A site is killed between its broadcast and its upload.
+        gone = shards[1].stem
+
+        def kill(words: dict[str, Any]) -> None:
+            if "round 1 of" in str(words) and loopback.nodes[gone].alive:
+                time.sleep(3)
+                loopback.nodes[gone].kill()
+
+        told = []
+        last = loopback.run(
+            plan("fedavg", 2, set={"lr": "0.02"}), lambda words: (told.append(str(words)), kill(words))[0]
+        )
+        tell("killed", last=last, told=told)
+
+        strangers = make_keys(folder / "strangers", ["stranger"], ())
+        tell("wrong-ca", **refused(shards[1], loopback.address, strangers.site("stranger"), home))
+        mixed = strangers.site("stranger")
+        (mixed / "ca.crt").write_bytes((folder / "keys" / "ca.crt").read_bytes())
+        tell("unknown-key", **refused(shards[1], loopback.address, mixed, home))
+    finally:
+        loopback.stop()
+    tell("end")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

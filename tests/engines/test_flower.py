@@ -1,0 +1,110 @@
+"""A real federation through Flower on loopback: three sites, TLS, node keys, five methods, and what is refused.
+
+One deployment serves all tests, because Flower starts a process for every message. It runs in a network of its own
+with nothing but loopback where that is allowed, and every Python in it notes the names and addresses it asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import apart
+
+pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(2000)]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LONGEST = 1900  # a third of it on two cores that have nothing else to do
+
+
+def offline() -> list[str]:
+    """The words that run a command where only loopback is; none where the system does not allow it."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return []
+    words = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+    return words if tried.returncode == 0 else []
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the federation answered, by name."""
+    place = tmp_path_factory.mktemp("federation")
+    home, sites, reached = place / "home", place / "sites", place / "reached"
+    for words in (
+        ("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--limit", 900),
+        ("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.5, "--name", "three"),
+        ("shard", "--partition", "three", "--out", sites),
+    ):
+        done = apart(*words, home=home)
+        assert done.code == 0, done.err
+    env = {
+        **os.environ,
+        "FEDCACHE_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "FEDCACHE_TEST_REACHED": str(reached),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "watched"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [*offline(), sys.executable, str(HERE / "loopback.py"), str(sites), str(place / "logs")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST, check=False, cwd=place)
+    found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            words = json.loads(line)
+            found[words["name"]] = words
+    assert "end" in found, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    found["reached"] = {
+        "hosts": reached.read_text().splitlines() if reached.exists() else [],
+        "programs": sorted(set(Path(f"{reached}.seen").read_text().split())),
+    }
+    return found
+
+
+def accuracy(words: dict[str, Any]) -> float:
+    assert "done" in words["last"], words
+    (run,) = words["last"]["done"]
+    return float(run["result"]["accuracy"]["mean"])
+
+
+@pytest.mark.parametrize("method", ["fed3r", "fedavg", "fedpcl", "fst-cbdg"])
+def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told: dict[str, Any]) -> None:
+    words = told[method]
+    assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
+    assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
+
+
+def test_a_server_that_is_lost_and_comes_back_gives_the_same(told: dict[str, Any]) -> None:
+    words = told["restart"]
+    assert any("going on after round 1" in line for line in words["told"]), words["told"]
+    assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)  # fedproto
+    assert all(words["alive"].values())  # the sites have waited for it
+
+
+def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> None:
+    words = told["killed"]
+    missed = words["last"]["done"][0]["result"]["federation"]["missed"]
+    assert missed[0]["round"] == 2
+    assert "went away" in missed[0]["why"]
+    assert accuracy(words) > 0.3
+
+
+def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(told: dict[str, Any]) -> None:
+    assert told["wrong-ca"]["code"] == told["unknown-key"]["code"] == 6
+    assert "does not hold against" in told["wrong-ca"]["message"]
+    assert "does not know this site's key" in told["unknown-key"]["message"]
+    for name in ("wrong-ca", "unknown-key"):
+        assert "fedcache flower keys" in told[name]["hint"]
+
+
+def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told: dict[str, Any]) -> None:
+    assert told["reached"]["hosts"] == []
+    for program in ("flower-superlink", "flower-supernode", "flwr-clientapp", "flwr-serverapp", "flwr"):
+        assert program in told["reached"]["programs"]  # and all of them were watched

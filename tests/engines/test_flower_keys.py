@@ -1,0 +1,86 @@
+"""Keys, ports and addresses: made once, readable by their owner alone, and refused in one sentence when wrong."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedcache.api.flower.keys import make_keys, read_keys, read_site_keys
+from fedcache.api.flower.network import Address
+from fedcache.api.flower.processes import check_port
+from fedcache.errors import Exit, FedcacheError
+
+pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
+pytestmark = pytest.mark.engines
+
+
+def test_keys_are_made_once_and_more_sites_are_added(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", ["north"], ["192.0.2.10", "server.example"])
+    before = {p: p.read_bytes() for p in (keys.ca, *keys.server, keys.site("north") / "node.key")}
+    assert make_keys(tmp_path / "keys", ["north", "south"], []).nodes.keys() == {"north", "south"}
+    assert {p: p.read_bytes() for p in before} == before
+    for private in (keys.path / "ca.key", keys.server[1], keys.site("south") / "node.key"):
+        assert private.stat().st_mode & 0o077 == 0
+    assert {p.name for p in keys.site("south").iterdir()} == {"ca.crt", "node.key"}
+    assert read_keys(tmp_path / "keys").ca == keys.ca
+
+
+def test_the_server_is_known_by_its_own_authority_alone(tmp_path: Path) -> None:
+    mine, other = (make_keys(tmp_path / name, ["a"], ()) for name in ("mine", "other"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*map(str, mine.server))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def greet() -> None:
+            for _ in range(2):
+                plain, _who = server.accept()
+                try:
+                    context.wrap_socket(plain, server_side=True).close()
+                except OSError:
+                    plain.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert Address("127.0.0.1", port, mine.ca).check()
+        with pytest.raises(FedcacheError, match="does not hold against") as caught:
+            Address("127.0.0.1", port, other.ca).check()
+        thread.join()
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert not Address("127.0.0.1", port, mine.ca).check()  # nobody listens any more
+
+
+@pytest.mark.parametrize(("lost", "why"), [("node.key", "lacks node.key"), ("ca.crt", "lacks ca.crt")])
+def test_what_a_site_was_not_handed_is_named(lost: str, why: str, tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys", ["a"], ()).site("a")
+    (folder / lost).unlink()
+    with pytest.raises(FedcacheError, match=why):
+        read_site_keys(folder)
+    (folder / lost).write_text("no key")
+    with pytest.raises(FedcacheError, match="is no"):
+        read_site_keys(folder)
+
+
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedcacheError, match="is no name of a site"):
+        make_keys(tmp_path / "keys", ["../a"], ())
+
+
+def test_a_port_that_is_taken_is_named_with_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(FedcacheError, match=f"Port {port} of 127.0.0.1 cannot be used") as caught:
+            check_port("127.0.0.1", port, "--port")
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert "--port" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "host", ":8000", "host:0", "host:99999", "host:x"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(FedcacheError, match="is not HOST:PORT"):
+        Address.parse(text, None)
+    assert Address.parse("[::1]:8000", None) == Address("::1", 8000)
