@@ -1,7 +1,8 @@
 """``--engine ray`` on the real command line: killed workers, lost nodes and Ctrl-C change no byte, and nothing calls
 home.
 
-Every command runs where nothing can leave the machine (``quiet.py``), and every name it looks up is written down.
+Where the system allows it, every command runs where nothing can leave the machine (``quiet.py``), and every name it
+looks up is written down.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def chunks(store: Path) -> int:
 class Quiet:
     """Commands that cannot reach anything, and what they tried."""
 
-    def __init__(self, tmp_path: Path, home: str) -> None:
+    def __init__(self, tmp_path: Path, home: str, *, apart: bool) -> None:
+        self.apart = apart
         self.report = tmp_path / "report.json"
         user = tmp_path / "user"  # of a user who has told Ray nothing
         user.mkdir(exist_ok=True)
@@ -69,7 +71,8 @@ class Quiet:
 
     def start(self, *command: object, **more: str) -> subprocess.Popen[str]:
         """A command in a process group of its own."""
-        line = [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report), *map(str, command)]
+        quiet = [*APART, sys.executable, str(HERE / "quiet.py"), str(self.report)] if self.apart else []
+        line = [*quiet, *map(str, command)]
         return subprocess.Popen(
             line, env={**self.env, **more}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
@@ -86,6 +89,8 @@ class Quiet:
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)
         assert run.returncode == code, err + out
+        if not self.apart:
+            return out, err
         found = json.loads(self.report.read_text())
         assert found == {"asked": [], "tried": 0}, found
         return out, err
@@ -93,12 +98,9 @@ class Quiet:
 
 @pytest.fixture
 def quiet(tmp_path: Path, home: str) -> Quiet:
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*APART, "ip", "link"], check=False, capture_output=True).returncode
-    ):
-        pytest.skip("this system lets no one have a network of their own")
-    return Quiet(tmp_path, home)
+    known = shutil.which("unshare") is not None
+    allowed = known and not subprocess.run([*APART, "true"], check=False, capture_output=True).returncode
+    return Quiet(tmp_path, home, apart=allowed)
 
 
 @pytest.fixture
@@ -127,6 +129,8 @@ def left(processes: list[psutil.Process]) -> list[str]:
 
 
 def test_what_would_leave_the_machine_is_seen(quiet: Quiet) -> None:
+    if not quiet.apart:
+        pytest.skip("this system lets no one have a network of their own")
     code = "import socket\ntry: socket.getaddrinfo('telemetry.example', 80)\nexcept OSError: pass"
     quiet.start(sys.executable, "-c", code).communicate(timeout=60)
     assert "telemetry.example" in json.loads(quiet.report.read_text())["asked"]

@@ -1,0 +1,199 @@
+"""Make the section "On paper" of docs/scale.md: what a round and a store are at sizes that nobody here can run.
+
+    OMP_NUM_THREADS=1 python tools/make_scale.py [--measure]
+
+Bytes are those of the real messages of the real methods; files and sizes are those of the real store's layout. Seconds
+are multiplied out of constants of one message and one image, measured on this machine; --measure measures those of a
+message again and prints them, for SECONDS below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedcache.api.settings import find_method
+from fedcache.extract.collector import chunk_rows_for
+from fedcache.federate.clients import Data
+from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
+from fedcache.federate.method import Value
+from fedcache.federate.partition import Client
+from fedcache.federate.rounds import Rounds
+from fedcache.store.chunks import CRC_BYTES, array_bytes
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
+BEGIN, END = "<!-- made by tools/make_scale.py -->", "<!-- end of what is made -->"
+
+WIDTH, CLASSES, BATCH = 1280, 10, 64
+METHODS: dict[str, dict[str, Value]] = {
+    "fedavg": {"head": "linear"},
+    "fedproto": {},
+    "fedncm": {},
+    "fed3r": {},
+    "fst-cbdg": {},
+}
+SITES = (10, 1_000, 100_000, 1_000_000)
+IMAGES = (10_000, 1_000_000, 100_000_000, 1_000_000_000)
+
+SECONDS = {
+    "fedavg": (1.7e-4, 3.4e-5, 5.0e-5),
+    "fedproto": (1.3e-4, 3.3e-5, 2.3e-5),
+    "fedncm": (7.7e-6, 3.9e-5, 3.1e-5),
+    "fed3r": (8.3e-6, 4.9e-4, 5.3e-4),
+    "fst-cbdg": (2.0e-4, 4.3e-5, 5.3e-5),
+}
+"""Per site and round: pack what goes down, unpack what comes up, pool it. One core of an AMD EPYC."""
+
+IMAGE_MS = 5.4
+"""One core, a JPEG of 256 x 256 at 96 px through efficientnet-lite0: docs/performance.md."""
+
+SAMPLE_BYTES, ROW_MEMORY = 56, 155
+"""Of a row's name (27 characters), label, domain, split and uid: on disk, and in memory while its store is
+open. A store of 1,000,000 rows."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A round of one site.
+
+    Attributes:
+        down: bytes that are sent to it.
+        up: bytes that it sends.
+        run: the server's end.
+        tree: what goes down.
+        upload: what comes up.
+    """
+
+    down: int
+    up: int
+    run: Rounds
+    tree: dict[str, torch.Tensor]
+    upload: dict[str, torch.Tensor]
+
+
+def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
+    """The second message of a run (the first may be empty) to a site that owns all classes, and its answer."""
+    draw = np.random.default_rng(0)
+    rows = 16 * classes
+    x = torch.from_numpy(draw.standard_normal((rows, 1, width), np.float32))
+    text = torch.from_numpy(draw.standard_normal((classes, width), np.float32))
+    y = torch.arange(rows) % classes
+    data = Data(x / x.norm(dim=-1, keepdim=True), y, classes, text=text / text.norm(dim=-1, keepdim=True),
+                widths=(width,), domain=torch.zeros(rows, dtype=torch.int64))  # fmt: skip
+    everything, nothing = np.arange(rows), np.empty(0, np.int64)
+    method = find_method(name)
+    run = Rounds(method, method.resolve("paper", METHODS.get(name, {})), data,
+                 [Client(f"client-{i}", everything, nothing) for i in range(2)], 0, torch.float32)  # fmt: skip
+    run.start()
+    for _ in range(1 if method.one_shot else 2):
+        tree = run.down()
+        ups = [run.fit_one(tree, client) for client in range(2)]
+        pool = run.pool([0, 1], tree, None)
+        for client, up in enumerate(ups):
+            pool.add(up, float(rows), client)
+        run.finish([0, 1], tree, run.taken(pool), [run.sent(up) for up in ups])
+    return Wire(pack(Parcel({}, [tree])).bytes, pack(Parcel({}, [ups[0]])).bytes, run, tree, ups[0])
+
+
+def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
+    """Seconds to pack a broadcast, to unpack an upload and to pool it."""
+    made = wire(name)
+    packed = pack(Parcel({}, [made.upload]))
+
+    def typical(call: object) -> float:
+        taken = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            call()  # type: ignore[operator]
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken)
+
+    def pooled() -> None:
+        pool = made.run.pool(range(2), made.tree, None)
+        for client in range(2):
+            pool.add(made.upload, 160.0, client)
+
+    return typical(lambda: pack(Parcel({}, [made.tree]))), typical(lambda: unpack(packed)), typical(pooled) / 2
+
+
+def section() -> str:
+    """The section, as the page has it."""
+    lines = [
+        f"One round over sites, D = {WIDTH}, C = {CLASSES}, every class at every site; words of the messages left out:",
+        "",
+        "| method | down, bytes a site | up, bytes a site | " + " | ".join(f"{n:,} sites" for n in SITES) + " |",
+        "|---|---|---|" + "---|" * len(SITES),
+    ]
+    for name in METHODS:
+        made, seconds = wire(name), sum(SECONDS[name])
+        cells = [f"{size((made.down + made.up) * n)}, {duration(seconds * n)}" for n in SITES]
+        lines.append(f"| {name} | {made.down:,} | {made.up:,} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        f"One array of D = {WIDTH} in float16, chunks of {chunk_rows_for(BATCH, 2 * WIDTH)} rows as by default:",
+        "",
+        "| images | features | chunk files | of 16,384 rows | samples | memory of an open store | core hours "
+        "| GPU hours at 1,000 / 10,000 images/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows = chunk_rows_for(BATCH, 2 * WIDTH)
+    one = array_bytes((rows, 1, WIDTH), "float16") + CRC_BYTES
+    for n in IMAGES:
+        hours = [n / rate / 3600 for rate in (1000 / IMAGE_MS, 1_000, 10_000)]
+        lines.append(
+            f"| {n:,} | {size(-(-n // rows) * one)} | {-(-n // rows):,} | {-(-n // 16_384):,} | "
+            f"{size(n * SAMPLE_BYTES)} | {size(n * ROW_MEMORY)} | {digits(hours[0])} | "
+            f"{digits(hours[1])} / {digits(hours[2])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def digits(value: float) -> str:
+    """Two digits at least, no exponent."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{digits(count)} {unit}"
+        count /= 1000
+    return f"{digits(count)} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    if seconds < 1:
+        return f"{digits(1000 * seconds)} ms"
+    return f"{digits(seconds)} s" if seconds < 120 else f"{digits(seconds / 60)} min"
+
+
+def page(text: str) -> str:
+    """The page with a fresh section."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{section()}{END}{after}"
+
+
+def main() -> None:
+    """Write the page, or measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", action="store_true")
+    if parser.parse_args().measure:
+        torch.set_num_threads(1)
+        for name in METHODS:
+            print(f'    "{name}": ({", ".join(f"{s:.2g}" for s in measure(name))}),')
+        return
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
