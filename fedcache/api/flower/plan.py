@@ -13,7 +13,7 @@ from fedcache.api.settings import find_method, parse_participation, parse_seeds
 from fedcache.api.sweeps import check_sweeps, split_key
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.server import Terms
+from fedcache.federate.engines.flower.roster import Terms
 
 TRAIN = (
     "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",

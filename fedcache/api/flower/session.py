@@ -30,8 +30,9 @@ from fedcache.config import Home, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.clients import Data
 from fedcache.federate.engines.flower.members import Facts
+from fedcache.federate.engines.flower.roster import Carrier, Roster
 from fedcache.federate.engines.flower.scoring import domain_names
-from fedcache.federate.engines.flower.server import Carrier, Running, Server, outcome_of
+from fedcache.federate.engines.flower.server import Running, Server, outcome_of
 from fedcache.federate.outcome import Snapshot
 from fedcache.federate.partition import Client, Partition
 from fedcache.progress import Observer
@@ -69,16 +70,17 @@ def federate(plan: Plan, carrier: Carrier, home: Home, observer: Observer) -> li
     """
     began = time.perf_counter()
     method = find_method(str(plan.train.method))
-    server = Server(carrier, plan.terms, _saying(observer))
+    roster = Roster(carrier, plan.terms, _saying(observer))
     words = {"train": to_table(plan.train)}
-    facts = [m.facts for m in server.gather(words)]
-    text = server.text() if facts[0].text else None
+    facts = [m.facts for m in roster.gather(words)]
+    text = roster.text() if facts[0].text else None
     if text is not None and sha256_hex(text.numpy().tobytes()) != facts[0].text:
         raise FedcacheError(
             Exit.CORRUPT,
             f"Site {facts[0].name!r} sent class text features of another digest than its own.",
             "Run again.",
         )
+    server = Server(roster)
     points = [_point(plan, swept, config, facts, text, home) for swept, config in plan.points]
     runs: dict[int, Run] = {}
     todo = []
@@ -114,10 +116,10 @@ def federate(plan: Plan, carrier: Carrier, home: Home, observer: Observer) -> li
         assert job.dealt is not None
         setting = replace(point.setting, data=replace(point.setting.data, **_labels(job.dealt)))
         seconds = sum(r.seconds for r in job.records)
-        point.done[seed] = seed_record(outcome_of(job, server.members), setting, seconds)
+        point.done[seed] = seed_record(outcome_of(job, roster.members), setting, seconds)
     for number, point in todo:
         if len(point.done) == len(parse_seeds(point.config.seeds)):
-            runs[number] = _finish(point, server, time.perf_counter() - began, observer)
+            runs[number] = _finish(point, roster, time.perf_counter() - began, observer)
     if failed is not None:
         raise failed
     return [runs[number] for number in sorted(runs)]
@@ -258,20 +260,20 @@ def _running(point: Point, seed: int, server: Server, observer: Observer) -> Run
     )
 
 
-def _finish(point: Point, server: Server, seconds: float, observer: Observer) -> Run:
+def _finish(point: Point, roster: Roster, seconds: float, observer: Observer) -> Run:
     """Store the result of all seeds, with who was missing and when."""
     done = [point.done[seed] for seed in parse_seeds(point.config.seeds)]
     result: Mapping[str, Any] = summarise(point.setting, point.resolved, point.identity, done)
     federation = {
         "engine": "flower",
-        "sites": [m.facts.name for m in server.members],
-        "missed": [asdict(m) for m in server.missed],
-        "joined": [asdict(m) for m in server.joined],
+        "sites": [m.facts.name for m in roster.members],
+        "missed": [asdict(m) for m in roster.missed],
+        "joined": [asdict(m) for m in roster.joined],
     }
     measured = {
         "seconds": {"train": sum(d.seconds for d in done), "federation": seconds},
         "per_seed": {str(d.seed): d.measured for d in done},
-        "wire": {"up_bytes": server.carrier.bytes_up, "down_bytes": server.carrier.bytes_down},
+        "wire": {"up_bytes": roster.carrier.bytes_up, "down_bytes": roster.carrier.bytes_down},
         "time": time.time(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

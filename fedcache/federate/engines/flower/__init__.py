@@ -2,9 +2,9 @@
 
     server --down of every point--> site: fit on its own rows --up--> gate --> pool --> aggregate
 
-``messages`` are trees of tensors as bytes, ``site`` is what a client computes, ``members`` says who takes part, and
-``server`` is the loop of rounds over a ``Carrier``, of which ``carrier`` is Flower's. Only that last file imports
-Flower, so the rest is tested without it.
+``messages`` are trees of tensors as bytes, ``site`` is what a client computes, ``members`` says who fits together,
+``roster`` waits for them over a ``Carrier``, of which ``carrier`` is Flower's, and ``server`` is the loop of rounds.
+Only ``carrier`` imports Flower, so the rest is tested without it.
 """
 
 from __future__ import annotations

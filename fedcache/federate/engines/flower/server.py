@@ -9,10 +9,10 @@ holds stays as it was after the last round in which the server has its upload.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,10 @@ from fedcache.federate.engines.flower.expected import expected_upload, most_comm
 from fedcache.federate.engines.flower.members import (
     Facts,
     Member,
-    agreeing,
-    difference,
-    in_order,
-    known_twice,
     rows_of,
 )
 from fedcache.federate.engines.flower.messages import Parcel
+from fedcache.federate.engines.flower.roster import Missed, Roster, refusal_of
 from fedcache.federate.engines.flower.scoring import scored
 from fedcache.federate.engines.flower.site import Job
 from fedcache.federate.gate import Gate
@@ -39,45 +36,6 @@ from fedcache.federate.method import Method, Value
 from fedcache.federate.outcome import Evaluation, Outcome, RoundRecord, Snapshot
 from fedcache.federate.rounds import Rounds
 from fedcache.heads.linear import Tree
-
-
-class Carrier(Protocol):
-    """What brings parcels to nodes and back; ``carrier.FlowerCarrier`` is Flower's.
-
-    Attributes:
-        bytes_down: sent so far, without what the carrier adds.
-        bytes_up: received so far.
-    """
-
-    bytes_down: int
-    bytes_up: int
-
-    def nodes(self) -> list[int]:
-        """Nodes that can be reached now."""
-
-    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
-        """Send one parcel to each node: what each answers, or why it does not, in words."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How a federation waits.
-
-    Attributes:
-        sites: how many it is of.
-        start_with: how many are enough to begin when ``wait`` is over.
-        quorum: sites without whose sound uploads a round does not count.
-        wait: seconds for the sites to come.
-        timeout: seconds for an answer.
-        poll: seconds between looks for new nodes.
-    """
-
-    sites: int
-    start_with: int
-    quorum: int = 1
-    wait: float = 120.0
-    timeout: float = 600.0
-    poll: float = 1.0
 
 
 @dataclass
@@ -120,121 +78,15 @@ class Running:
         return self.failed is None and self.run.round < self.rounds
 
 
-@dataclass
-class Missed:
-    """A site without which a round was made, and why."""
-
-    round: int
-    site: str
-    why: str
-
-
 class Server:
     """A federation as its server sees it.
 
     Args:
-        carrier: brings messages.
-        terms: how long it waits, and for how many.
-        say: told the story, a line at a time.
+        roster: the sites, gathered.
     """
 
-    def __init__(self, carrier: Carrier, terms: Terms, say: Callable[[str], None]) -> None:
-        self.carrier, self.terms, self.say = carrier, terms, say
-        self.members: list[Member] = []
-        self.missed: list[Missed] = []
-        self.joined: list[Missed] = []
-        self._question: dict[str, Any] = {}
-        self._met: set[int] = set()
-
-    def gather(self, question: Mapping[str, Any]) -> list[Member]:
-        """Wait for the sites, ask what they have, and take those that fit together, in client order.
-
-        Args:
-            question: the words of ``facts``.
-
-        Raises:
-            FedcacheError: STORE when sites lack what was asked for or differ; FEDERATED when too few come.
-        """
-        self._question = dict(question)
-        came: dict[int, Member] = {}
-        lacking: dict[int, FedcacheError | str] = {}
-        last = time.monotonic() + self.terms.wait
-        self.say(f"Waiting for {self.terms.sites} sites.")
-        while True:
-            self._ask_facts(set(self.carrier.nodes()) - self._met, came, lacking)
-            kept, refused = agreeing(list(came.values()))
-            if len(kept) >= self.terms.sites:
-                break
-            if time.monotonic() >= last:
-                break
-            time.sleep(self.terms.poll)
-        if twice := known_twice(kept):
-            raise twice
-        for member, why, hint in refused:
-            self.say(f"warning: site {member.facts.name!r} is refused: {why}. {hint}")
-            self.missed.append(Missed(0, member.facts.name, f"refused: {why}"))
-        enough = self.terms.sites if time.monotonic() < last else self.terms.start_with
-        if len(kept) < enough:
-            raise self._too_few(kept, refused, lacking)
-        if len(kept) < self.terms.sites:
-            self.say(f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then.")
-        self.members = kept
-        return kept
-
-    def _ask_facts(self, nodes: set[int], came: dict[int, Member], lacking: dict[int, FedcacheError | str]) -> None:
-        if not nodes:
-            return
-        answers = self._ask("facts", {n: Parcel(self._question) for n in nodes})
-        for node, answer in answers.items():
-            self._met.add(node)
-            if isinstance(answer, str):
-                lacking[node] = answer
-                self.say(f"warning: a node says nothing of itself: {answer}.")
-                continue
-            if (refusal := refusal_of(answer)) is not None:
-                lacking[node] = refusal
-                self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
-                continue
-            try:
-                facts = Facts.from_words(answer.words["facts"])
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                lacking[node] = f"its facts are malformed: {error}"
-                continue
-            came[node] = Member(node, facts)
-            self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
-
-    def _too_few(
-        self,
-        kept: Sequence[Member],
-        refused: Sequence[tuple[Member, str, str]],
-        lacking: Mapping[int, FedcacheError | str],
-    ) -> FedcacheError:
-        names = ", ".join(m.facts.name for m in kept) or "none"
-        said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
-        for member, why, hint in refused:
-            return FedcacheError(Exit.STORE, f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
-        for problem in lacking.values():
-            if isinstance(problem, FedcacheError):
-                return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
-            return FedcacheError(Exit.FEDERATED, f"{said} A node says nothing of itself: {problem}.", START)
-        return FedcacheError(Exit.FEDERATED, said, START)
-
-    def text(self) -> Tensor:
-        """The class text features, from the first site; all sites have those of the same digest.
-
-        Raises:
-            FedcacheError: FEDERATED.
-        """
-        node = self.members[0].node
-        answer = self._ask("text", {node: Parcel(self._question)})[node]
-        if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:
-            why = answer if isinstance(answer, str) else "it sent none"
-            raise FedcacheError(
-                Exit.FEDERATED,
-                f"Site {self.members[0].facts.name!r} was asked for the class text features: {why}.",
-                "Run again; what was computed is kept.",
-            )
-        return answer.trees[0]["text"]
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
 
     def start(
         self,
@@ -255,7 +107,7 @@ class Server:
 
         ``data`` has no row: widths, views, classes and text are read of it.
         """
-        run = Rounds(method, hp, data, [rows_of(m.facts) for m in self.members], seed, dtype, trust=trust)
+        run = Rounds(method, hp, data, [rows_of(m.facts) for m in self.roster.members], seed, dtype, trust=trust)
         run.start()
         made = Running(id, run, 1 if method.one_shot else rounds, participation, told)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
@@ -277,7 +129,8 @@ class Server:
             FedcacheError: FEDERATED, when too few sites answer.
         """
         while going := [job for job in jobs if job.open]:
-            self._look_around(going)
+            for member in self.roster.newcomers(going[0].run.round + 1):
+                self._join(going, member)
             began = time.perf_counter()
             samples = [job.run.sample(job.participation) for job in going]
             downs = [job.run.down() for job in going]
@@ -306,14 +159,14 @@ class Server:
         """For each job the uploads of its clients, or why there is none."""
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         parcels, about = {}, {}
-        for client, member in enumerate(self.members):
+        for client, member in enumerate(self.roster.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
                 told = [self._words(jobs[g], client, jobs[g].run.round + 1) for g in mine]
-                words = {**common, "jobs": told, "clients": len(self.members), "client": client}
+                words = {**common, "jobs": told, "clients": len(self.roster.members), "client": client}
                 parcels[member.node] = Parcel(words, [downs[g] for g in mine])
                 about[member.node] = (client, mine)
-        for node, answer in self._ask("fit", parcels).items():
+        for node, answer in self.roster.ask("fit", parcels).items():
             client, mine = about[node]
             why = answer if isinstance(answer, str) else None
             if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
@@ -336,7 +189,7 @@ class Server:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             return f"its words are malformed ({type(error).__name__})"
         like = job.like if job.like is not None else Gate.shape_of(up)
-        why = Gate(like, job.run.round + 1).problem(up, float(self.members[client].facts.train), sent_in)
+        why = Gate(like, job.run.round + 1).problem(up, float(self.roster.members[client].facts.train), sent_in)
         if why is None:
             job.outline = outline or job.outline
         return up if why is None else why
@@ -356,11 +209,11 @@ class Server:
             for client, why in sorted(reasons.items()):
                 self._left_out(job, client, number, why)
             ids = sorted(ups)
-            if len(ids) < self.terms.quorum and (sample or run.trust.privacy is None):
+            if len(ids) < self.roster.terms.quorum and (sample or run.trust.privacy is None):
                 raise FedcacheError(
                     Exit.FEDERATED,
                     f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-                    f"{self.terms.quorum} are needed.",
+                    f"{self.roster.terms.quorum} are needed.",
                     "Start the missing sites and run again: it goes on after the last whole round.",
                 )
             pool = run.pool(ids, down, job.participation)
@@ -377,19 +230,19 @@ class Server:
 
     def _left_out(self, job: Running, client: int, number: int, why: str) -> None:
         """Note a site whose upload is not in a round; one the gate refuses ends a run that was not told otherwise."""
-        name, run = self.members[client].facts.name, job.run
+        name, run = self.roster.members[client].facts.name, job.run
         if why.startswith(NO_ANSWER):
             entry = Missed(number, name, why.removeprefix(NO_ANSWER))
-            if entry not in self.missed:
-                self.missed.append(entry)
-                self.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
+            if entry not in self.roster.missed:
+                self.roster.missed.append(entry)
+                self.roster.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
         if run.trust.on_bad == "fail":
             raise Gate({}, number).refusal(client, name, why)
         run.rejected.append(Rejected(number, client, why))
-        self.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
-        self.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
+        self.roster.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
+        self.roster.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
         run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
 
     def _score(self, jobs: Sequence[Running], common: Mapping[str, Any]) -> None:
@@ -399,16 +252,16 @@ class Server:
         downs = [job.run.down() for job in jobs]
         parcels = {
             m.node: Parcel(
-                {**common, "jobs": [self._words(job, c, job.run.round) for job in jobs], "clients": len(self.members),
-                 "client": c},
+                {**common, "jobs": [self._words(job, c, job.run.round) for job in jobs],
+                 "clients": len(self.roster.members), "client": c},
                 downs,
             )
-            for c, m in enumerate(self.members)
+            for c, m in enumerate(self.roster.members)
         }  # fmt: skip
-        answers = self._ask("score", parcels)
+        answers = self.roster.ask("score", parcels)
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
-            for client, member in enumerate(self.members):
+            for client, member in enumerate(self.roster.members):
                 answer = answers[member.node]
                 problem = answer if isinstance(answer, str) else None
                 if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
@@ -420,11 +273,11 @@ class Server:
                         continue
                     problem = read
                 entry = Missed(job.run.round, member.facts.name, f"not scored: {problem}")
-                if entry not in self.missed:
-                    self.missed.append(entry)
-                    self.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
+                if entry not in self.roster.missed:
+                    self.roster.missed.append(entry)
+                    self.roster.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
                 job.run.warnings.append(f"site {member.facts.name!r} is not scored: {problem}")
-            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.members], counts)
+            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.roster.members], counts)
 
     def _record(self, job: Running, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
         run = job.run
@@ -440,25 +293,6 @@ class Server:
         hp = {k: v for k, v in job.run.hp.items() if not isinstance(v, Tensor)}
         return Job(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
 
-    def _look_around(self, jobs: Sequence[Running]) -> None:
-        """Take in sites that have come since: one that came back takes its place, a new one joins from this round."""
-        new = set(self.carrier.nodes()) - self._met
-        came: dict[int, Member] = {}
-        self._ask_facts(new, came, {})
-        for member in in_order(list(came.values())):
-            name = member.facts.name
-            place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
-            if (found := difference(member.facts, self.members[0].facts)) is not None:
-                self.say(f"warning: site {name!r} is refused: {found[0]}. {found[1]}")
-                self.missed.append(Missed(jobs[0].run.round + 1, name, f"refused: {found[0]}"))
-            elif place is not None and self.members[place].facts == member.facts:
-                self.members[place] = member
-                self.say(f"Site {name!r} is back.")
-            elif place is not None:
-                self.say(f"warning: a node says that it is {name!r}, with other data; it is refused.")
-            else:
-                self._join(jobs, member)
-
     def _join(self, jobs: Sequence[Running], member: Member) -> None:
         name, number = member.facts.name, jobs[0].run.round + 1
         for job in jobs:
@@ -469,10 +303,10 @@ class Server:
             )  # fmt: skip
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
-                self.say(
+                self.roster.say(
                     f"warning: site {name!r} came late: {run.method.name} keeps a place for each site it began with."
                 )
-                self.missed.append(Missed(number, name, "came late, and the method has no place for it"))
+                self.roster.missed.append(Missed(number, name, "came late, and the method has no place for it"))
                 return
             wider.server, wider.round, wider.warnings, wider.rejected = (
                 run.server,
@@ -487,28 +321,13 @@ class Server:
             wider.met[: len(run.met)] = run.met
             wider.warnings.append(f"site {name!r} joined in round {number}")
             job.run = wider
-        self.members.append(member)
-        self.joined.append(Missed(number, name, "joined"))
-        self.say(f"Site {name!r} joins in round {number}.")
-
-    def _ask(self, kind: str, parcels: Mapping[int, Parcel]) -> dict[int, Parcel | str]:
-        return self.carrier.ask(kind, parcels, self.terms.timeout) if parcels else {}
+        self.roster.members.append(member)
+        self.roster.joined.append(Missed(number, name, "joined"))
+        self.roster.say(f"Site {name!r} joins in round {number}.")
 
 
 NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
-
-START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
-
-
-def refusal_of(answer: Parcel) -> FedcacheError | None:
-    """The error that a site answers with, or None."""
-    found = answer.words.get("refused")
-    if not isinstance(found, dict):
-        return None
-    code = found.get("code")
-    known = Exit(code) if code in list(Exit) else Exit.FEDERATED
-    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])
 
 
 def counted(answer: Parcel, place: int, facts: Facts) -> Tensor | str:
