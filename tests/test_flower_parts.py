@@ -16,8 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import folder
 
+from fedcache.api.flower import network
 from fedcache.api.flower.app import read_app, write_app
+from fedcache.api.flower.network import Address
 from fedcache.api.flower.plan import Plan
+from fedcache.api.flower.processes import Process, free_port, start
 from fedcache.api.flower.session import federate
 from fedcache.api.flower.shard import ShardSite
 from fedcache.api.flower.suited import why_not
@@ -397,6 +400,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: 
         ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
         ({"method": "fedavg", "quorum": 4}, "--quorum 4, and there are 3 sites"),
         ({"method": "fedavg", "wait": 0.0}, "--wait 0 is not above 0"),
+        ({"method": "fedavg", "participation": "7"}, "--participation 7, but there are 3 clients"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
     ],
 )
@@ -404,6 +408,33 @@ def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: di
     with pytest.raises(FedcacheError, match=why) as caught:
         plan(**words)
     assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "0.0.0.0", "server.example"])
+def test_without_keys_nothing_leaves_the_machine(host: str) -> None:
+    with pytest.raises(FedcacheError, match=f"--insecure at {host}") as caught:
+        Address(host, 8000).need_loopback("take keys")
+    assert caught.value.code is Exit.USAGE
+    Address(host, 8000, Path("ca.crt")).need_loopback("take keys")
+    Address("127.0.0.1", 8000).need_loopback("take keys")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FedcacheError(Exit.ENVIRONMENT, "slow", "wait")])
+def test_a_server_ends_with_whoever_waits_for_it(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Process] = []
+
+    def wait(process: Process, *_rest: object) -> None:
+        begun.append(process)
+        raise error
+
+    monkeypatch.setattr(network, "program", lambda _name: "sleep")
+    monkeypatch.setattr(network, "start", lambda name, _command, folder: start(name, ["sleep", "60"], folder))
+    monkeypatch.setattr(network, "wait_for_port", wait)
+    with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
+        network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
+    assert not begun[0].alive
 
 
 def test_an_app_is_its_plan(tmp_path: Path) -> None:

@@ -179,21 +179,8 @@ def open_run(
     if cost := spent(resolved, len(next(iter(setting.partitions.values())).clients)):
         observer.note(epsilon(cost))  # before anything is trained
     seeds = parse_seeds(config.seeds)
-    clients = len(next(iter(setting.partitions.values())).clients)
-    asked = parse_participation(config.participation)
-    if isinstance(asked, int) and asked > clients:
-        raise FedcacheError(
-            Exit.USAGE, f"--participation {asked}, but there are {clients} clients.", "For example --participation all"
-        )
-    if setting.method.one_shot and (config.rounds or 1) > 1:
-        observer.warn(f"{setting.method.name} takes one round; --rounds {config.rounds} changes nothing.")
-    if config.rounds is None and not setting.method.one_shot:
-        observer.note(f"Rounds {resolved['rounds']}: the setting of {setting.method.name}'s paper (--rounds chooses).")
-    if config.participation is None and not setting.method.central:
-        share = resolved["participation"]
-        observer.note(
-            f"Clients a round {share}: the setting of {setting.method.name}'s paper (--participation chooses)."
-        )
+    check_participation(config, len(next(iter(setting.partitions.values())).clients))
+    tell_chosen(setting.method, config, resolved, observer)
     resolved["device"] = device = training_device(config.device, observer, live=setting.data.towers is not None)
     setting = on_device(setting, device)
     identity = Identity(
@@ -216,6 +203,30 @@ def open_run(
             )
         run = Run(directory.path, stored, known or {}, reused=True)
     return Opened(setting, config, resolved, identity, directory, run)
+
+
+def check_participation(config: TrainConfig, clients: int) -> None:
+    """Refuse to ask more clients than there are.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    asked = parse_participation(config.participation)
+    if isinstance(asked, int) and asked > clients:
+        raise FedcacheError(
+            Exit.USAGE, f"--participation {asked}, but there are {clients} clients.", "For example --participation all"
+        )
+
+
+def tell_chosen(method: Method, config: TrainConfig, resolved: Mapping[str, Any], observer: Observer) -> None:
+    """Say what was not asked for and matters: rounds and participation of the method's paper."""
+    if method.one_shot and (config.rounds or 1) > 1:
+        observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
+    if config.rounds is None and not method.one_shot:
+        observer.note(f"Rounds {resolved['rounds']}: the setting of {method.name}'s paper (--rounds chooses).")
+    if config.participation is None and not method.central:
+        share = resolved["participation"]
+        observer.note(f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses).")
 
 
 def teller_of(opened: Opened, observer: Observer, place: Place | None = None) -> Teller:

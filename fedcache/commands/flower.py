@@ -150,6 +150,8 @@ def server(
 ) -> None:
     """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
 
+    Ctrl-C and SIGTERM end it, with exit code 0.
+
     Example: fedcache flower server --keys keys --port 8000
     """
 
@@ -175,6 +177,8 @@ def site(
     json: o.Json = False,
 ) -> None:
     """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
+
+    Ctrl-C and SIGTERM end it, with exit code 0.
 
     Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
     """
@@ -213,8 +217,10 @@ def run(
         _one_of(keys, insecure)
         known = read_app(app)
         ca = None if keys is None else read_keys(keys).ca
+        address = Address.parse(superlink, ca)
+        address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
         with _taking_all_along():
-            return _ended(run_app(known.path, Address.parse(superlink, ca), _telling(story)))
+            return _ended(run_app(known.path, address, _telling(story)))
 
     answer("flower run", json, call)
 
@@ -299,7 +305,8 @@ def _ended(last: dict[str, Any]) -> Answer:
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored" if mean is None else f"{100 * mean:.2f} %"
-        lines.append(f"{run['result']['method']}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
+        what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
+        lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
     return Answer({"runs": last["done"]}, lines)
 
 

@@ -115,7 +115,8 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once:
     for value in listed(values, name) if split else values or ():
         key, sign, rest = value.partition("=")
         if not sign or not key.strip() or not rest.strip():
-            raise FedcacheError(Exit.USAGE, f"{name} {value!r} is not key=value.", f"For example {name} key=value")
+            example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
+            raise FedcacheError(Exit.USAGE, f"{name} {value!r} is not key=value.", f"For example {name} {example}")
         if once and key.strip() in out:
             raise FedcacheError(
                 Exit.USAGE,

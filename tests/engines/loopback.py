@@ -41,7 +41,8 @@ def tell(name: str, **words: Any) -> None:
 
 
 def plan(method: str, rounds: int, **words: Any) -> Plan:
-    config = TrainConfig(method=method, rounds=rounds, lift="loop", set=words.pop("set", {}))
+    train = {k: words.pop(k) for k in ("set", "backbones") if k in words}
+    config = TrainConfig(method=method, rounds=rounds, lift="loop", **train)
     return Plan(config, sites=3, **words).checked()
 
 
@@ -82,6 +83,9 @@ def main(sites: Path, folder: Path) -> None:
         last = loopback.run(plan("fedproto", 2), lambda words: told.append(str(words)))
         alive = {name: node.alive for name, node in loopback.nodes.items()}
         tell("restart", last=last, alone=reference("fedproto", 2, sites, home), told=told, alive=alive)
+
+        last = loopback.run(plan("fed3r", 1, backbones=["pixels"], wait=5.0), lambda _words: None)
+        tell("no-features", last=last)
 
         # A site is killed between its broadcast and its upload.
         gone = shards[1].stem

@@ -96,6 +96,14 @@ def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> N
     assert accuracy(words) > 0.3
 
 
+def test_what_ends_a_run_comes_back_as_one_sentence(told: dict[str, Any]) -> None:
+    error = told["no-features"]["last"]["error"]
+    assert error["code"] == 4
+    assert "0 of 3 sites take part" in error["message"]
+    assert "pixels" in error["message"]
+    assert "fedcache extract" in error["hint"]
+
+
 def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(told: dict[str, Any]) -> None:
     assert told["wrong-ca"]["code"] == told["unknown-key"]["code"] == 6
     assert "does not hold against" in told["wrong-ca"]["message"]

@@ -113,7 +113,9 @@ def read_keys(path: Path) -> Keys:
     missing = [p.name for p in (keys.ca, *keys.server) if not p.exists()]
     if missing:
         raise FedcacheError(
-            Exit.USAGE, f"{path} lacks {', '.join(missing)}.", f"fedcache flower keys --out {path} --sites a,b,c"
+            Exit.USAGE,
+            f"{path} lacks {', '.join(missing)}.",
+            f"fedcache flower keys --out {path} --sites a,b,c --host ADDRESS",
         )
     return keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -24,6 +25,12 @@ from fedcache.store.files import make_private
 
 MARK = "fedcache> "
 """Begins the lines of a run's log that are for ``fedcache flower run``; JSON follows. ``server_app`` writes them."""
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours in Flower's logs."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,19 @@ class Address:
                 Exit.USAGE, f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
             )
         return cls(host.strip("[]"), int(port), ca)
+
+    def need_loopback(self, mend: str) -> None:
+        """Refuse to leave the machine without TLS.
+
+        Raises:
+            FedcacheError: USAGE.
+        """
+        if self.ca is None and self.host not in LOOPBACK:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.",
+                mend,
+            )
 
     def check(self) -> bool:
         """Whether somebody listens there, whose certificate is signed by the authority.
@@ -105,7 +125,11 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
         command += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", certificate, "--ssl-keyfile", private,
                     "--enable-supernode-auth"]  # fmt: skip
     process = start("superlink", command, folder)
-    wait_for_port(process, "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host, address.port)
+    try:
+        wait_for_port(process, "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host, address.port)
+    except BaseException:  # also Ctrl-C: nobody else knows of it yet
+        process.stop()
+        raise
     return process
 
 
@@ -212,7 +236,7 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
             for line in process.stdout:
                 _, mark, words = line.rstrip("\n").partition(MARK)
                 if not mark:
-                    lines = [*lines[-30:], line.rstrip()]
+                    lines = [*lines[-30:], ANSI.sub("", line.rstrip())]
                     continue
                 try:
                     found = json.loads(words)
@@ -224,7 +248,11 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
                 told(found)
         finally:
             process.terminate()
-            process.wait(20)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     if not last:
         raise FedcacheError(
             Exit.ENVIRONMENT,

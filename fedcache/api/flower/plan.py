@@ -11,6 +11,7 @@ from fedcache.api.flower.suited import check_suited
 from fedcache.api.resolving import check_values
 from fedcache.api.settings import find_method, parse_participation, parse_seeds
 from fedcache.api.sweeps import check_sweeps, split_key
+from fedcache.api.training import check_participation
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.roster import Terms
@@ -98,9 +99,10 @@ class Plan:
                 raise FedcacheError(
                     Exit.USAGE, f"{name} {value}, and there are {self.sites} sites.", f"From {low} to {self.sites}."
                 )
-        for name, seconds in (("--wait", self.wait), ("--timeout", self.timeout)):
+        check_participation(self.train, self.sites)
+        for name, seconds, usual in (("--wait", self.wait, 120), ("--timeout", self.timeout, 600)):
             if not seconds > 0:
-                raise FedcacheError(Exit.USAGE, f"{name} {seconds:g} is not above 0.", "For example 120")
+                raise FedcacheError(Exit.USAGE, f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}")
         return self
 
     def to_config(self) -> dict[str, str | int | float | bool]:

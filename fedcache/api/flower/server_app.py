@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from flwr.app import Context
@@ -37,20 +36,34 @@ class Logged(Silent):
         tell(warn=text)
 
     def told(self, round_: Round) -> None:
-        """A line per round."""
+        """A line per round that is computed now."""
+        if round_.stored:
+            return
         scored = "" if round_.accuracy is None else f", accuracy {100 * round_.accuracy:.2f} %"
-        tell(note=f"Seed {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
+        point = f"{round_.point}, seed" if round_.point else "Seed"
+        tell(note=f"{point} {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
+
+
+class FailedError(Exception):
+    """Ends the run as failed. Flower sends the last lines of a log when an app raises, and not when it exits."""
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Run the plan, and say where the results are."""
+    """Run the plan, and say where the results are.
+
+    Raises:
+        FailedError: when it cannot be run; ``flower run`` has the reason from the log.
+    """
     try:
         plan = Plan.from_config(context.run_config)
         runs = federate(plan, FlowerCarrier(grid), Home.from_environment(), Logged())
     except FedcacheError as error:
         tell(error={"code": int(error.code), "message": error.message, "hint": error.hint})
-        sys.exit(int(error.code))
-    tell(done=[{"path": str(run.path), "reused": run.reused, "result": _short(run.result)} for run in runs])
+        raise FailedError(error.message) from None
+    tell(done=[
+        {"path": str(run.path), "reused": run.reused, "sweep": swept, "result": _short(run.result)}
+        for (swept, _), run in zip(plan.points, runs, strict=True)
+    ])  # fmt: skip
 
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:

@@ -34,13 +34,11 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     """
     need_flower()
     known = None if keys is None else read_keys(keys)
-    if known is None and host not in (None, "127.0.0.1", "::1", "localhost"):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"--insecure at {host} would let anybody in the network take part and read what is sent.",
-            f"fedcache flower keys --out KEYS --sites a,b --host {host}, then --keys KEYS",
-        )
     where = host or ("127.0.0.1" if known is None else "0.0.0.0")
+    if known is None:
+        Address(where, port).need_loopback(
+            f"fedcache flower keys --out KEYS --sites a,b --host {where}, then --keys KEYS"
+        )
     folder = _folder(home, f"server-{port}{'' if known is not None else '-insecure'}")
     process = start_superlink(Address(where, port), known, folder)
     try:
@@ -73,6 +71,7 @@ def attend(
         )
     ca, key = (None, None) if keys is None else read_site_keys(keys)
     address = Address.parse(superlink, ca)
+    address.need_loopback("Take --keys DIR, which the server's fedcache flower keys made for this site.")
     if not address.check():
         say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
     state = state_of(home.root, store)

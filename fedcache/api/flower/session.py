@@ -24,7 +24,8 @@ from fedcache.api.results import Seeded, seed_record, summarise
 from fedcache.api.run import Run
 from fedcache.api.runs import Identity, RunDirectory
 from fedcache.api.settings import Setting, find_method, parse_participation, parse_seeds
-from fedcache.api.telling import Teller
+from fedcache.api.telling import Place, Teller
+from fedcache.api.training import tell_chosen
 from fedcache.api.trusting import trust_of
 from fedcache.config import Home, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError
@@ -82,12 +83,13 @@ def federate(plan: Plan, carrier: Carrier, home: Home, observer: Observer) -> li
         )
     server = Server(roster)
     points = [_point(plan, swept, config, facts, text, home) for swept, config in plan.points]
+    tell_chosen(method, plan.train, points[0].resolved, observer)
     runs: dict[int, Run] = {}
     todo = []
     for number, point in enumerate(points):
         stored = None if plan.fresh else point.directory.stored()
         if stored is not None and not stored.get("federation", {}).get("missed"):
-            observer.note(f"The same run is there already ({point.directory.path.name}); fresh = true runs it again.")
+            observer.note(f"The same run is there already ({point.directory.path.name}); --fresh runs it again.")
             runs[number] = Run(point.directory.path, stored, point.directory.measured() or {}, reused=True)
             continue
         if stored is not None:
@@ -200,6 +202,11 @@ def _setting(config: TrainConfig, facts: list[Facts], text: torch.Tensor | None)
     )
 
 
+def words_of(swept: Mapping[str, str]) -> str:
+    """The swept values of a point in words."""
+    return " ".join(f"{k}={v}" for k, v in swept.items())
+
+
 def _labels(dealt: Data) -> dict[str, Any]:
     """What a result reads of the rows that counts were dealt out as."""
     return {"x": dealt.x.new_empty(len(dealt.y), 1, 0), "y": dealt.y, "domain": dealt.domain, "text": None}
@@ -234,7 +241,7 @@ def _running(point: Point, seed: int, server: Server, observer: Observer) -> Run
     state = Snapshot(*saved) if saved is not None else None
     facts = {**point.resolved, "seeds": parse_seeds(point.config.seeds), "dataset": point.setting.dataset,
              "backbones": point.setting.backbones, "hyperparameters": point.resolved["set"]}  # fmt: skip
-    teller = Teller(observer, directory.path, facts)
+    teller = Teller(observer, directory.path, facts, Place(words_of(point.swept)))
     if state is not None:
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
         teller.again(seed, state.meta["records"])

@@ -104,13 +104,13 @@ def up(
         told: called with every note and warning.
         tls: with certificates and keys made for it.
         port: of the server; None for a free one.
-        keep: directory of logs, kept; None drops them when all went well.
+        keep: directory of logs, kept; None keeps those of a run that failed.
 
     Returns:
         the run's last words: ``done`` or ``error``.
 
     Raises:
-        FedcacheError: STORE without shards; ENVIRONMENT.
+        FedcacheError: USAGE for a plan that these shards cannot have; STORE without shards; ENVIRONMENT.
     """
     stores = sorted(shards.glob("*.zarr")) if shards.is_dir() else []
     if not stores:
@@ -119,15 +119,22 @@ def up(
         )
     for path in stores:
         Store.open(path)
-    plan = replace(plan, sites=len(stores))
+    plan = replace(plan, sites=len(stores)).checked()
     folder = Path(tempfile.mkdtemp(prefix="fedcache-up-")) if keep is None else keep.expanduser().resolve()
-    with ExitStack() as stack:
-        loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
-        stack.callback(loopback.stop)
-        told({"note": f"Server at {loopback.address}{' by TLS' if tls else ''}; logs in {folder}."})
-        for path in stores:
-            loopback.add(path, home)
-        last = loopback.run(plan, told)
-    if keep is None and "done" in last:
-        shutil.rmtree(folder, ignore_errors=True)
+    logs_matter = keep is not None
+    try:
+        with ExitStack() as stack:
+            loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
+            stack.callback(loopback.stop)
+            told({"note": f"Server at {loopback.address}{' by TLS' if tls else ''}; logs in {folder}."})
+            for path in stores:
+                loopback.add(path, home)
+            last = loopback.run(plan, told)
+        logs_matter |= "error" in last
+    except Exception:
+        logs_matter = True
+        raise
+    finally:  # also after Ctrl-C
+        if not logs_matter:
+            shutil.rmtree(folder, ignore_errors=True)
     return last
