@@ -19,7 +19,7 @@ from fedcache.api import extraction
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import ranges
 from fedcache.extract.ranges import Order, plan_ranges
-from fedcache.federate.engines import ray
+from fedcache.federate.engines.ray import cluster
 from fedcache.store.store import Store
 
 COMMANDS = [
@@ -32,7 +32,7 @@ SMALL = ("--backbones", "random-projection,pixels", "--size", 16, "--batch", 4)
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "need_ray", lambda: None)
+    monkeypatch.setattr(cluster, "need_ray", lambda: None)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
@@ -44,7 +44,7 @@ def test_wrong_engines_are_refused_before_any_work(command, monkeypatch, install
     for word in ("10.0.0.1", "ray://10.0.0.1:10001", "auto", ":6379", "h:0", "h:99999"):
         assert fedcache(*command, "--engine", "ray", "--ray-address", word, "--json").code == Exit.USAGE, word
     monkeypatch.undo()
-    monkeypatch.setattr(ray, "find_spec", lambda name: None)
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     missing = fedcache(*command, "--engine", "ray", "--json")
     assert missing.code == Exit.ENVIRONMENT
     assert missing.envelope["error"]["hint"] == "pip install 'fedcache[ray]'"
@@ -56,14 +56,14 @@ def test_workers_0_and_a_cluster_exclude_each_other(installed):
 
 
 def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
-    monkeypatch.setattr(ray, "ANSWER_WITHIN", 0.3)
+    monkeypatch.setattr(cluster, "ANSWER_WITHIN", 0.3)
     with socket.socket() as closed, socket.socket() as silent:
         closed.bind(("127.0.0.1", 0))
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for line, words in ((closed, "No Ray cluster answers"), (silent, "is no Ray cluster")):
             with pytest.raises(FedcacheError, match=words) as info:
-                ray.check_address(f"127.0.0.1:{line.getsockname()[1]}")
+                cluster.check_address(f"127.0.0.1:{line.getsockname()[1]}")
             assert info.value.code is Exit.ENVIRONMENT
             assert "ray start --head" in info.value.hint
 

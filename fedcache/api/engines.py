@@ -35,7 +35,7 @@ def engine_of(name: str, address: str | None) -> Engine | None:
                 Exit.USAGE, f"--ray-address {address} is for --engine ray.", f"--engine ray --ray-address {address}"
             )
         return None
-    from fedcache.federate.engines.ray import check_address, need_ray
+    from fedcache.federate.engines.ray.cluster import check_address, need_ray
 
     need_ray()
     if address is not None:

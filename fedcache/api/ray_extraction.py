@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedcache.extract.batches import How
     from fedcache.extract.ranges import Order
     from fedcache.extract.run import Elsewhere
-    from fedcache.federate.engines.ray import Crew
+    from fedcache.federate.engines.ray.crew import Crew
     from fedcache.progress import Observer
 
 
@@ -43,7 +43,8 @@ def helpers(engine: Engine, how: How, workers: int | None, observer: Observer) -
     """
     from fedcache.extract.device import cores
     from fedcache.extract.ranges import compute, enter
-    from fedcache.federate.engines.ray import Crew, opened
+    from fedcache.federate.engines.ray.cluster import opened
+    from fedcache.federate.engines.ray.crew import Crew
 
     @contextmanager
     def open_(order: Order) -> Iterator[Crew]:

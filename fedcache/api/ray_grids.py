@@ -28,7 +28,7 @@ from fedcache.progress import Observer, Silent
 
 if TYPE_CHECKING:
     from fedcache.api.grids import Work
-    from fedcache.federate.engines.ray import Crew
+    from fedcache.federate.engines.ray.crew import Crew
 
 GRACE = 30.0
 """Seconds that workers get to keep their last round when the grid is stopped."""
@@ -116,7 +116,8 @@ def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
     import torch
 
     from fedcache.extract.device import cores
-    from fedcache.federate.engines.ray import Crew, opened
+    from fedcache.federate.engines.ray.cluster import opened
+    from fedcache.federate.engines.ray.crew import Crew
 
     work.ready(0)  # what has to be extracted is extracted once, and a wrong option is one message
     threads = max(1, torch.get_num_threads() // jobs)
@@ -255,7 +256,8 @@ def run_on_cluster(
     import torch
 
     from fedcache.extract.device import cores
-    from fedcache.federate.engines.ray import Crew, opened
+    from fedcache.federate.engines.ray.cluster import opened
+    from fedcache.federate.engines.ray.crew import Crew
 
     threads = torch.get_num_threads()
     live = any(wants_towers(find_method(str(config.method))) for config, _ in todo)

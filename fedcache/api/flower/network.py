@@ -32,6 +32,9 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
+EVERYWHERE = "0.0.0.0"  # nosec B104
+"""Every address of this machine: where a server with TLS and keys listens, and no other."""
+
 
 @dataclass(frozen=True)
 class Address:
@@ -126,7 +129,7 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
                     "--enable-supernode-auth"]  # fmt: skip
     process = start("superlink", command, folder)
     try:
-        wait_for_port(process, "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host, address.port)
+        wait_for_port(process, "127.0.0.1" if address.host in (EVERYWHERE, "::") else address.host, address.port)
     except BaseException:  # also Ctrl-C: nobody else knows of it yet
         process.stop()
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedcache.api.flower.keys import read_keys, read_site_keys
 from fedcache.api.flower.need import need_flower
-from fedcache.api.flower.network import Address, register, start_superlink, start_supernode
+from fedcache.api.flower.network import EVERYWHERE, Address, register, start_superlink, start_supernode
 from fedcache.api.flower.processes import Process, free_port
 from fedcache.api.flower.shard import state_of
 from fedcache.config import Home
@@ -34,7 +34,7 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     """
     need_flower()
     known = None if keys is None else read_keys(keys)
-    where = host or ("127.0.0.1" if known is None else "0.0.0.0")
+    where = host or ("127.0.0.1" if known is None else EVERYWHERE)
     if known is None:
         Address(where, port).need_loopback(
             f"fedcache flower keys --out KEYS --sites a,b --host {where}, then --keys KEYS"
@@ -42,7 +42,7 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     folder = _folder(home, f"server-{port}{'' if known is not None else '-insecure'}")
     process = start_superlink(Address(where, port), known, folder)
     try:
-        local = Address("127.0.0.1" if where == "0.0.0.0" else where, port, None if known is None else known.ca)
+        local = Address("127.0.0.1" if where == EVERYWHERE else where, port, None if known is None else known.ca)
         if known is not None:
             register(local, list(known.nodes.values()))
             say(f"Sites that may take part: {', '.join(known.nodes) or 'none'}.")

@@ -1,7 +1,4 @@
-"""Calls on the machines of a Ray cluster: idempotent, repeated where a worker or a node dies, small answers only.
-
-Plain tasks do everything; a GPU has one actor, so that what it holds is loaded once. Neither Ray Data nor Ray Tune is
-used. What is called is a function of this package, so workers import it and never a user's script.
+"""A Ray cluster: one of this machine's own, which nobody else can reach, or one that is joined at its address.
 
 Nothing leaves the machine by itself: telemetry is off before Ray is imported, a cluster of our own listens on loopback
 alone, and its head finds the file without which it would ask the clouds' metadata servers whose machine it is on.
@@ -9,7 +6,6 @@ alone, and its head finds the file without which it would ask the clouds' metada
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
@@ -21,9 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,9 +54,6 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 PREFIX, HELD = "fedcache-ray-", "held.lock"
 """Of a local cluster's temporary folder, and the lock in it that its driver holds."""
 
-Make = Callable[[Any], Any]
-Use = Callable[..., dict[str, Any]]
-
 
 def need_ray() -> None:
     """Refuse where Ray is not installed; nothing is imported.
@@ -74,32 +66,6 @@ def need_ray() -> None:
             Exit.ENVIRONMENT, "--engine ray needs the package ray, which is not installed.",
             "pip install 'fedcache[ray]'",
         )  # fmt: skip
-
-
-@cache
-def code_of_package() -> str:
-    """sha256 over every source of fedcache: machines with other code would compute something else."""
-    import fedcache
-
-    root = Path(fedcache.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def check_code(expected: str) -> None:
-    """Refuse to work for a driver with other code.
-
-    Raises:
-        FedcacheError: ENVIRONMENT.
-    """
-    if code_of_package() != expected:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
-            f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
-            "Install the same version of fedcache on every node.",
-        )
 
 
 def check_address(address: str) -> None:
@@ -172,162 +138,6 @@ class Cluster:
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
             )
         return slots
-
-
-class Crew:
-    """Calls of one function under way on a cluster.
-
-    Every worker process makes what the function needs once (``make`` of ``setup``) and uses it for all its calls.
-
-    Args:
-        cluster: where.
-        make: ``make(setup)``, in a worker.
-        use: ``use(made, *args)`` -> a small dict, in a worker; must be idempotent.
-        setup: what every worker needs.
-        cpus: of a call.
-        gpus: 1 for calls by actors that hold a GPU each, 0 for tasks.
-        most: calls at once, whatever the cluster has.
-    """
-
-    def __init__(
-        self, cluster: Cluster, make: Make, use: Use, setup: Any, *, cpus: int, gpus: int = 0, most: int | None = None
-    ) -> None:
-        self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
-        self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
-        ray = cluster.ray
-        self._head = (make, use, secrets.token_hex(8), bearings(cluster.home), [ray.put(setup)])
-        self._waiting: dict[Any, Any] = {}
-        self._actors: list[Any] = []
-        if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
-            kind = ray.remote(num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES)(Holder)
-            self._actors = [kind.remote() for _ in range(self._slots)]
-        else:
-            self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
-
-    @property
-    def slots(self) -> int:
-        """Calls that run at once."""
-        return self._slots if self.gpus else max(1, min(self.most, self.cluster.slots(self.cpus)))
-
-    @property
-    def waiting(self) -> int:
-        """Calls that have not answered."""
-        return len(self._waiting)
-
-    def submit(self, tag: Any, *args: Any) -> None:
-        """Start a call; ``wait`` gives its answer with ``tag``."""
-        if not self.gpus:
-            self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
-            return
-        counts = [sum(a == i for _, a in self._waiting.values()) for i in range(len(self._actors))]
-        least = counts.index(min(counts))
-        self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
-
-    def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
-        """(tag, answer) of the calls that have ended, after that many seconds at most.
-
-        Raises:
-            FedcacheError: what a call raised; ENVIRONMENT when its workers died again and again.
-        """
-        ray = self.cluster.ray
-        refs = list(self._waiting)
-        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        if not done:
-            done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
-        answers = []
-        for ref in done:
-            tag, _ = self._waiting.pop(ref)
-            answer = self._answer(ref)
-            if isinstance(error := answer.get("error"), BaseException):
-                raise error
-            answers.append((tag, answer))
-        return answers
-
-    def ask(self, *args: Any) -> dict[str, Any]:
-        """One call and its answer; errors as ``wait``."""
-        self.submit(None, *args)
-        while True:
-            for _, answer in self.wait(1.0):
-                return answer
-
-    def interrupt(self) -> None:
-        """Ask every call to stop where it loses nothing: its process gets what Ctrl-C sends. Its answer is lost."""
-        for ref in self._waiting:
-            with suppress(Exception):
-                self.cluster.ray.cancel(ref)
-
-    def settle(self, seconds: float) -> None:
-        """Wait until no call is under way, that long at most; answers are lost."""
-        if self._waiting:
-            self.cluster.ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=seconds)
-        self._waiting.clear()
-
-    def _answer(self, ref: Any) -> dict[str, Any]:
-        errors = self.cluster.ray.exceptions
-        try:
-            found: dict[str, Any] = self.cluster.ray.get(ref)
-        except errors.RayTaskError:
-            raise  # a bug, with the traceback of the worker
-        except errors.RayError as error:
-            said = str(error).strip().splitlines()
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
-                f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({type(error).__name__}: "
-                f"{said[0] if said else 'no reason given'}).",
-                "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "
-                "less memory.",
-            ) from error
-        return found
-
-
-class Holder:
-    """An actor: one process that keeps its GPU and what it has loaded there."""
-
-    def call(self, *args: Any) -> dict[str, Any]:
-        """``call``."""
-        return call(*args)
-
-
-@dataclass(frozen=True)
-class Bearings:
-    """What a worker takes over from the driver before it imports anything.
-
-    Attributes:
-        code: ``code_of_package``.
-        folder: working directory, so that relative paths mean the same.
-        variables: of the environment.
-    """
-
-    code: str
-    folder: str
-    variables: dict[str, str]
-
-
-def bearings(home: str | None) -> Bearings:
-    """Those of this process; ``home`` is the user's where workers have another."""
-    named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
-    variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
-    return Bearings(code_of_package(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
-
-
-_made: dict[str, Any] = {}
-
-
-def call(make: Make, use: Use, session: str, told: Bearings, box: list[Any], *args: Any) -> dict[str, Any]:
-    """In a worker: one use of what this process made of the setup, which it fetches once."""
-    try:
-        if session not in _made:
-            import ray
-
-            check_code(told.code)
-            os.environ.update(told.variables)
-            with suppress(OSError):
-                os.chdir(told.folder)
-            _made.clear()
-            _made[session] = make(ray.get(box[0]))
-        return use(_made[session], *args)
-    except FedcacheError as error:
-        return {"error": error}
 
 
 @contextmanager
@@ -452,9 +262,9 @@ def _token() -> str:
 
 
 def _short() -> str:
-    """Where temporary folders go; sockets lie in them, and their paths may have 107 characters."""
+    """Where private temporary folders are made; sockets lie in them, and their paths may have 107 characters."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= 20 else "/tmp"
+    return usual if len(usual) <= 20 else "/tmp"  # nosec B108
 
 
 def _remove(folder: Path) -> None:
