@@ -500,6 +500,14 @@ def test_wrong_words(three: Path, words: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.err
 
 
+def test_a_wrong_word_over_several_settings_is_one_sentence(three: Path) -> None:
+    write("dd04", "fedavg", [0.2, 0.3], partition="p1")
+    write("ee05", "fedprox", [0.2, 0.3], partition="p1")
+    done = fedcache("compare", "--against", "fedov", "--json")
+    assert done.code == 2
+    assert done.envelope["error"]["message"] == "Unknown --against 'fedov'. Did you mean 'fedavg'?"
+
+
 def test_the_command_runs_as_a_process(three: Path) -> None:
     done = apart("compare", "aa01", "cc03", "--over", "clients", home=three.parent)
     assert done.code == 0, done.err

@@ -155,7 +155,8 @@ def compare_entries(
             refused.append(error)
             said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
     if not tables and refused:
-        raise refused[0] if len(groups) == 1 else FedcacheError(Exit.USAGE, " ".join(said), refused[0].hint)
+        alike = len({error.message for error in refused}) == 1 and (len(refused) > 1 or len(groups) == 1)
+        raise refused[0] if alike else FedcacheError(Exit.USAGE, " ".join(said), refused[0].hint)
     if not tables:
         raise FedcacheError(
             Exit.USAGE,
