@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from command import apart, environment, start
 from pictures import folder
+from toy_store import content
 
 from fedcache.store.check import verify
 
@@ -34,15 +35,6 @@ def words(tmp_path: Path) -> tuple[object, ...]:
 @pytest.fixture
 def home() -> str:
     return os.environ["FEDCACHE_HOME"]
-
-
-def content(store: Path) -> dict[str, bytes]:
-    """Every byte of a store that its identity promises."""
-    return {
-        str(f.relative_to(store)): f.read_bytes()
-        for f in sorted(store.rglob("*"))
-        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
-    }
 
 
 def done(store: Path) -> int:

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from command import apart, environment
 from pictures import folder
+from toy_store import content
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-engines")
 
@@ -42,15 +43,6 @@ def words(tmp_path: Path) -> tuple[object, ...]:
 @pytest.fixture
 def home() -> str:
     return os.environ["FEDCACHE_HOME"]
-
-
-def content(store: Path) -> dict[str, bytes]:
-    """Every byte of a store that its identity promises, and every file that should not be there."""
-    return {
-        str(f.relative_to(store)): f.read_bytes()
-        for f in sorted(store.rglob("*"))
-        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
-    }
 
 
 def chunks(store: Path) -> int:
