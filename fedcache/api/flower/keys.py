@@ -24,7 +24,8 @@ from fedcache.store.files import make_private, write_atomic
 DAYS = 825
 """Of validity: what TLS clients accept at most of a certificate that is not the web's."""
 
-LOOPBACK = ("127.0.0.1", "localhost")
+ALWAYS = ("127.0.0.1", "localhost")
+"""What every certificate of a server is also for."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -89,7 +90,7 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     if hosts or not certificate.exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)
-        write_atomic(certificate, _signed(key, ca_key, ca, tuple(dict.fromkeys((*hosts, *LOOPBACK)))))
+        write_atomic(certificate, _signed(key, ca_key, ca, tuple(dict.fromkeys((*hosts, *ALWAYS)))))
     for name in sites:
         folder = keys.site(name)
         make_private(folder)

@@ -24,9 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.lock import if_free
 
 RETRIES = 3
 """How often a call is repeated whose worker or node died."""
@@ -278,10 +279,6 @@ def _remove(folder: Path) -> None:
 def _sweep() -> None:
     """Remove the folders of drivers that were killed: nobody holds their lock any more."""
     for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
-        lock = FileLock(left, timeout=0)
-        try:
-            lock.acquire()
-        except (Timeout, OSError, NotImplementedError):
-            continue
-        lock.release()
-        shutil.rmtree(left.parent, ignore_errors=True)
+        with if_free(left) as free:
+            if free:
+                shutil.rmtree(left.parent, ignore_errors=True)
