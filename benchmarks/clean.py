@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedcache.federate.clients import Data
-from fedcache.federate.engine import run, run_points
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.methods import METHODS
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]

@@ -27,10 +27,10 @@ from PIL import Image
 
 from benchmarks.measure import Row, cores, make_row, quartiles
 from fedcache.allocator import keep_freed_memory
-from fedcache.api.planning import memory_of, plan
 from fedcache.config import ExtractConfig, Home
 from fedcache.extract.batches import How, Job, Runner
 from fedcache.extract.datasets.limited import open_limited
+from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.progress import Silent
 
 IMAGES, SIZE, BATCH, TIMES = 3_072, 96, 32, 5

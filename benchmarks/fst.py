@@ -46,7 +46,7 @@ def rows() -> list[Row]:
 
 def draws(loop: float) -> str:
     """What no lift changes: the generator's own time for the normal numbers of one run."""
-    from fedcache.federate import lanes
+    from fedcache.federate.engine import context as lanes
 
     spent = 0.0
     count = 0

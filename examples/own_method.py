@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import Defaults, HParam, Method
-from fedcache.federate.models import FEAT_POST
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
 

@@ -18,40 +18,40 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from fedcache.api.extracted import Extraction as Extraction
-    from fedcache.api.functions import extract as extract
-    from fedcache.api.functions import grid as grid
-    from fedcache.api.functions import ingest as ingest
-    from fedcache.api.functions import partition as partition
-    from fedcache.api.functions import shard as shard
-    from fedcache.api.functions import train as train
-    from fedcache.api.points import Grid as Grid
-    from fedcache.api.run import Run as Run
+    from fedcache.api import extract as extract
+    from fedcache.api import grid as grid
+    from fedcache.api import ingest as ingest
+    from fedcache.api import partition as partition
+    from fedcache.api import shard as shard
+    from fedcache.api import train as train
     from fedcache.errors import FedcacheError as FedcacheError
     from fedcache.extract.recipe import Recipe as Recipe
-    from fedcache.federate.method import Method as Method
-    from fedcache.federate.partition import Partition as Partition
+    from fedcache.extract.result import Extraction as Extraction
+    from fedcache.federate.engine.method import Method as Method
+    from fedcache.federate.partition.partition import Partition as Partition
+    from fedcache.grids.points import Grid as Grid
     from fedcache.progress import Round as Round
-    from fedcache.report.comparisons import compare as compare
-    from fedcache.report.functions import report as report
+    from fedcache.report.compare import compare as compare
+    from fedcache.report.function import report as report
+    from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
 _PLACES = {
-    "Extraction": "fedcache.api.extracted",
+    "Extraction": "fedcache.extract.result",
     "FedcacheError": "fedcache.errors",
-    "Grid": "fedcache.api.points",
-    "Method": "fedcache.federate.method",
-    "Partition": "fedcache.federate.partition",
+    "Grid": "fedcache.grids.points",
+    "Method": "fedcache.federate.engine.method",
+    "Partition": "fedcache.federate.partition.partition",
     "Recipe": "fedcache.extract.recipe",
     "Round": "fedcache.progress",
-    "Run": "fedcache.api.run",
+    "Run": "fedcache.runs.run",
     "Store": "fedcache.store.store",
-    "compare": "fedcache.report.comparisons",
-    "grid": "fedcache.api.functions",
-    "ingest": "fedcache.api.functions",
-    "partition": "fedcache.api.functions",
-    "shard": "fedcache.api.functions",
-    "train": "fedcache.api.functions",
+    "compare": "fedcache.report.compare",
+    "grid": "fedcache.api",
+    "ingest": "fedcache.api",
+    "partition": "fedcache.api",
+    "shard": "fedcache.api",
+    "train": "fedcache.api",
 }
 
 __all__ = [*_PLACES, "__version__", "extract", "report"]

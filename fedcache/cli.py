@@ -9,13 +9,13 @@ import typer
 
 from fedcache import __version__
 from fedcache.commands import (
+    backbones_datasets,
     compare,
     demo,
     doctor,
     extract,
     flower,
-    garbage,
-    lists,
+    gc,
     methods,
     output,
     partition,
@@ -40,12 +40,12 @@ MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "Thi
 for panel, commands in (
     (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
     (MAIN, (compare.compare, report.report, reproduce.reproduce)),
-    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, garbage.gc, stores.export)),
+    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, gc.gc, stores.export)),
     (HELP, (doctor.doctor, doctor.config)),
 ):
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-for group in (methods.methods, lists.backbones, lists.datasets):
+for group in (methods.methods, backbones_datasets.backbones, backbones_datasets.datasets):
     app.add_typer(group, rich_help_panel=LISTS)
 app.add_typer(flower.flower, rich_help_panel=MAIN)
 

@@ -5,8 +5,8 @@
 A law that cannot fail says nothing. Each row of ``TABLE`` breaks one promise by a replacement in a copy of the package
 (never in this checkout), and the law that makes the promise runs there; before, all of them pass on the untouched copy.
 Caught means that an assertion of the law fails, or that the package refuses what the law planted (NaN, labels). Any
-other exception is a bad mutation. Every law of tests/test_engine_laws.py must have a row. Prints a Markdown table and
-exits 1 if a mutation survives. Five minutes on one core.
+other exception is a bad mutation. Every law of tests/federate/engine/test_engine_laws.py must have a row. Prints a
+Markdown table and exits 1 if a mutation survives. Five minutes on one core.
 """
 
 from __future__ import annotations
@@ -40,11 +40,16 @@ class Breakage:
 
 
 B = Breakage
-LANES, ROUNDS, STEPS = "federate/lanes.py", "federate/rounds.py", "federate/steps.py"
-PROGRAM, DUAL = "federate/program.py", "federate/dual.py"
-RUN, OUT, SCORE, METHODS = "federate/engine.py", "federate/outcome.py", "federate/evaluate.py", "federate/methods/"
+LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.py", "federate/engine/local_training.py"
+PROGRAM, DUAL = "federate/execution/batched.py", "federate/execution/gram.py"
+RUN, OUT, SCORE, METHODS = (
+    "federate/engine/run.py",
+    "federate/engine/outcome.py",
+    "federate/engine/evaluate.py",
+    "federate/methods/",
+)
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
-STREAMS = "federate/streams.py"
+STREAMS = "federate/engine/rng.py"
 SUMS = 'return {}, {"sum": total, "count": count'
 TABLE = (
     B("lifts_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
@@ -79,7 +84,7 @@ TABLE = (
       "job.met[client] = True", "job.met[client] = False", "fst-cbdg"),
     B("lifts_may_change_between_rounds", "draws depend on the lift", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
-    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/optim.py",
+    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/optim.py",
       'count = p["opt/t"].double()', 'count = p["opt/t"].double() + 1.0', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
       "sorted(self.eligible, key=lambda i: self.lanes[i].name)", "list(self.eligible)", "fedavg"),
@@ -106,7 +111,7 @@ TABLE = (
       'needs=frozenset({"text"})', 'needs=frozenset({"text", "labels"})', "fst-cbdg"),
     B("methods_without_labels_never_read_one", "every method is handed the labels", ROUNDS,
       'if "labels" in method.reads(hp) else None', "", "fst-cbdg"),
-    B("a_missing_image_is_never_read", "padding points at the store's first row", "federate/clients.py",
+    B("a_missing_image_is_never_read", "padding points at the store's first row", "federate/engine/client_data.py",
       "train[0] if len(train) else 0", "0", "fedncm or solo"),
     B("a_missing_image_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
       "x, mask = data.full()", "x, mask = data.full()[0] - data.x[:, 0].mean(0), data.mask()", "fedncm"),
@@ -119,7 +124,7 @@ TABLE = (
       SUMS, SUMS + ', "x": x.flatten(-2)', "fedncm"),
     B("no_example_leaves_a_client", "the first two rows are sent", METHODS + "fedncm.py",
       SUMS, SUMS + ', "x": x[..., :2, :]', "fedncm"),
-    B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", "federate/models.py",
+    B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", "federate/methods/common/switches.py",
       '(up["proto"].shape[-1] + 1)', 'up["proto"].shape[-1]', "fedproto"),
     B("the_counter_agrees_with_the_closed_form", "text features travel every round", ROUNDS,
       "text = once if not self.met[c] else 0", "text = once", "fst-cbdg"),
@@ -127,10 +132,10 @@ TABLE = (
       'totals["up"] += sent\n', 'totals["up"] = sent\n', "fedavg"),
     B("the_parameters_of_the_tables_come_out_of_the_counter", "the papers' count holds biases", METHODS + "fedavg.py",
       "paper_weights(width, classes)", "paper_weights(width, classes) + classes", "fedavg"),
-    B("all_columns_by_name_are_all_columns", "columns are cut backwards", "federate/mixed.py",
+    B("all_columns_by_name_are_all_columns", "columns are cut backwards", "federate/engine/client_overrides.py",
       "for a, b in ranges], -1)", "for a, b in ranges], -1).flip(-1)"),
     B("a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those", "backbones are sorted",
-      "federate/mixed.py", "for a, b in ranges], -1)", "for a, b in sorted(ranges)], -1)"),
+      "federate/engine/client_overrides.py", "for a, b in ranges], -1)", "for a, b in sorted(ranges)], -1)"),
     B("the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it", "the public set trains", ROUNDS,
       "if i < self.public:", "if i < 0:"),
     B("everywhere_scores_each_model_on_all_test_rows", "models are scored at home", SCORE,
@@ -156,7 +161,7 @@ TABLE = (
 def laws() -> dict[str, Path]:
     """Every test function, without its ``test_`` -> its file."""
     found = {}
-    for file in sorted((ROOT / "tests").glob("test_*.py")):
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 found[node.name.removeprefix("test_")] = file.relative_to(ROOT)

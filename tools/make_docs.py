@@ -1,7 +1,8 @@
 """Write the pages of docs/ that say what the code says: `python tools/make_docs.py` after every change.
 
 Methods, backbones, datasets, commands and exit codes have a page each. The text depends on the code alone: not on what
-is installed, on where things lie, or on the width of a terminal. `tests/test_docs.py` compares it with what is there.
+is installed, on where things lie, or on the width of a terminal. `tests/project/test_docs.py` compares it with what is
+there.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from typing import Annotated, Any
 
 import typer.main
 
-from fedcache.api.pages import page as method_page
-from fedcache.api.pages import row
 from fedcache.cli import app
 from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import MEANINGS, Exit
@@ -28,6 +27,8 @@ from fedcache.extract.backbones.weights import SUFFIXES
 from fedcache.extract.datasets import digits, folder, info, known, paper, papers, torchvision
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
+from fedcache.report.methods.page import page as method_page
+from fedcache.report.methods.page import row
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = ("methods", "commands", "backbones", "datasets")

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcache.api.settings import find_method
-from fedcache.extract.collector import chunk_rows_for
-from fedcache.federate.clients import Data
+from fedcache.extract.chunk_writer import chunk_rows_for
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.method import Value
+from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
-from fedcache.federate.method import Value
-from fedcache.federate.partition import Client
-from fedcache.federate.rounds import Rounds
+from fedcache.federate.partition.partition import Client
+from fedcache.runs.prepare import find_method
 from fedcache.store.chunks import CRC_BYTES, array_bytes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"

@@ -12,8 +12,8 @@ from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import Exit, FedcacheError, unknown
 
 if TYPE_CHECKING:
-    from fedcache.report.compare import Comparison
-    from fedcache.report.comparisons import Comparisons
+    from fedcache.report.compare import Comparisons
+    from fedcache.report.paired_tests import Comparison
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
@@ -72,9 +72,9 @@ def compare(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.report.comparisons import check, compare_entries
-        from fedcache.report.drawing import check_file
-        from fedcache.report.gather import gather
+        from fedcache.report.compare import check, compare_entries
+        from fedcache.report.drawing_files import check_file
+        from fedcache.report.find_runs import gather
         from fedcache.store.files import write_atomic
 
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)

@@ -14,9 +14,9 @@ from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 
 if TYPE_CHECKING:
-    from fedcache.api.run import Run
     from fedcache.config import Home
     from fedcache.extract.stop import Stop
+    from fedcache.runs.run import Run
 
 BACKBONES = ("efficientnet-lite0", "glyph-clip")
 SIZE = "96"
@@ -49,9 +49,9 @@ def demo(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.settings import find_method
         from fedcache.extract.stop import Stop
         from fedcache.report.page import write_report
+        from fedcache.runs.prepare import find_method
 
         began = time.perf_counter()
         home, stop = o.home(), Stop()
@@ -93,7 +93,7 @@ def extracted(home: Home, story: Story, stop: Stop) -> str:
 
     The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
     """
-    from fedcache.api.extraction import extract
+    from fedcache.extract.extraction import extract
 
     say(
         story,
@@ -120,7 +120,7 @@ def dealt(store: str, story: Story) -> dict[str, str]:
     """The two partitions, saved in the store."""
     from pathlib import Path
 
-    from fedcache.api.partitions import make_partition
+    from fedcache.runs.partitions import make_partition
     from fedcache.store.store import Store
 
     opened = Store.open(Path(store))
@@ -139,8 +139,8 @@ def dealt(store: str, story: Story) -> dict[str, str]:
 
 def trained(name: str, partition: str, store: str, home: Home, rounds: int, story: Story, stop: Stop) -> Run:
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
-    from fedcache.api.settings import find_method
-    from fedcache.api.training import train
+    from fedcache.runs.loop import train
+    from fedcache.runs.prepare import find_method
 
     backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
     words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
@@ -177,7 +177,7 @@ def row_of(name: str, runs: dict[str, Run]) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]]) -> object:
     """Accuracy on both partitions, what one client sends per round, and seconds."""
-    from fedcache.report.canvas import percent
+    from fedcache.report.svg import percent
 
     cells = [
         (

@@ -22,7 +22,7 @@ def doctor(json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.commands.checks import examine
+        from fedcache.commands.doctor_checks import examine
 
         home = o.home()
         checks = examine(home)

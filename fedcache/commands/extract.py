@@ -85,9 +85,9 @@ def extract(
 
     def call(story: Story) -> Answer:
         from fedcache.allocator import keep_freed_memory
-        from fedcache.api.engines import engine_of
-        from fedcache.api.extraction import extract as run
+        from fedcache.extract.extraction import extract as run
         from fedcache.extract.stop import Stop
+        from fedcache.federate.engines.choose import engine_of
 
         keep_freed_memory()  # for what is computed in this process
         flags = {
@@ -135,7 +135,7 @@ def extract(
         payload = done.to_dict()
         lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
         if partition is not None and not dry_run:
-            from fedcache.api.partitions import make_partition, partition_flags, write_shards
+            from fedcache.runs.partitions import make_partition, partition_flags, write_shards
 
             made = make_partition(
                 done.store,
@@ -157,7 +157,7 @@ def extract(
 
 def describe_line(done: object) -> str:
     """One sentence on what was computed."""
-    from fedcache.api.extracted import Extraction
+    from fedcache.extract.result import Extraction
 
     assert isinstance(done, Extraction)
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
@@ -181,8 +181,8 @@ def describe_line(done: object) -> str:
 
 def growth_lines(done: object) -> list[str]:
     """What was taken over from an earlier state of the dataset."""
-    from fedcache.api.extracted import Extraction
-    from fedcache.api.forecast import growth_words
+    from fedcache.extract.planning.cost import growth_words
+    from fedcache.extract.result import Extraction
 
     assert isinstance(done, Extraction)
     if done.growth is not None:
@@ -194,8 +194,8 @@ def growth_lines(done: object) -> list[str]:
 
 def text_lines(done: object) -> list[str]:
     """What became of the prompt templates; nothing where they were current before."""
-    from fedcache.api.extracted import Extraction
-    from fedcache.api.templates import quoted
+    from fedcache.extract.planning.templates import quoted
+    from fedcache.extract.result import Extraction
 
     assert isinstance(done, Extraction)
     words = {
@@ -225,7 +225,7 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
 
 def arrays_table(done: object) -> object:
     """The arrays of an extraction."""
-    from fedcache.api.extracted import Extraction
+    from fedcache.extract.result import Extraction
 
     assert isinstance(done, Extraction)
     rows = [

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands import options as o
-from fedcache.commands import trust as t
+from fedcache.commands import trust_options as t
 from fedcache.commands.output import Answer, Story, answer, stopping
 from fedcache.commands.train import Dtype, Every, Fresh, Preset, Rounds, Runs, Seeds, Settings, Share, settings_of
 from fedcache.config import TrainConfig, resolve
@@ -49,7 +49,7 @@ def plan_of(
     **terms: Any,
 ) -> Any:  # fmt: skip
     """The plan of the flags."""
-    from fedcache.api.flower.plan import Plan
+    from fedcache.federate.engines.flower.plan import Plan
 
     flags = {
         "method": method, "preset": preset, "backbones": o.listed(backbones, "--backbones"), "rounds": rounds,
@@ -97,7 +97,7 @@ def app(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.flower.app import write_app
+        from fedcache.federate.engines.flower.app import write_app
 
         plan = plan_of(
             method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
@@ -126,7 +126,7 @@ def keys(
     """
 
     def call(_story: Story) -> Answer:
-        from fedcache.api.flower.keys import make_keys
+        from fedcache.federate.engines.flower.keys import make_keys
 
         names, hosts = o.listed(sites, "--sites"), o.listed(host, "--host")
         made = make_keys(out, names, hosts)
@@ -156,7 +156,7 @@ def server(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.flower.serving import serve
+        from fedcache.federate.engines.flower.serving import serve
 
         _one_of(keys, insecure)
         with _until_stopped(story) as asked:
@@ -184,7 +184,7 @@ def site(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.flower.serving import attend
+        from fedcache.federate.engines.flower.serving import attend
 
         _one_of(keys, insecure)
         with _until_stopped(story) as asked:
@@ -210,9 +210,9 @@ def run(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.flower.app import read_app
-        from fedcache.api.flower.keys import read_keys
-        from fedcache.api.flower.network import Address, run_app
+        from fedcache.federate.engines.flower.app import read_app
+        from fedcache.federate.engines.flower.keys import read_keys
+        from fedcache.federate.engines.flower.network import Address, run_app
 
         _one_of(keys, insecure)
         known = read_app(app)
@@ -257,8 +257,8 @@ def up(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.flower.need import need_flower
-        from fedcache.api.flower.up import up as start
+        from fedcache.federate.engines.flower.loopback import up as start
+        from fedcache.federate.engines.flower.requirement import need_flower
 
         need_flower()
         plan = plan_of(

@@ -25,8 +25,8 @@ def methods_list(json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.describe import current_sizes, fidelities, traffic_of
         from fedcache.federate.methods import METHODS
+        from fedcache.report.methods.facts import current_sizes, fidelities, traffic_of
 
         sizes = current_sizes(o.home())
         entries: list[dict[str, Any]] = []
@@ -80,9 +80,9 @@ def methods_info(name: Name, json: o.Json = False) -> None:
     def call(story: Story) -> Answer:
         from dataclasses import asdict
 
-        from fedcache.api.describe import current_sizes, disagreements, fidelities, objective, traffic_of
-        from fedcache.api.leaving import cells, leaving
-        from fedcache.api.settings import find_method
+        from fedcache.report.methods.facts import current_sizes, disagreements, fidelities, objective, traffic_of
+        from fedcache.report.methods.uploads import cells, leaving
+        from fedcache.runs.prepare import find_method
 
         m = find_method(name)
         entries = [

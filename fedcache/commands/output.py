@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedcache.commands.live import Stretch, animated, bar
+from fedcache.commands.live_view import Stretch, animated, bar
 from fedcache.commands.tables import Fitted
 from fedcache.errors import Exit, FedcacheError, memory_error
 from fedcache.progress import Round

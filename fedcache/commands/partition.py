@@ -41,8 +41,8 @@ def partition(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.partitions import columns_of, make_partition, partition_flags, tell_notes
-        from fedcache.api.stores import need_store
+        from fedcache.extract.planning.find_store import need_store
+        from fedcache.runs.partitions import columns_of, make_partition, partition_flags, tell_notes
 
         given = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
         if domain:
@@ -50,7 +50,7 @@ def partition(
         flags = {"scheme": scheme, "clients": clients, "seed": seed}
         resolved = resolve(PartitionConfig, read_file(config).get("partition", {}), flags)
         if resolved.scheme is None:
-            from fedcache.federate.partition import SCHEMES
+            from fedcache.federate.partition.partition import SCHEMES
 
             raise FedcacheError(Exit.USAGE, "No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
@@ -117,8 +117,8 @@ def shard(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.partitions import load_partition, write_shards
-        from fedcache.api.stores import need_store
+        from fedcache.extract.planning.find_store import need_store
+        from fedcache.runs.partitions import load_partition, write_shards
 
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         loaded = load_partition(opened, partition)

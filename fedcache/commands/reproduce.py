@@ -62,9 +62,9 @@ def reproduce(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.engines import engine_of
+        from fedcache.federate.engines.choose import engine_of
         from fedcache.reproduce import registry
-        from fedcache.reproduce.adapt import Options
+        from fedcache.reproduce.proxies import Options
 
         if what in ("list", "info"):
             given = {
@@ -139,8 +139,8 @@ def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 def _list() -> Answer:
     """Every entry, and what it lacks here."""
-    from fedcache.reproduce.needs import Looker
     from fedcache.reproduce.registry import entries
+    from fedcache.reproduce.requirements import Looker
 
     looker = Looker(o.home())
     found, rows = [], []
@@ -182,11 +182,11 @@ def _list() -> Answer:
 
 def _info(name: str) -> Answer:
     """The protocol, the switches and every printed number of an entry."""
-    from fedcache.reproduce.needs import Looker
+    from fedcache.reproduce.numbers import name as metric_name
+    from fedcache.reproduce.numbers import show_printed
     from fedcache.reproduce.registry import entry as lookup
     from fedcache.reproduce.render import cell_data, entry_data
-    from fedcache.reproduce.show import name as metric_name
-    from fedcache.reproduce.show import show_printed
+    from fedcache.reproduce.requirements import Looker
 
     entry = lookup(name)
     missing = Looker(o.home()).all_missing(entry)

@@ -32,7 +32,7 @@ def ls(
     def call(story: Story) -> Answer:
         if runs:
             return _runs(story, dataset)
-        from fedcache.api.stores import need_path
+        from fedcache.extract.planning.find_store import need_path
         from fedcache.store.store import Store
 
         home = o.home()
@@ -90,7 +90,7 @@ def ls(
 
 def _runs(story: Story, dataset: str | None) -> Answer:
     """The results of ``ls --runs``."""
-    from fedcache.report.gather import gather
+    from fedcache.report.find_runs import gather
 
     if dataset is not None:
         raise FedcacheError(Exit.USAGE, "ls --runs takes no --dataset.", "fedcache ls --runs")
@@ -139,7 +139,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import need_store
+        from fedcache.extract.planning.find_store import need_store
         from fedcache.store import quarantine
 
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
@@ -222,7 +222,7 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
 
 def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
-    from fedcache.api.templates import quoted
+    from fedcache.extract.planning.templates import quoted
 
     lines = []
     for name, entries in sorted(store.texts.items()):
@@ -240,8 +240,8 @@ def verify(store: Where = None, dataset: o.Dataset = None, json: o.Json = False)
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import need_path
-        from fedcache.store.check import verify as check
+        from fedcache.extract.planning.find_store import need_path
+        from fedcache.store.verify import verify as check
 
         path = need_path(o.home(), path=store, dataset=dataset, observer=story)
         report = check(path)
@@ -259,9 +259,9 @@ def repair(store: Where = None, dataset: o.Dataset = None, json: o.Json = False)
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.stores import need_path
-        from fedcache.store.check import repair as mend
-        from fedcache.store.check import verify as check
+        from fedcache.extract.planning.find_store import need_path
+        from fedcache.store.verify import repair as mend
+        from fedcache.store.verify import verify as check
 
         path = need_path(o.home(), path=store, dataset=dataset, observer=story)
         done = mend(path)
@@ -285,8 +285,8 @@ def export(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.features import chosen_arrays
-        from fedcache.api.stores import need_store
+        from fedcache.extract.planning.find_store import need_store
+        from fedcache.runs.features import chosen_arrays
         from fedcache.store.exchange import export as write
 
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
@@ -315,7 +315,7 @@ def ingest(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.ingestion import described, ingest_file
+        from fedcache.extract.planning.ingest import described, ingest_file
 
         home = o.home()
         made = ingest_file(home, file, name, store, replace=replace, observer=story)

@@ -9,9 +9,9 @@ import typer
 
 from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
-from fedcache.commands import trust as t
+from fedcache.commands import trust_options as t
 from fedcache.commands.output import Answer, Story, answer, stopping, table
-from fedcache.commands.track import Track
+from fedcache.commands.track_option import Track
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
 
@@ -64,7 +64,7 @@ def partition_config(
     seed: int | None,
 ) -> PartitionConfig:
     """The scheme and its arguments from the file and the flags."""
-    from fedcache.api.partitions import partition_flags
+    from fedcache.runs.partitions import partition_flags
 
     made = resolve(PartitionConfig, file.get("partition", {}), {"scheme": scheme, "clients": clients, "seed": seed})
     extra = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
@@ -123,10 +123,10 @@ def train(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.tracking import tracking
-        from fedcache.api.training import train as run
-        from fedcache.commands.results import plan_answer, result_lines
+        from fedcache.commands.run_output import plan_answer, result_lines
         from fedcache.extract.stop import Stop
+        from fedcache.runs.loop import train as run
+        from fedcache.runs.trackers import tracking
 
         file = read_file(config)
         flags = {
@@ -160,7 +160,7 @@ def train(
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
         resolved = resolve(TrainConfig, section, flags)
         if dry_run:
-            from fedcache.api.grids import grid_plan
+            from fedcache.grids.grid import grid_plan
 
             if resolved.method is None:
                 raise FedcacheError(Exit.USAGE, "No method was named.", "For example fedcache train --method fed3r")
@@ -188,7 +188,7 @@ def train(
 
 def _ready_list() -> Answer:
     """Every ready grid."""
-    from fedcache.api.ready_grids import names, ready
+    from fedcache.grids.presets import names, ready
 
     grids = [ready(name) for name in names()]
     rows = [
@@ -273,12 +273,12 @@ def grid(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.api.engines import engine_of
-        from fedcache.api.grids import grid as run
-        from fedcache.api.ready_grids import ready as lookup
-        from fedcache.api.tracking import tracking
-        from fedcache.commands.results import grid_answer, plan_answer
+        from fedcache.commands.run_output import grid_answer, plan_answer
         from fedcache.extract.stop import Stop
+        from fedcache.federate.engines.choose import engine_of
+        from fedcache.grids.grid import grid as run
+        from fedcache.grids.presets import ready as lookup
+        from fedcache.runs.trackers import tracking
 
         if ready == "list":
             return _ready_list()
@@ -331,7 +331,7 @@ def grid(
                 Exit.USAGE, "No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
             )
         if dry_run:
-            from fedcache.api.grids import grid_plan
+            from fedcache.grids.grid import grid_plan
 
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
             return plan_answer(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from fedcache.calling import callable_package
 
-callable_package(__name__, "fedcache.api.functions.extract")
+callable_package(__name__, "fedcache.api.extract")

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.arrangements import Compute, open_compute, worker_died
 from fedcache.extract.batches import How, Job
-from fedcache.extract.collector import Collector, chunk_rows_for
+from fedcache.extract.chunk_writer import Collector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
-from fedcache.extract.ranges import Crew, Order, order_of, plan_ranges, run_ranges
 from fedcache.extract.stop import Stop
+from fedcache.extract.workers.chunk_tasks import Crew, Order, order_of, plan_ranges, run_ranges
+from fedcache.extract.workers.local import Compute, open_compute, worker_died
 from fedcache.progress import Observer
 from fedcache.store.quarantine import VANISHED
 from fedcache.store.store import ArrayWriter, Store

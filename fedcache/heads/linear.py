@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcache.heads.span import Span
+from fedcache.heads.gram import Span
 
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]

@@ -1,249 +1,224 @@
-"""Treatments compared over paired blocks: means with intervals, paired differences with corrected p values, ranks.
-
-A treatment is a run (over settings: equal runs of several settings), a block is a seed, a client or a setting. Numbers
-in, frozen dataclasses out; ``blocks.py`` finds the numbers, ``comparison_text.py`` writes them.
-"""
+"""Runs to comparisons: one for each dataset and partition, or one over all of them. What ``fc.compare`` returns."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from fedcache.config import Home
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.report import comparison_text
+from fedcache.report.find_runs import Asked, Gathered, LeftOut, by_setting, gather, setting_names, several
+from fedcache.report.paired_blocks import Blocks, across, check_metric, within
+from fedcache.report.paired_tests import Comparison, compared
+from fedcache.report.statistics import TESTS
+from fedcache.runs.run import Run
 
-from fedcache.report.blocks import Blocks
-from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
-
-USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
-"""Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
-differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
-FEW = 10
-"""Blocks from which on a bootstrap interval covers about what it says."""
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """One row of a comparison.
-
-    Attributes:
-        name: tells it from the others.
-        values: fractions, one a block.
-        mean: of them.
-        std: of them (ddof 1); None for one block.
-        interval: bootstrap interval of the mean; None with fewer than three blocks.
-        rank: mean rank over the blocks, 1 is best.
-    """
-
-    name: str
-    values: tuple[float, ...]
-    mean: float
-    std: float | None
-    interval: tuple[float, float] | None
-    rank: float
+PAIRS = ("best", "all")
+LOWEST, HIGHEST = 0.5, 0.999
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two treatments compared.
+class Comparisons:
+    """Comparisons of one call.
 
     Attributes:
-        one: a name.
-        other: the name it is compared with.
-        difference: mean of one minus other over the blocks, a fraction.
-        interval: bootstrap interval of that mean.
-        p: of the paired test; None where there is nothing to test by.
-        holm: p corrected for all pairs of the comparison.
+        tables: one for each setting with two runs or more, or one over settings.
+        said: sentences on settings that are not among them, and on several of them.
+        left_out: runs that could not be read.
     """
 
-    one: str
-    other: str
-    difference: float
-    interval: tuple[float, float] | None
-    p: float | None
-    holm: float | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Treatments of one setting, or over all settings.
-
-    Attributes:
-        setting: words for where; of ``over`` settings, how many.
-        over: seeds | clients | settings.
-        metric: what the values are.
-        test: wilcoxon | ttest.
-        level: of the intervals; tests decide at 1 - level.
-        blocks: names.
-        treatments: the highest mean first.
-        reference: name of the treatment that the others are compared with.
-        pairs: every other treatment with the reference, or all pairs.
-        ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks. Its numbers are places in
-            ``treatments``.
-        notes: sentences that must be read with the numbers.
-    """
-
-    setting: str
-    over: str
-    metric: str
-    test: str
-    level: float
-    blocks: tuple[str, ...]
-    treatments: tuple[Treatment, ...]
-    reference: str
-    pairs: tuple[Pair, ...]
-    ranking: Ranking | None
-    notes: tuple[str, ...]
-
-    @property
-    def best(self) -> tuple[str, ...]:
-        """Names with the highest mean: one, or several that are equal."""
-        highest = self.treatments[0].mean
-        return tuple(t.name for t in self.treatments if constant(np.array([t.mean, highest])))
-
-    @property
-    def alike(self) -> tuple[str, ...]:
-        """Names that the test does not tell from the reference."""
-        alpha = 1.0 - self.level
-        undecided = [p for p in self.pairs if self.reference in (p.one, p.other) and p.holm is not None]
-        return tuple(p.one if p.other == self.reference else p.other for p in undecided if (p.holm or 0.0) >= alpha)
+    tables: tuple[Comparison, ...]
+    said: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**asdict(self), "best": list(self.best), "alike": list(self.alike)}
+        """The ``data`` of the envelope."""
+        return {
+            "comparisons": [c.to_dict() for c in self.tables],
+            "said": list(self.said),
+            "left_out": [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out],
+        }
+
+    def markdown(self) -> str:
+        """All tables as Markdown."""
+        return "\n".join([*(comparison_text.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)])
+
+    def latex(self) -> str:
+        """All tables as LaTeX for the package booktabs."""
+        said = map(comparison_text.comment, self.said)
+        return "\n".join([*said, *(comparison_text.latex(c) for c in self.tables)])
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
+
+        Raises:
+            FedcacheError: USAGE for several tables, fewer than three runs, or another ending.
+        """
+        from fedcache.report import critical_difference
+
+        if len(self.tables) != 1:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--plot draws one diagram, and there are {len(self.tables)} settings.",
+                "Name the runs of one setting, or compare over settings:  --over settings",
+            )
+        critical_difference.draw(self.tables[0], Path(path))
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return "".join(
+            [*(f"<p>{escape(s)}</p>" for s in self.said), *(comparison_text.as_html(c) for c in self.tables)]
+        )
 
     def __repr__(self) -> str:
-        first = self.treatments[0]
-        what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
-        return f"Comparison({self.setting}: {what}, best {first.name} {first.mean:.4f})"
+        if len(self.tables) == 1:
+            return f"Comparisons({self.tables[0]!r})"
+        return f"Comparisons({len(self.tables)} settings, {sum(len(c.treatments) for c in self.tables)} treatments)"
 
 
-def compared(
-    found: Blocks,
+def compare(
+    runs: Asked | Iterable[Asked] | None = None,
     *,
-    over: str,
-    metric: str,
+    over: str = "seeds",
+    metric: str = "accuracy",
     test: str | None = None,
-    against: str | None = None,
+    against: str | Run | None = None,
     pairs: str = "best",
     level: float = 0.95,
-) -> Comparison:
-    """Compare treatments over their blocks.
+    root: str | Path | None = None,
+) -> Comparisons:
+    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
 
     Args:
-        found: two treatments or more, one block or more, no value missing.
-        over: seeds | clients | settings, for words and the usual test.
-        metric: what the values are.
-        test: wilcoxon | ttest; None takes that of ``USUAL_TEST``.
-        against: name of the reference; None is the highest mean.
-        pairs: ``best``, every treatment with the reference, or ``all``.
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
+        over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
+        metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
+        test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
+        against: what all are compared with: a name in the table, a method, a run; None is the best.
+        pairs: ``best``, or ``all`` pairs.
         level: of intervals; tests decide at 1 - level.
+        root: directory of runs instead of the home's.
+
+    Raises:
+        FedcacheError: USAGE.
     """
-    test = test or USUAL_TEST[over]
-    means = found.values.mean(1)
-    order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), 12), i))
-    names, values = [found.names[i] for i in order], found.values[order]
-    ranks = map(float, mean_ranks(values))
-    treatments = tuple(_treatment(n, v, r, level) for n, v, r in zip(names, values, ranks, strict=True))
-    reference = against or names[0]
-    place = names.index(reference)
-    chosen = (
-        list(itertools.combinations(range(len(names)), 2))
-        if pairs == "all"
-        else [(i, place) for i in range(len(names)) if i != place]
+    asked = several(runs)
+    folder = Path(root) if root is not None else Home.from_environment().runs
+    return compare_entries(
+        gather(asked, folder), over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
     )
-    tested = [_p(test, values[i], values[j], over) for i, j in chosen]
-    made = tuple(
-        Pair(names[i], names[j], float((values[i] - values[j]).mean()), interval(values[i] - values[j], level), p, h)
-        for (i, j), p, h in zip(chosen, tested, holm(tested), strict=True)
-    )
-    done = Comparison(
-        setting=found.setting,
-        over=over,
-        metric=metric,
-        test=test,
-        level=level,
-        blocks=found.blocks,
-        treatments=treatments,
-        reference=reference,
-        pairs=made,
-        ranking=ranking(values, level),
-        notes=found.notes,
-    )
-    return replace(done, notes=(*found.notes, *_notes(done, chose=against is None and pairs == "best")))
 
 
-def _treatment(name: str, values: Floats, rank: float, level: float) -> Treatment:
-    std = float(values.std(ddof=1)) if len(values) > 1 else None
-    return Treatment(name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank)
-
-
-def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
-    """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
-    if len(one) < 2:
-        return None
-    if over != "settings" and constant(one) and constant(other) and not constant(np.append(one, other)):
-        # One number, written once for each block: its repetitions are no evidence, and Wilcoxon would count them.
-        return None
-    return p_value(test, one - other)
-
-
-def _notes(c: Comparison, *, chose: bool) -> list[str]:
-    """What these numbers cannot say."""
-    count, alpha = len(c.blocks), 1.0 - c.level
-    if count == 1:
-        more = {
-            "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
-            "clients": "More clients or --over seeds give both.",
-            "settings": "More datasets or partitions give both.",
-        }
-        return [f"One of the {c.over} only ({c.blocks[0]}): no interval and no test. {more[c.over]}"]
-    notes = []
-    if count < 3:
-        notes.append(f"Two {c.over}: no interval, which takes three.")
-    elif count < FEW:
-        notes.append(
-            f"Bootstrap intervals of {count} {c.over} are too narrow: of normal values, 95 % ones cover 76 % with 3, "
-            "83 % with 5 and 91 % with 10."
+def compare_entries(
+    found: Gathered,
+    *,
+    over: str = "seeds",
+    metric: str = "accuracy",
+    test: str | None = None,
+    against: str | Run | None = None,
+    pairs: str = "best",
+    level: float = 0.95,
+) -> Comparisons:
+    """``compare`` of runs that are found already."""
+    check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    entries = found.entries
+    if len(entries) < 2:
+        what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
+        lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
+        raise FedcacheError(
+            Exit.USAGE,
+            f"A comparison takes two finished runs, and {what}{lost}.",
+            "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
-    notes += _spreadless(c)
-    tested = sum(p.p is not None for p in c.pairs)
-    lowest = 2.0 ** (1 - count)
-    if c.test == "wilcoxon" and tested and tested * lowest >= alpha:
-        times = f", {tested} times that after Holm" if tested > 1 else ""
-        notes.append(
-            f"Wilcoxon's p of {count} {c.over} is never below {lowest:.3g}{times}, so little or nothing can be "
-            f"told apart at {alpha:.2g}."
+
+    def one(blocks: Blocks) -> Comparison:
+        reference = None if against is None else _reference(against, blocks)
+        return compared(blocks, over=over, metric=metric, test=test, against=reference, pairs=pairs, level=level)
+
+    if over == "settings":
+        return Comparisons((one(across(entries, metric)),), (), tuple(found.left_out))
+    tables: list[Comparison] = []
+    said: list[str] = []
+    refused: list[FedcacheError] = []
+    groups = by_setting(entries)
+    for where, group in zip(setting_names(groups), groups, strict=True):
+        if len(group) < 2:
+            said.append(f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with.")
+            continue
+        try:
+            tables.append(one(within(group, where, metric, over)))
+        except FedcacheError as error:
+            refused.append(error)
+            said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
+    if not tables and refused:
+        alike = len({error.message for error in refused}) == 1 and (len(refused) > 1 or len(groups) == 1)
+        raise refused[0] if alike else FedcacheError(Exit.USAGE, " ".join(said), refused[0].hint)
+    if not tables:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
+            "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
-    if chose and tested:
-        notes.append("The best was chosen by these numbers, which flatters its p; --against RUN fixes it beforehand.")
-    if c.ranking is not None and c.ranking.p >= alpha:
-        notes.append(
-            f"Friedman's test finds no difference (p = {c.ranking.p:.2g}): distances beyond the critical one decide "
-            "nothing."
+    if len(groups) > 1:
+        said.insert(
+            0,
+            f"The runs are of {len(groups)} datasets or partitions, which are not averaged: a table for each with "
+            "two or more runs (--over settings compares methods across them).",
         )
-    return notes
+    return Comparisons(tuple(tables), tuple(said), tuple(found.left_out))
 
 
-def _spreadless(c: Comparison) -> list[str]:
-    """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
-    same = [t.name for t in c.treatments if constant(np.array(t.values))]
-    why = {
-        "seeds": "does not depend on the seed",
-        "clients": "is the same for every client, as where all are scored on the same rows",
-        "settings": "is the same in every setting",
-    }[c.over]
-    notes = [f"Without an interval, because its value {why}: {', '.join(same)}."] if same else []
-    untested = [p for p in c.pairs if p.p is None]
-    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
-    if among:
-        notes.append(f"{_pairs(among)} not tested: {c.over} repeat neither of the two.")
-    others = [p for p in untested if p not in among]
-    if others:
-        notes.append(f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by.")
-    return notes
+def check(*, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float) -> None:
+    """Refuse wrong and contradicting values before anything is read.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    check_metric(metric, over)
+    if test is not None and test not in TESTS:
+        raise unknown("--test", test, TESTS)
+    if pairs not in PAIRS:
+        raise unknown("--pairs", pairs, PAIRS)
+    if pairs == "all" and against is not None:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--pairs all and --against are both given. All pairs need no reference.",
+            "Leave one of them out.",
+        )
+    if not LOWEST <= level <= HIGHEST:
+        raise FedcacheError(
+            Exit.USAGE, f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95"
+        )
 
 
-def _pairs(pairs: Sequence[Pair]) -> str:
-    return "; ".join(f"{p.one} and {p.other}" for p in pairs)
+def _reference(against: str | Run, blocks: Blocks) -> str:
+    """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
+
+    Raises:
+        FedcacheError: USAGE, for none and for several.
+    """
+    if isinstance(against, Run):
+        against = str(against.path)
+    if against in blocks.names:
+        return against
+    meant = [name for name, row in blocks.runs.items() if row[0].method == against]
+    if not meant and against:
+        path = Path(against).resolve()
+        meant = [
+            name
+            for name, row in blocks.runs.items()
+            if any(e.digest.startswith(against) or e.path.resolve() == path for e in row)
+        ]
+    if not meant:
+        raise unknown("--against", against, blocks.names)
+    if len(meant) > 1:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
+            "Give one of these names, or the first letters of its digest (fedcache ls --runs).",
+        )
+    return meant[0]

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedcache.report.compare import Comparison, Pair
+from fedcache.report.paired_tests import Comparison, Pair
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"

@@ -18,12 +18,22 @@ from typing import Any
 import fedcache
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Observer, Silent
-from fedcache.report.canvas import Plot, percent, short, size
-from fedcache.report.drawing import need_matplotlib
+from fedcache.report.drawing_files import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
-from fedcache.report.gather import Asked, Entry, Gathered, by_setting, differing, facts, gather, labels, setting_names
-from fedcache.report.rerun import command_of
-from fedcache.report.sources import Source, source_of
+from fedcache.report.find_runs import (
+    Asked,
+    Entry,
+    Gathered,
+    by_setting,
+    differing,
+    facts,
+    gather,
+    labels,
+    setting_names,
+)
+from fedcache.report.rerun_command import command_of
+from fedcache.report.run_stores import Source, source_of
+from fedcache.report.svg import Plot, percent, short, size
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcache.api.runs import rounds_of
 from fedcache.errors import unknown
-from fedcache.reproduce.adapt import find_domain
+from fedcache.reproduce.proxies import find_domain
 from fedcache.reproduce.registry import Printed
+from fedcache.runs.directory import rounds_of
 
 if TYPE_CHECKING:
-    from fedcache.api.run import Run
+    from fedcache.runs.run import Run
 
 Value = float | str | list[float]
 
@@ -165,7 +165,7 @@ def _params(run: Run, _rest: str) -> Value | None:
 
 def _head_params(run: Run, _rest: str) -> Value | None:
     """Weights of P and Q without biases, on the features of this run; all that is trained of a whole encoder."""
-    from fedcache.federate.models import head_of
+    from fedcache.federate.methods.common.switches import head_of
 
     if "encoder" in run.result["hyperparameters"]:
         return float(run.result["parameters"]["trainable"])

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.api.engines import Engine
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
+from fedcache.federate.engines.choose import Engine
 from fedcache.progress import Observer, Round, Silent
-from fedcache.reproduce.adapt import Options, find_domain, match_domains
+from fedcache.reproduce.proxies import Options, find_domain, match_domains
 from fedcache.reproduce.registry import Cell
 
 if TYPE_CHECKING:
     from fedcache.extract.datasets import Dataset
-    from fedcache.federate.partition import Columns, Partition
+    from fedcache.federate.partition.partition import Columns, Partition
 
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
@@ -99,8 +99,8 @@ class Bench:
         Raises:
             FedcacheError: as ``extract``.
         """
-        from fedcache.api.extraction import extract
-        from fedcache.api.partitions import columns_of
+        from fedcache.extract.extraction import extract
+        from fedcache.runs.partitions import columns_of
 
         key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views)
         if key not in self._features:
@@ -126,8 +126,8 @@ class Bench:
 
     def images(self, cell: Cell) -> Dataset:
         """The dataset of a cell, opened."""
-        from fedcache.api.planning import memory_of, roots_of
         from fedcache.extract.datasets.limited import open_limited
+        from fedcache.extract.planning.plan import memory_of, roots_of
 
         if cell.dataset not in self._images:
             self._images[cell.dataset] = open_limited(
@@ -144,7 +144,7 @@ class Bench:
         """What a partition may know of the images of a cell; every one counts as readable."""
         import numpy as np
 
-        from fedcache.federate.partition import Columns
+        from fedcache.federate.partition.partition import Columns
 
         d = self.images(cell)
         return Columns(d.label, d.domain, d.split, np.ones(len(d), np.uint8), d.uid, d.classes, d.domains, d.digest)
@@ -193,7 +193,7 @@ def deal(cell: Cell, columns: Columns, seed: int, *, proxy: bool) -> Dealt:
     Raises:
         FedcacheError: USAGE, for rows that do not suffice and no proxy, or that fit no scale.
     """
-    from fedcache.federate.partition import InfeasibleError, make
+    from fedcache.federate.partition.partition import InfeasibleError, make
 
     args = dict(cell.args)
     domain = {"domain": cell.domain} if cell.domain else {}

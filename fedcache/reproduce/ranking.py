@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcache.reproduce.metrics import Got
+from fedcache.reproduce.numbers import name
 from fedcache.reproduce.registry import Cell
 from fedcache.reproduce.runner import Line, Report
-from fedcache.reproduce.show import name
 
 LEADING = ("accuracy", "client_mean", "client_min")
 """What a row is ranked by if its paper prints it; else the first of its metrics with a printed number."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcache.reproduce.metrics import compare, unit
+from fedcache.reproduce.numbers import name, show_compared, show_got, show_printed
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import Cell, Entry
 from fedcache.reproduce.runner import Line, Report
-from fedcache.reproduce.show import name, show_compared, show_got, show_printed
 
 PROXY = "PROXY"
 PLAIN = "reproduced"

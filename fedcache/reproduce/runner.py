@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.api.engines import Engine
-from fedcache.api.planning import memory_of
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import datasets
+from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.stop import Stop
+from fedcache.federate.engines.choose import Engine
 from fedcache.progress import Observer, Silent
-from fedcache.reproduce.adapt import Options, Planned, plan
 from fedcache.reproduce.metrics import Compared, Got, Value, compare, measure, over_seeds, subtract
-from fedcache.reproduce.needs import READS, Looker, Need, unique
+from fedcache.reproduce.numbers import name, show_got
 from fedcache.reproduce.prepare import Bench, deal, placed, short_batches
+from fedcache.reproduce.proxies import Options, Planned, plan
 from fedcache.reproduce.registry import Cell, Difference, Entry
-from fedcache.reproduce.show import name, show_got
+from fedcache.reproduce.requirements import READS, Looker, Need, unique
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _line(entry: Entry, planned: Planned, bench: Bench, twin: Line | None) -> Li
     if entry.kind == "runs":
         _train(line, bench)
         return line
-    from fedcache.reproduce.kinds import MEASURES
+    from fedcache.reproduce.cell_kinds import MEASURES
 
     values, said = MEASURES[entry.kind](planned.cell, bench)
     line.departures += said
@@ -205,7 +205,7 @@ class Asked:
 
 def _asked(planned: Planned, bench: Bench) -> tuple[list[Asked], list[str]]:
     """The runs of a cell, and departures."""
-    from fedcache.api.settings import parse_seeds
+    from fedcache.runs.prepare import parse_seeds
 
     proxy = bench.options.proxy
     found = bench.features(planned.cell)
@@ -234,7 +234,7 @@ def _asked(planned: Planned, bench: Bench) -> tuple[list[Asked], list[str]]:
 
 def _ahead(planned: Sequence[Planned], bench: Bench, engine: Engine) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
-    from fedcache.api.ray_grids import run_on_cluster
+    from fedcache.federate.engines.ray.grids import run_on_cluster
 
     asked: list[Asked] = []
     for one in planned:
@@ -251,7 +251,7 @@ def _ahead(planned: Sequence[Planned], bench: Bench, engine: Engine) -> None:
 
 def _train(line: Line, bench: Bench) -> None:
     """One ordinary run for each seed, each with its own partition."""
-    from fedcache.api.training import train
+    from fedcache.runs.loop import train
 
     asked, said = _asked(line.planned, bench)
     values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.chunks import stored
-from fedcache.store.disk import writing
-from fedcache.store.embeddings import Embeddings
+from fedcache.store.disk_errors import writing
+from fedcache.store.embedding_files import Embeddings
+from fedcache.store.file_formats import WRITERS
 from fedcache.store.files import digest_of, sha256_hex
-from fedcache.store.formats import WRITERS
 from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, held_out
 from fedcache.store.store import Samples, Store, slug_of

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.store.disk import writing
+from fedcache.store.disk_errors import writing
 from fedcache.store.files import append_line, read_whole
-from fedcache.store.seal import seal, unseal
+from fedcache.store.signed_json import seal, unseal
 
 NAME = "history.jsonl"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import append_line, fsync_directory, read_whole
-from fedcache.store.seal import seal, unseal
+from fedcache.store.signed_json import seal, unseal
 
 PREFIX, SUFFIX = "journal-", ".jsonl"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.disk import writing
+from fedcache.store.disk_errors import writing
 from fedcache.store.files import write_atomic
 
 

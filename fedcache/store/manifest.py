@@ -15,7 +15,7 @@ from typing import Any
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, read_whole, write_atomic
-from fedcache.store.seal import seal, unseal
+from fedcache.store.signed_json import seal, unseal
 
 FORMAT = 1
 NAME = "manifest.json"

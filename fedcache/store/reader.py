@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.budget import memory_budget, threads_for
 from fedcache.store.chunks import (
     CRC_BYTES,
     array_bytes,
@@ -29,6 +28,7 @@ from fedcache.store.chunks import (
     verify_payload,
 )
 from fedcache.store.manifest import ArrayInfo
+from fedcache.store.memory_limit import memory_budget, threads_for
 
 MAPS = 128
 """Chunks of an array mapped at a time. Each costs a file descriptor, and systems allow as few as 256."""

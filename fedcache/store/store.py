@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError
 from fedcache.notebooks import data_frame, html_table
 from fedcache.store import chunks as files
-from fedcache.store.disk import writing
+from fedcache.store.disk_errors import writing
 from fedcache.store.files import canonical_json, digest_of, fsync_directory, read_whole, sha256_hex, write_atomic
 from fedcache.store.history import append_event
 from fedcache.store.journal import journals
@@ -29,7 +29,7 @@ from fedcache.store.manifest import COLUMNS, ArrayInfo, Manifest, read_manifest,
 from fedcache.store.quarantine import read_quarantine
 from fedcache.store.reader import Reader
 from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
-from fedcache.store.texts import check_name, find, read, slug_of, without
+from fedcache.store.text_features import check_name, find, read, slug_of, without
 from fedcache.store.writer import ArrayWriter
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Store:
             FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite; STORE,
                 when another dataset lies at ``path``.
         """
-        from fedcache.store.arrays import from_arrays  # which makes stores itself
+        from fedcache.store.from_arrays import from_arrays  # which makes stores itself
 
         columns = {
             "labels": labels, "domain": domains, "name": names, "split": splits,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.disk import writing
+from fedcache.store.disk_errors import writing
 from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256_hex, write_atomic
 from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import held

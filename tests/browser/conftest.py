@@ -12,7 +12,7 @@ import pytest
 from command import ok
 from pictures import folder
 
-from fedcache.api.runs import read_result, write_result
+from fedcache.runs.directory import read_result, write_result
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",

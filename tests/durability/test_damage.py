@@ -12,8 +12,8 @@ from test_store_check import files_of, flip, found, with_history_and_an_array_in
 from toy_store import KEYS, create, fill, in_memory
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.check import verify
 from fedcache.store.store import Store
+from fedcache.store.verify import verify
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
     else:
         import json
 
-        from fedcache.store.seal import seal
+        from fedcache.store.signed_json import seal
 
         body = json.loads((path / "manifest.json").read_bytes())
         body.pop("sha256", None)

@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.clients import Data
-from fedcache.federate.engine import run
-from fedcache.federate.guarded import parse_trust
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.pipeline import parse_trust
 
 CLIENTS = 10
 ROBUST = ("median", "trimmed:0.2", "multikrum", "nnm+trimmed:0.2")

@@ -18,7 +18,7 @@ from command import apart, environment, start
 from pictures import folder
 from toy_store import content
 
-from fedcache.store.check import verify
+from fedcache.store.verify import verify
 
 BACKBONES = "random-projection,pixels"
 CHUNKS = 2 * 48

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedcache.api.flower.keys import make_keys
-from fedcache.api.flower.network import Address, start_superlink
-from fedcache.api.flower.plan import Plan
-from fedcache.api.flower.serving import attend
-from fedcache.api.flower.up import open_loopback
-from fedcache.api.training import train
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
+from fedcache.federate.engines.flower.keys import make_keys
+from fedcache.federate.engines.flower.loopback import open_loopback
+from fedcache.federate.engines.flower.network import Address, start_superlink
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.serving import attend
+from fedcache.runs.loop import train
 
 RUNS = {"fed3r": 1, "fedavg": 1, "fst-cbdg": 1, "fedpcl": 2}
 began = time.monotonic()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcache.api.flower.keys import make_keys, read_keys, read_site_keys
-from fedcache.api.flower.network import Address
-from fedcache.api.flower.processes import check_port
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.keys import make_keys, read_keys, read_site_keys
+from fedcache.federate.engines.flower.network import Address
+from fedcache.federate.engines.flower.processes import check_port
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = pytest.mark.engines

@@ -179,7 +179,7 @@ def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tm
 
 ACTORS = """
 import sys
-from fedcache.api import ray_extraction
+from fedcache.federate.engines.ray import extraction as ray_extraction
 from fedcache.cli import main
 ray_extraction.needs_gpus, ray_extraction._gpus = lambda how: True, lambda: 2
 main(sys.argv[1:])

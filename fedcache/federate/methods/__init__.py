@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from fedcache.errors import unknown
-from fedcache.federate.method import Method
+from fedcache.federate.engine.method import Method
 
 NAMES = (
     "atpfl",

@@ -19,11 +19,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero
+from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
-from fedcache.federate.prompting import AUG, class_names, encode_rows, frozen_text, image_features, paint, train_prompts
-from fedcache.federate.steps import Batch, keep_optimiser
+from fedcache.federate.methods.common.prompts import (
+    AUG,
+    class_names,
+    encode_rows,
+    frozen_text,
+    image_features,
+    paint,
+    train_prompts,
+)
 from fedcache.heads.linear import Tree
 from fedcache.heads.prompt import l_aug
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, HParam, Method
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import local
+from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     TRAINING,
     ce_loss,
@@ -26,7 +27,6 @@ from fedcache.federate.models import (
     names,
     trained,
 )
-from fedcache.federate.steps import local
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.projection import logits
 

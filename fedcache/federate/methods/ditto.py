@@ -19,13 +19,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero
-from fedcache.federate.method import HParam, personal_model
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero
+from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import HParam, personal_model
 from fedcache.federate.methods import fedavg, solo
+from fedcache.federate.methods.common.switches import ce_loss, head_of, trained
 from fedcache.federate.methods.fedprox import proximal
-from fedcache.federate.models import ce_loss, head_of, trained
-from fedcache.federate.steps import train
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import logits
 

@@ -23,14 +23,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.rng import generator
+from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.federate.models import FEAT_POST
-from fedcache.federate.streams import generator
-from fedcache.heads.fourier import drawn_fourier, fourier_features
 from fedcache.heads.linear import Tree
+from fedcache.heads.random_fourier import drawn_fourier, fourier_features
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, HParam, Method
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.federate.models import FEAT_POST, declare
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, Method, Protocol
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import keep_optimiser, local
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, Method, Protocol
+from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
     MODEL,
@@ -31,7 +32,6 @@ from fedcache.federate.models import (
     names,
     trained,
 )
-from fedcache.federate.steps import keep_optimiser, local
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import logits
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate import contrastive as ssl
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method
-from fedcache.federate.models import AGG, TRAINING, declare
-from fedcache.federate.steps import Batch, local
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, local
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
 from fedcache.heads.linear import Tree, affine, init_linear
 from fedcache.heads.losses import cross_entropy
@@ -27,24 +27,24 @@ CLASSIFIER = ("Q.W", "Q.b")
 
 def trained(hp: Hp) -> tuple[str, ...]:
     """The trunk's tensors that a gradient moves, and the classifier."""
-    return (*(n for n in ssl.trained(hp) if n not in PROJECTION), *CLASSIFIER)
+    return (*(n for n in simclr.trained(hp) if n not in PROJECTION), *CLASSIFIER)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
     """Those, and BatchNorm's running statistics."""
-    return (*trained(hp), *ssl.encoder_of(hp).buffers())
+    return (*trained(hp), *simclr.encoder_of(hp).buffers())
 
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    uniform, encoder = ctx.rng.uniform("init", independent=False), ssl.encoder_of(ctx.hp)
+    uniform, encoder = ctx.rng.uniform("init", independent=False), simclr.encoder_of(ctx.hp)
     p = encoder.init(uniform, ctx.env.width) | init_linear(uniform, ctx.env.classes, encoder.width, "Q.")
     return {n: p[n] for n in names(ctx.hp)}
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy of a batch of images [B, H W 3], and BatchNorm's updates."""
-    h, updates = ssl.encoder_of(ctx.hp).trunk(p, ssl.normal(batch["x"], ctx), training=True)
+    h, updates = simclr.encoder_of(ctx.hp).trunk(p, simclr.normal(batch["x"], ctx), training=True)
     return cross_entropy(affine(h, p["Q.W"], p["Q.b"]), batch["y"], batch["w"]), updates
 
 
@@ -56,7 +56,7 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
 def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images."""
     p = {**down, **state}
-    return affine(ssl.represent(p, x, ctx, project=False), p["Q.W"], p["Q.b"])
+    return affine(simclr.represent(p, x, ctx, project=False), p["Q.W"], p["Q.b"])
 
 
 def trainable(server: Tree, state: Tree) -> int:
@@ -79,7 +79,7 @@ METHOD = Method(
     init=init,
     fit=fit,
     predict=predict,
-    check=ssl.check,
+    check=simclr.check,
     needs=frozenset({"labels", "pixels"}),
     lifts=("loop",),
     trainable=trainable,

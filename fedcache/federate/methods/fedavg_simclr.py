@@ -7,7 +7,8 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 
 from __future__ import annotations
 
-from fedcache.federate.contrastive import (
+from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.methods.common.simclr import (
     ENCODER,
     PROBE,
     SIMCLR,
@@ -24,8 +25,7 @@ from fedcache.federate.contrastive import (
     trainable,
     watch,
 )
-from fedcache.federate.method import Defaults, Method
-from fedcache.federate.models import AGG, declare
+from fedcache.federate.methods.common.switches import AGG, declare
 
 METHOD = Method(
     name="fedavg-simclr",

@@ -19,11 +19,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero, over
-from fedcache.federate.method import Defaults, HParam
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.local_training import local
+from fedcache.federate.engine.method import Defaults, HParam
 from fedcache.federate.methods import fedavg
-from fedcache.federate.models import (
+from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
     MODEL,
@@ -35,7 +36,6 @@ from fedcache.federate.models import (
     names,
     trained,
 )
-from fedcache.federate.steps import local
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits

@@ -25,14 +25,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate import contrast
-from fedcache.federate.clients import LaneData
-from fedcache.federate.contrast import OWN_PROTOTYPES, TAU, body
-from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
-from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare, owned_rows
-from fedcache.federate.noise import NOISE, noisy, noisy_prototypes
-from fedcache.federate.steps import Batch
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.local_training import Batch
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.methods.common import prototypes
+from fedcache.federate.methods.common.noise import NOISE, noisy, noisy_prototypes
+from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU, body
+from fedcache.federate.methods.common.switches import (
+    FEAT_POST,
+    PROJECTION,
+    PROTO_AGG,
+    PROTO_INIT,
+    TRAINING,
+    declare,
+    owned_rows,
+)
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import set_contrast
 from fedcache.heads.projection import embed
@@ -41,7 +49,7 @@ from fedcache.heads.prototype import dots, merge, scores
 
 def init(ctx: Ctx) -> Tree:
     """An empty set of prototypes per client."""
-    sets, counts = contrast.no_prototypes(ctx, ctx.env.clients)
+    sets, counts = prototypes.no_prototypes(ctx, ctx.env.clients)
     return {"sets": sets, "counts": counts}
 
 
@@ -57,8 +65,8 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 
 def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
     """The client's own P, and its own prototypes, none yet."""
-    proto, count = contrast.no_prototypes(ctx, *ctx.lead)
-    return {**contrast.own_body(ctx), "proto": proto, "count": count}
+    proto, count = prototypes.no_prototypes(ctx, *ctx.lead)
+    return {**prototypes.own_body(ctx), "proto": proto, "count": count}
 
 
 def candidates(down: Tree, hp: Hp) -> Tree:
@@ -73,7 +81,7 @@ def candidates(down: Tree, hp: Hp) -> Tree:
 
 def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """L_g + L_p against ``candidates``; the mean is over the rows whose class some set has."""
-    z, y, w, updates = contrast.embeddings(p, batch, ctx.hp)
+    z, y, w, updates = prototypes.embeddings(p, batch, ctx.hp)
     u = dots(z, known["sets"])
     u = u / over(ctx.number("tau"), u)
     anchored = ctx.hp["objective"] == "proto_anchor"
@@ -85,13 +93,13 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
 
     def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
-        clean = contrast.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
+        clean = prototypes.view_batches(data, ctx, epoch)  # prototypes and tests stay clean (D-20)
         return noisy(clean, data, ctx, epoch) if ctx.hp["noise_on"] == "features" else clean
 
     p = state
     if ctx.hp["warmup"] == "zero_loss" or bool(down["has"].any()):
-        p = contrast.train_body(state, loss, candidates(down, ctx.hp), data, ctx, batches)
-    kept = contrast.own_prototypes(p, data, ctx)
+        p = prototypes.train_body(state, loss, candidates(down, ctx.hp), data, ctx, batches)
+    kept = prototypes.own_prototypes(p, data, ctx)
     up = dict(kept)
     if ctx.hp["noise_on"] == "proto":
         up["proto"] = noisy_prototypes(kept["proto"], kept["count"], ctx)
@@ -123,7 +131,7 @@ def received(down: Tree, _ctx: Ctx) -> int:
 
 def fidelity(hp: Hp, views: int) -> str:
     """Noise on features stands in for noise on images; two stored views stand in for live augmentation."""
-    return "approx" if hp["noise_on"] == "features" else contrast.cached_views(hp, views)
+    return "approx" if hp["noise_on"] == "features" else prototypes.cached_views(hp, views)
 
 
 def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, int]:

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, ce_loss, declare, without
 from fedcache.federate.methods.fedncm import predict
-from fedcache.federate.models import FEAT_POST, TRAINING, ce_loss, declare, without
-from fedcache.federate.steps import train
+from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, init_linear
 from fedcache.heads.losses import MASKED
-from fedcache.heads.mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""

@@ -18,10 +18,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero
+from fedcache.federate.engine.local_training import keep_optimiser, train
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     LOGIT_HEAD,
     MLP,
@@ -36,7 +37,6 @@ from fedcache.federate.models import (
     owned_rows,
     trained,
 )
-from fedcache.federate.steps import keep_optimiser, train
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed

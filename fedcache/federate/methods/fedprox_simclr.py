@@ -10,21 +10,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate import contrastive
-from fedcache.federate.lanes import Ctx, is_zero, squared_distance
-from fedcache.federate.method import HParam
+from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
+from fedcache.federate.engine.method import HParam
+from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 from fedcache.heads.linear import Tree
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """SimCLR's loss plus (mu/2) |w - w_g|^2."""
-    value, updates = contrastive.loss(p, batch, down, ctx)
+    value, updates = simclr.loss(p, batch, down, ctx)
     mu = ctx.number("mu")
     if is_zero(mu):
         return value, updates  # the same bits as fedavg-simclr, at the same price
     scale = 0.5 * mu if ctx.hp["prox_half"] else mu
-    return value + scale * squared_distance(p, down, contrastive.trained(ctx.hp), ctx), updates
+    return value + scale * squared_distance(p, down, simclr.trained(ctx.hp), ctx), updates
 
 
 METHOD = replace(
@@ -36,5 +36,5 @@ METHOD = replace(
         HParam("mu", 1e-4, "float", "strength of the pull; 0 is fedavg-simclr", low=0.0),
         HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
     ),
-    fit=contrastive.fit_with(loss, send=True),
+    fit=simclr.fit_with(loss, send=True),
 )

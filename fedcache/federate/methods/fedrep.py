@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
-from fedcache.federate.methods.fedavg import own_statistics
-from fedcache.federate.methods.solo import predict
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, train
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
     FEAT_POST,
@@ -40,7 +39,8 @@ from fedcache.federate.models import (
     names,
     without,
 )
-from fedcache.federate.steps import Batch, train
+from fedcache.federate.methods.fedavg import own_statistics
+from fedcache.federate.methods.solo import predict
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed

@@ -19,42 +19,41 @@ from collections.abc import Mapping
 
 import torch
 
-from fedcache.federate import contrastive as ssl
-from fedcache.federate import distil
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, HParam, Method
-from fedcache.federate.models import declare
-from fedcache.heads.contrast import Ensemble
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.methods.common import distillation, simclr
+from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree
+from fedcache.heads.simclr import Ensemble
 
 
 def init(ctx: Ctx) -> Tree:
     """The first student, and how far its similarities moved last."""
-    return {**ssl.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
+    return {**simclr.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
 
 
 def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """Its losses; an encoder of its own for a client whose trunk does not fit the student's."""
-    losses = ssl.enter(down, data, ctx)
+    losses = simclr.enter(down, data, ctx)
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
         return losses
-    return {**ssl.init(ctx), **losses}
+    return {**simclr.init(ctx), **losses}
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """The student."""
-    return {n: server[n] for n in ssl.names(ctx.hp)}
+    return {n: server[n] for n in simclr.names(ctx.hp)}
 
 
-train = ssl.fit_with(ssl.loss, send=True)
+train = simclr.fit_with(simclr.loss, send=True)
 
 
 def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     """SimCLR from w, then R_k of the public rows [.., Np, d], or M_k [.., Np, Np]."""
     kept, encoder = train(down, state, data, ctx)
     public = ctx.public[:, 0]
-    R = distil.unit(encoder, public.reshape((1,) * len(ctx.lead) + tuple(public.shape)), ctx)
+    R = distillation.unit(encoder, public.reshape((1,) * len(ctx.lead) + tuple(public.shape)), ctx)
     return kept, {"R": R} if ctx.hp["send"] == "reps" else {"M": R @ R.mT}
 
 
@@ -63,9 +62,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     share = float(ctx.number("sim_topk_percent")) / 100.0
     target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share)
     w = broadcast(server, ctx)
-    student = distil.distil(w, target, ctx)
+    student = distillation.distil(w, target, ctx)
     few = ctx.public[:1024, 0]
-    old, new = (distil.unit(p, few, ctx) for p in (w, student))
+    old, new = (distillation.unit(p, few, ctx) for p in (w, student))
     return {**student, "drift": (new @ new.mT - old @ old.mT).abs().mean()}
 
 
@@ -81,7 +80,7 @@ def sent(up: Tree, ctx: Ctx) -> int:
 
 def diagnose(server: Tree, states: Mapping[int, Tree], labels: object, ctx: Ctx) -> dict[str, float]:
     """How far the student's similarities moved in the last distillation, and the clients' training loss."""
-    return {"similarity_drift": float(server["drift"]), **ssl.watch(server, states, labels, ctx)}
+    return {"similarity_drift": float(server["drift"]), **simclr.watch(server, states, labels, ctx)}
 
 
 METHOD = Method(
@@ -90,12 +89,12 @@ METHOD = Method(
     summary="Distil the clients' ensembled similarities of public images into one encoder.",
     hparams=(
         HParam("encoder", "conv", "choice", "a ResNet-18 on images (--backbones pixels)", choices=("conv",)),
-        *declare(ssl.SIMCLR, epochs=100),
+        *declare(simclr.SIMCLR, epochs=100),
         HParam(
             "send", "reps", "choice", "representations of the public rows, or their similarities", ("reps", "matrix")
         ),
-        *distil.DISTIL,
-        *ssl.PROBE,
+        *distillation.DISTIL,
+        *simclr.PROBE,
     ),
     defaults=Defaults(rounds=2, participation=None, clients=6, scheme="flesd"),
     init=init,
@@ -104,15 +103,15 @@ METHOD = Method(
     fit=fit,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
-    predict=ssl.predict,
-    deploy=ssl.probe,
-    check=distil.check,
+    predict=simclr.predict,
+    deploy=simclr.probe,
+    check=distillation.check,
     diagnose=diagnose,
     needs=frozenset({"pixels", "public"}),
     lifts=("loop",),
     sent=sent,
-    received=ssl.parameters,
-    trainable=ssl.trainable,
-    fidelity=ssl.fidelity,
+    received=simclr.parameters,
+    trainable=simclr.trainable,
+    fidelity=simclr.fidelity,
     paper_count=None,
 )

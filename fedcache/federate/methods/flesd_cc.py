@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate import contrastive as ssl
-from fedcache.federate.method import Defaults, Hp
+from fedcache.federate.engine.method import Defaults, Hp
+from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
-from fedcache.federate.models import declare
 
 
 def needs(hp: Hp) -> frozenset[str]:
     """As ``flesd`` on images, as ``flesd-head`` on features."""
-    return ssl.needs(hp) | {"public"}
+    return simclr.needs(hp) | {"public"}
 
 
 METHOD = replace(
     HEAD,
     name="flesd-cc",
     summary="FLESD in one round: 200 local epochs, one exchange.",
-    hparams=(ssl.ENCODER, *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200)),
+    hparams=(simclr.ENCODER, *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200)),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,
     needs_for=needs,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate import contrastive as ssl
-from fedcache.federate.method import HParam
+from fedcache.federate.engine.method import HParam
+from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(
@@ -24,5 +24,5 @@ METHOD = replace(
     needs=frozenset({"views", "public"}),
     lifts=("loop", "stack"),
     mixed=frozenset({"backbones", "hidden"}),
-    fidelity=ssl.fidelity,
+    fidelity=simclr.fidelity,
 )

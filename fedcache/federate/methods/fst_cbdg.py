@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero, over
-from fedcache.federate.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.metrics import self_training
 from fedcache.federate.methods import central
-from fedcache.federate.metrics import self_training
-from fedcache.federate.models import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
-from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
+from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 

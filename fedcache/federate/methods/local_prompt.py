@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import everywhere
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import keep_optimiser
+from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
-from fedcache.federate.steps import keep_optimiser
 from fedcache.heads.linear import Tree
 
 

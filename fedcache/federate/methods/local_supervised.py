@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate import contrastive as ssl
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, HParam, everywhere
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Defaults, HParam, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
-from fedcache.federate.models import declare
+from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree
 
 
@@ -34,12 +34,12 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
 
 def deploy(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """The model, with a probe where that scores it."""
-    return ssl.probe(down, state, data, ctx) if ctx.hp["score"] == "probe" else {**down, **state}
+    return simclr.probe(down, state, data, ctx) if ctx.hp["score"] == "probe" else {**down, **state}
 
 
 def predict(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of the classifier or the probe."""
-    predict = ssl.predict if ctx.hp["score"] == "probe" else scratch.predict
+    predict = simclr.predict if ctx.hp["score"] == "probe" else scratch.predict
     return predict(down, state, data, x, ctx)
 
 
@@ -51,7 +51,7 @@ METHOD = replace(
     hparams=(
         *declare((h for h in scratch.METHOD.hparams if h.name != "agg"), wd=1e-6, batch=1024, epochs=100),
         HParam("score", "classifier", "choice", "what is scored on a trained trunk", choices=("classifier", "probe")),
-        *ssl.PROBE,
+        *simclr.PROBE,
     ),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     init=lambda _ctx: {},

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate import contrastive
-from fedcache.federate.clients import LaneData
-from fedcache.federate.contrastive import fit_with, init, loss
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, everywhere
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Defaults, everywhere
+from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common.simclr import fit_with, init, loss
+from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
-from fedcache.federate.models import declare
 from fedcache.heads.linear import Tree
 
 
 def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     """The client's own encoder."""
-    return {**init(ctx), **contrastive.enter(down, data, ctx)}
+    return {**init(ctx), **simclr.enter(down, data, ctx)}
 
 
 METHOD = replace(

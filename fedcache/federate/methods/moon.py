@@ -19,11 +19,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero, over
-from fedcache.federate.method import HParam
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import HParam
 from fedcache.federate.methods import fedavg
-from fedcache.federate.models import (
+from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
     FEAT_POST,
@@ -37,7 +38,6 @@ from fedcache.federate.models import (
     names,
     trained,
 )
-from fedcache.federate.steps import train
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed

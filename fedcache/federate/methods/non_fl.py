@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.method import Defaults
+from fedcache.federate.engine.method import Defaults
+from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
-from fedcache.federate.models import declare
 
 METHOD = replace(
     FEDAVG_SIMCLR,

@@ -24,11 +24,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, is_zero, over
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
-from fedcache.federate.methods.fedavg import paper_count
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
     MODEL,
@@ -43,7 +43,7 @@ from fedcache.federate.models import (
     trained,
     without,
 )
-from fedcache.federate.steps import Batch, Loss, grads, minibatches, train
+from fedcache.federate.methods.fedavg import paper_count
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import logits
 

@@ -24,12 +24,11 @@ from typing import cast
 
 import torch
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, over, own
-from fedcache.federate.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
-from fedcache.federate.methods.fedavg import paper_count
-from fedcache.federate.methods.solo import predict
-from fedcache.federate.models import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over, own
+from fedcache.federate.engine.local_training import Batch, Loss, Step, grads, minibatches, scan
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
     MODEL,
@@ -44,7 +43,8 @@ from fedcache.federate.models import (
     trained,
     without,
 )
-from fedcache.federate.steps import Batch, Loss, Step, grads, minibatches, scan
+from fedcache.federate.methods.fedavg import paper_count
+from fedcache.federate.methods.solo import predict
 from fedcache.heads.linear import Tree
 
 NEAR = "near/"

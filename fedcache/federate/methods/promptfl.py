@@ -20,11 +20,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Hp, HParam, Method, Value
-from fedcache.federate.models import AGG, FEAT_POST, declare
-from fedcache.federate.prompting import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method, Value
+from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,
     SCALE,
@@ -36,7 +36,7 @@ from fedcache.federate.prompting import (
     scheduled,
     text_features,
 )
-from fedcache.federate.steps import Batch, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 

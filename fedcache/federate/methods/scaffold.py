@@ -23,11 +23,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, dot, over
-from fedcache.federate.method import Hp, HParam
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, dot, over
+from fedcache.federate.engine.local_training import batch_sizes, train
+from fedcache.federate.engine.method import Hp, HParam
 from fedcache.federate.methods import fedavg
-from fedcache.federate.models import (
+from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     MODEL,
     TRAINING,
@@ -39,7 +40,6 @@ from fedcache.federate.models import (
     names,
     trained,
 )
-from fedcache.federate.steps import batch_sizes, train
 from fedcache.heads.linear import Tree
 
 PLAIN = (

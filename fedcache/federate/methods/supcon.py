@@ -19,8 +19,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.contrast import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.local_training import Batch
+from fedcache.federate.engine.method import ON_ROWS, Defaults, HParam, Method, personal_model
+from fedcache.federate.methods.common.prototypes import (
     OWN_PROTOTYPES,
     TAU,
     body,
@@ -31,10 +34,7 @@ from fedcache.federate.contrast import (
     train_body,
     view_batches,
 )
-from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import ON_ROWS, Defaults, HParam, Method, personal_model
-from fedcache.federate.models import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
-from fedcache.federate.steps import Batch
+from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import supervised_contrast
 from fedcache.heads.projection import embed

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import Defaults, HParam, Method, personal_model
-from fedcache.federate.models import FEAT_POST, declare
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.method import Defaults, HParam, Method, personal_model
+from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 
 KEYS = 1024

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx
-from fedcache.federate.method import Defaults, Method
-from fedcache.federate.models import AGG, declare
-from fedcache.federate.prompting import (
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, keep_optimiser
+from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,
     SCALE,
@@ -40,7 +40,7 @@ from fedcache.federate.prompting import (
     train_prompts,
     trained,
 )
-from fedcache.federate.steps import Batch, keep_optimiser
+from fedcache.federate.methods.common.switches import AGG, declare
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.clients import LaneData
-from fedcache.federate.lanes import Ctx, over
-from fedcache.federate.method import Defaults, Hp, HParam, Method
-from fedcache.federate.models import AGG, FEAT_POST, declare
-from fedcache.federate.prompting import PROMPT_TRAINING, scheduled
-from fedcache.federate.steps import Batch, keep_optimiser, local
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
+from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.report.canvas import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 from fedcache.report.figures.grids import squares
-from fedcache.report.sources import Source
+from fedcache.report.run_stores import Source
+from fedcache.report.svg import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -185,7 +185,7 @@ def agreement(ident: str, source: Source) -> Plot | None:
         return None
     import torch
 
-    from fedcache.federate.diagnostics import linear_cka
+    from fedcache.federate.engine.diagnostics import linear_cka
 
     names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
@@ -222,7 +222,7 @@ def label_entropy(ident: str, source: Source) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
     import torch
 
-    from fedcache.federate.diagnostics import pseudo_label_entropy
+    from fedcache.federate.engine.diagnostics import pseudo_label_entropy
 
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.canvas import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, short
-from fedcache.report.gather import Entry, differing, facts
+from fedcache.report.find_runs import Entry, differing, facts
+from fedcache.report.svg import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, short
 
 MOST_SIDE = 24
 Cells = dict[tuple[str, ...], tuple[float, Entry]]

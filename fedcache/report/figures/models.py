@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.canvas import SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 from fedcache.report.figures.grids import squares
 from fedcache.report.figures.runs import MOST_CURVES, Named
-from fedcache.report.gather import Entry
+from fedcache.report.find_runs import Entry
+from fedcache.report.svg import SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 
 MOST_DRAWN = 30
 """Classes up to which a confusion matrix is drawn; above, its worst pairs are listed."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.canvas import (
+from fedcache.report.find_runs import Entry
+from fedcache.report.svg import (
     INK,
     SERIES,
     Cell,
@@ -19,7 +20,6 @@ from fedcache.report.canvas import (
     short,
     size,
 )
-from fedcache.report.gather import Entry
 
 MOST_CURVES = 8
 MOST_STRIPS = 16

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.federate.clients import Data
-from fedcache.federate.engines.flower.members import Facts, Rows
-from fedcache.federate.evaluate import Scores, evaluate_global, evaluate_personal
-from fedcache.federate.outcome import Evaluation
-from fedcache.federate.rounds import Rounds
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
+from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engines.flower.membership import Facts, Rows
 
 
 def scored(run: Rounds, facts: Sequence[Facts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:

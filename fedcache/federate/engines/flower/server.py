@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import Data
-from fedcache.federate.engine import OnRound, resume_job, snapshot_of
-from fedcache.federate.engines.flower.expected import expected_upload, most_common
-from fedcache.federate.engines.flower.members import (
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.method import Method, Value
+from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
+from fedcache.federate.engine.run import OnRound, resume_job, snapshot_of
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engines.flower.membership import (
     Facts,
     Member,
     rows_of,
 )
 from fedcache.federate.engines.flower.messages import Parcel
-from fedcache.federate.engines.flower.roster import Missed, Roster, refusal_of
 from fedcache.federate.engines.flower.scoring import scored
 from fedcache.federate.engines.flower.site import Job
-from fedcache.federate.gate import Gate
-from fedcache.federate.guarded import Rejected, Trust
-from fedcache.federate.method import Method, Value
-from fedcache.federate.outcome import Evaluation, Outcome, RoundRecord, Snapshot
-from fedcache.federate.rounds import Rounds
+from fedcache.federate.engines.flower.sites import Missed, Roster, refusal_of
+from fedcache.federate.engines.flower.upload_shapes import expected_upload, most_common
+from fedcache.federate.trust.pipeline import Rejected, Trust
+from fedcache.federate.trust.update_validation import Gate
 from fedcache.heads.linear import Tree
 
 

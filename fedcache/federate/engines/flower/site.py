@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.clients import Data
-from fedcache.federate.engine import score_job
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.method import Method, Value
+from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.run import score_job
+from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.messages import Parcel
-from fedcache.federate.guarded import Trust
-from fedcache.federate.lifts import shares_uploads
-from fedcache.federate.method import Method, Value
-from fedcache.federate.outcome import Evaluation
-from fedcache.federate.partition import Client
-from fedcache.federate.rounds import Rounds
+from fedcache.federate.execution.choose import shares_uploads
+from fedcache.federate.partition.partition import Client
+from fedcache.federate.trust.pipeline import Trust
 from fedcache.heads.linear import Tree
 
 NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))

@@ -1,0 +1,86 @@
+"""The ``fedcache extract`` commands that hints give: what is written there runs as it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+
+from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.errors import FedcacheError
+from fedcache.extract.datasets.limited import peek_limited
+from fedcache.extract.planning.plan import memory_of, roots_of, store_path
+from fedcache.store.store import Store
+
+
+def words_of(config: ExtractConfig) -> list[str]:
+    """The options of ``fedcache extract`` that make ``config``."""
+    words: list[str] = []
+    for item in fields(config):
+        value, option = getattr(config, item.name), f"--{item.name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            words += [word for key, one in value.items() for word in (option, f"{key}={one}")]
+        elif item.name == "text":
+            words += [word for one in value for word in (option, one)]
+        elif isinstance(value, tuple):
+            words += [option, ",".join(value)] if value else []
+        elif value is True:
+            words.append(option)
+        elif value != item.default:
+            words += [option, str(value)]
+    return words
+
+
+def extract_into(
+    store: Store, backbones: Sequence[str], recipe: Mapping[str, str] | None = None, home: Home | None = None
+) -> str:
+    """The command that adds arrays to a store: with its dataset and limit, and --store only where no dataset finds it.
+
+    A store says nothing of places, so its dataset is what this home remembers of its arrays. Where the home knows
+    nothing, as for a store from elsewhere, the sentence says what to add.
+
+    Args:
+        store: that lacks them.
+        backbones: that are to be run.
+        recipe: options of ``--recipe``.
+        home: that remembers; default this one.
+    """
+    home = home or Home.from_environment()
+    known = _dataset_of(store, home)
+    order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
+    if known is None:
+        return f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *words_of(order)])}, " + (
+            "with --dataset and the options it was begun with"
+        )
+    return shlex.join(["fedcache", "extract", *words_of(order), *place_of(store, home)])
+
+
+def place_of(store: Store, home: Home) -> list[str]:
+    """``--store PATH`` where an extraction of its dataset would not find the store by itself; else nothing."""
+    usual = store_path(home, store.dataset["slug"], store.content)
+    return [] if store.path.resolve() == usual.resolve() else ["--store", str(store.path)]
+
+
+def _dataset_of(store: Store, home: Home) -> ExtractConfig | None:
+    """The options that name a store's dataset: those of an array's order, or of the bundle; None when not known."""
+    memory = memory_of(home)
+    for array in store.arrays.values():
+        fact = memory.recall(["order", store.dataset["digest"], array.digest])
+        with suppress(FedcacheError):  # another version of fedcache may have ordered it, in other words
+            if isinstance(fact, list):
+                order = resolve(ExtractConfig, fact[1], {})
+                return ExtractConfig(
+                    dataset=order.dataset,
+                    limit=order.limit,
+                    layout=order.layout,
+                    max_bad=order.max_bad,
+                    data=order.data,
+                )
+    name, _, size = str(store.dataset["slug"]).partition("-")
+    limit = int(size) if size.isdecimal() else None
+    roots = roots_of(ExtractConfig(), home)
+    known = peek_limited("digits", limit, memory=memory, roots=roots, data=home.data, layout=None)
+    if name == "digits" and known is not None and known[1] == store.content:
+        return ExtractConfig(dataset="digits", limit=limit)
+    return None

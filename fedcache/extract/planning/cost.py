@@ -1,0 +1,102 @@
+"""``extract --dry-run``, and the check of the disk before any work."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.planning.incremental import grow
+from fedcache.extract.planning.plan import Planned, array_bytes
+from fedcache.extract.planning.templates import planned_text
+from fedcache.extract.planning.throughput import measured_rate, way_of
+from fedcache.extract.result import Extraction
+from fedcache.progress import Observer
+from fedcache.store.store import Store
+
+if TYPE_CHECKING:
+    from fedcache.extract.datasets import Dataset
+
+FULL_DISK_MARGIN = 64 << 20
+
+
+def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
+    """Refuse before any work what the disk cannot hold."""
+    parent = path
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    need = sum(array_bytes(len(data.names), p) for p in planned)
+    if need + FULL_DISK_MARGIN > free:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
+            "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
+        )
+
+
+def growth_words(growth: Mapping[str, int]) -> str:
+    """What is new, gone, taken over and to compute, in one clause."""
+    images = "image" if growth["new"] == 1 else "images"
+    chunks = "chunk" if growth["reused_chunks"] == 1 else "chunks"
+    passes = "pass" if growth["forward_passes"] == 1 else "passes"
+    return (
+        f"{growth['new']:,} {images} new, {growth['vanished']:,} vanished, {growth['reused_chunks']:,} {chunks} "
+        f"reused, {growth['forward_passes']:,} forward {passes}"
+    )
+
+
+def describe(
+    path: Path,
+    data: Dataset,
+    planned: Sequence[Planned],
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    skipped: list[str],
+    *,
+    fresh: bool,
+) -> Extraction:
+    """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
+    try:
+        store: Store | None = Store.open(path)
+    except FedcacheError as error:
+        if error.code is not Exit.STORE:
+            raise
+        store = None
+    _, _, records = way_of(config, planned)
+    growth = grow(path, data, planned, records, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
+    present = len(data.names)
+    if growth is not None:
+        data = growth.data
+    todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
+    arrays = [
+        {
+            "key": p.recipe.key,
+            "backbone": p.backbone.name,
+            "recipe": p.recipe.to_dict(),
+            "digest": p.recipe.digest,
+            "shape": [len(data.names), p.recipe.views, p.backbone.width],
+            "dtype": p.recipe.dtype,
+            "state": "to compute" if p in todo else "complete",
+            "bytes": array_bytes(len(data.names), p),
+        }
+        for p in planned
+    ]
+    out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped)
+    out.ok = store.rows_ok if store is not None and not todo else 0
+    images = len(todo) * present
+    if growth is not None and growth.parent is not None:
+        out.growth, out.vanished = growth.plan(todo), len(growth.data.vanished)
+        images = out.growth["forward_passes"]
+        observer.note(f"Would grow from {growth.parent.path.name}: {growth_words(out.growth)}.")
+    out.text = planned_text(store, planned, data.template, config)
+    if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
+        out.rate = measured_rate(data, todo, config)
+        out.seconds = images / len(todo) / out.rate
+        observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
+    return out

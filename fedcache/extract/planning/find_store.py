@@ -1,0 +1,207 @@
+"""Which store a command means."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError, closest, unknown
+from fedcache.extract import datasets
+from fedcache.progress import Observer
+from fedcache.store.exchange import is_ingested
+from fedcache.store.manifest import was_store
+from fedcache.store.samples import INGESTED
+from fedcache.store.store import Store, slug_of
+
+
+def locate_store(
+    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+) -> Path | None:
+    """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
+
+    Nothing is opened, so that a damaged store can be named too. A dataset's store is found from its remembered digest,
+    so no image is read; an ingested one by its name, with or without ``ingested:``.
+
+    Raises:
+        FedcacheError: STORE for a path where nothing is; USAGE for a dataset that is not known, or one beside a path.
+    """
+    from fedcache.extract.planning.plan import memory_of, roots_of, store_path
+
+    if path is not None and dataset is not None:
+        raise FedcacheError(
+            Exit.USAGE, "A store and --dataset are both given. A store holds its dataset.", "Leave one of them out."
+        )
+    if path is not None:
+        place = named_path(home, path)
+        if not place.exists():
+            near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
+            raise FedcacheError(
+                Exit.STORE,
+                f"There is no store {path}, here or under {home.stores}."
+                + (f" Did you mean {near!r}?" if near else ""),
+                "fedcache ls   lists them. A new one:  "
+                "fedcache extract --dataset digits --backbones efficientnet-lite0",
+            )
+        return place
+    if dataset is not None:
+        found = ingested_path(home, dataset)
+        if found is None:
+            known = datasets.peek(
+                dataset, memory=memory_of(home), roots=roots_of(ExtractConfig(), home), data=home.data
+            )
+            found = store_path(home, *known) if known else None
+        return found if found is not None and found.exists() else None
+    try:
+        last = json.loads(home.last.read_bytes())
+        chosen = Path(last["store"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not chosen.exists():
+        return None
+    if observer is not None:
+        observer.note(f"Store {chosen.name}: {last['spec']}, the dataset last extracted (--dataset chooses another).")
+    return chosen
+
+
+def find_store(
+    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+) -> Store | None:
+    """The store ``locate_store`` finds, opened.
+
+    Raises:
+        FedcacheError: STORE for a path that is no store; CORRUPT for a damaged one; as ``locate_store``.
+    """
+    found = locate_store(home, path=path, dataset=dataset, observer=observer)
+    return None if found is None else Store.open(found)
+
+
+def need_path(
+    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+) -> Path:
+    """``locate_store``, or exit 4 with the command that makes one."""
+    found = locate_store(home, path=path, dataset=dataset, observer=observer)
+    if found is None:
+        known = None if dataset else unremembered(home)
+        if known is not None:
+            raise known
+        what = f"of {dataset} " if dataset else ""
+        raise FedcacheError(
+            Exit.STORE,
+            f"There is no store {what}under {home.stores} yet.",
+            f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
+        )
+    return found
+
+
+def unremembered(home: Home) -> FedcacheError | None:
+    """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
+
+    Returns:
+        STORE with the names and the commands that go on; None when the home has no store.
+    """
+    from fedcache.runs.store_choice import unfinished_of
+
+    shown, following = [], []
+    paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    for path in paths:
+        try:
+            store = Store.open(path)
+            begun = unfinished_of(store, home)
+        except FedcacheError:
+            shown.append(f"{path.name} (damaged)")
+            continue
+        shown.append(path.name + (" (unfinished)" if begun else "" if store.arrays else " (empty)"))
+        following += [array.command(store, home) for array in begun]
+    if not paths:
+        return None
+    ways = [f"Name the one you mean, as in:  fedcache inspect {paths[0].name}   (train and others: --store NAME)"]
+    return FedcacheError(
+        Exit.STORE,
+        f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
+        "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
+    )
+
+
+def need_store(
+    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
+) -> Store:
+    """``find_store``, or exit 4 with the command that makes one."""
+    return Store.open(need_path(home, path=path, dataset=dataset, observer=observer))
+
+
+def named_path(home: Home, path: Path) -> Path:
+    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
+
+    The working directory comes first, then the stores of the home, then the names of ingested datasets.
+
+    Returns:
+        a store if there is one of that name, else the path itself.
+    """
+    bare = len(path.parts) == 1
+    places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
+    if bare:
+        places += [home.stores / place for place in places]
+    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
+    if found is None and bare and not path.exists():
+        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
+    return path if found is None else found
+
+
+def ingested_stores(home: Home) -> dict[str, Path]:
+    """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
+    found = {}
+    for path in sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []:
+        try:
+            store = Store.open(path)
+        except FedcacheError:
+            continue
+        if is_ingested(store):
+            found[str(store.dataset["slug"])] = path
+    return found
+
+
+def ingested_path(home: Home, spec: str) -> Path | None:
+    """The store of ``ingested:NAME``, or of NAME unless that is a dataset of its own; None for anything else.
+
+    Raises:
+        FedcacheError: USAGE with "did you mean", for a name that is near an ingested one.
+    """
+    kind, sign, rest = spec.partition(":")
+    explicit = bool(sign) and kind == INGESTED
+    if not explicit and (sign or "=" in spec or spec == "digits"):
+        return None
+    found = ingested_stores(home)
+    name = rest if explicit else spec
+    if slug_of(name) in found:
+        return found[slug_of(name)]
+    others = () if explicit else [row["name"] for row in datasets.known()]
+    if explicit or closest(name, [*others, *found]) in found:
+        hint = f"Ingested: {', '.join(found) or 'nothing yet'}. Another:  fedcache ingest FILE --name {name or 'NAME'}"
+        raise unknown("dataset", spec, [*found, *others], hint=hint)
+    return None
+
+
+def more_features(
+    store: Store, backbone: str, key: str = "features/NAME", recipe: Mapping[str, str] | None = None
+) -> str:
+    """The command that brings a store what it lacks: extraction, or another file where there are only embeddings."""
+    if is_ingested(store):
+        return f"Add {key} to the file, then:  {ingest_again(store)}"
+    from fedcache.extract.planning.command_lines import extract_into
+
+    return extract_into(store, [backbone], recipe)
+
+
+def ingest_again(store: Store) -> str:
+    """The command that replaces an ingested dataset by a file that holds more."""
+    words = ["fedcache", "ingest", "FILE", "--name", str(store.dataset["slug"]), "--replace", *store_option(store)]
+    return shlex.join(words)
+
+
+def store_option(store: Store) -> list[str]:
+    """``--store PATH`` for a store outside the home, which no name finds; else nothing."""
+    inside = store.path.resolve().parent == Home.from_environment().stores.resolve()
+    return [] if inside else ["--store", str(store.path)]

@@ -1,0 +1,121 @@
+"""``ingest``: a file of embeddings becomes a store that is found by its name."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from fedcache.config import Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.extraction import remember_last
+from fedcache.extract.planning.find_store import ingest_again, ingested_path, ingested_stores, named_path, store_option
+from fedcache.extract.planning.plan import store_path
+from fedcache.progress import Observer, Silent
+from fedcache.store.embedding_files import read_embeddings
+from fedcache.store.exchange import Content, already_there, arrange, begun, is_ingested, usable_name, write
+from fedcache.store.files import make_private
+from fedcache.store.manifest import was_store
+from fedcache.store.samples import INGESTED
+from fedcache.store.store import Store
+
+
+def ingest_file(
+    home: Home,
+    file: Path,
+    name: str,
+    path: Path | None = None,
+    *,
+    replace: bool = False,
+    observer: Observer | None = None,
+) -> Store:
+    """A file of embeddings as a store, which commands without a store then use.
+
+    The same content under the same name again changes nothing.
+
+    Args:
+        home: where the store goes, unless ``path`` says otherwise.
+        file: npz, npy, h5, parquet or safetensors.
+        name: of the dataset; later ``--dataset NAME``.
+        path: of the store.
+        replace: drop what is stored under this name, with its partitions, when it is other content.
+        observer: told what was chosen.
+
+    Raises:
+        FedcacheError: USAGE for a name without a letter or digit, a file that cannot be read, or a name that holds
+            other content; CORRUPT for non-finite features.
+    """
+    observer = observer or Silent()
+    slug = usable_name(name)
+    again = shlex.join(["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])])
+    try:
+        content = arrange(read_embeddings(file), name)
+    except FedcacheError as error:
+        raise FedcacheError(
+            error.code, error.message, f"{error.hint}\nThen:  {again}" if file.is_file() else error.hint
+        ) from error
+    if path is None:
+        make_private(home.root)
+        make_private(home.stores)
+        target, found = store_path(home, slug, content.dataset["digest"]), ingested_stores(home).get(slug)
+    else:
+        target = found = named_path(home, path)
+    old = Store.open(found) if found is not None and was_store(found) else None
+    if old is None or not is_ingested(old):
+        made = write(content, target)  # which refuses a store of something else
+    elif already_there(old, content):
+        observer.note(f"{name} is there already, with the same content: nothing to do.")
+        made = old
+    elif begun(old, content):
+        made = write(content, old.path)
+    elif replace:
+        observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
+        made = _replaced(old.path, content, target)
+    else:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
+            f"content ({len(content.samples.name):,} rows).",
+            f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
+        )
+    remember_last(home, made.path, f"{INGESTED}:{name}")
+    return made
+
+
+def _replaced(old: Path, content: Content, target: Path) -> Store:
+    """The new store is whole before the old one goes."""
+    place = target if target != old else target.with_name(f".{target.name}.new")
+    if place != target:
+        shutil.rmtree(place, ignore_errors=True)
+    write(content, place)
+    shutil.rmtree(old)
+    return Store.open(place.rename(target) if place != target else place)
+
+
+def described(store: Store, home: Home, name: str) -> tuple[list[str], str]:
+    """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
+    s = store.samples
+    counts = {word: int((s.split == code).sum()) for code, word in enumerate(("train", "test", "validation"))}
+    parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
+    lines = [f"{store.rows:,} rows ({parts}), {len(s.classes)} classes: {', '.join(sorted(store.arrays))}"]
+    if "held_out" in store.dataset and counts["test"]:
+        lines.append(f"No split given: {store.dataset['held_out']} is the test set.")
+    known = s.label[s.split == 0] >= 0
+    if not counts["train"] or not counts["test"]:
+        gone = "train" if not counts["train"] else "test"
+        mend = "no class has two rows to hold one out: add split" if "held_out" in store.dataset else "leave split out"
+        lines.append(f"No {gone} rows, so nothing can be trained and scored; {mend}, or add rows.")
+        return lines, ingest_again(store)
+    if not known.any() and not store.texts:
+        lines.append("No labels and no text features, which every method needs one of: add labels to the file.")
+        return lines, ingest_again(store)
+    method, scheme = ("fedavg", "iid" if known.all() else "dirichlet") if known.any() else ("clip-zs", "iid")
+    clients = max(1, min(5, counts["train"] // 2))
+    where = store_option(store) or ["--dataset", dataset_option(home, name)]
+    words = ["fedcache", "train", "--method", method, "--scheme", scheme, "--clients", str(clients), *where]
+    return lines, shlex.join(words)
+
+
+def dataset_option(home: Home, name: str) -> str:
+    """``--dataset`` of an ingested name: ``ingested:NAME`` where NAME alone means something else."""
+    return name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"

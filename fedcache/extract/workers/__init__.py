@@ -1,0 +1,1 @@
+"""Where batches are computed: in this process, in CPU workers, before a GPU, or as tasks for other machines."""

@@ -1,0 +1,295 @@
+"""Clients' data as a run sees them: rows of one feature matrix, never copies."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.engine.encoders import Towers
+from fedcache.store.disk_errors import writing
+from fedcache.store.files import make_private
+from fedcache.store.memory_limit import memory_budget
+
+FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+
+
+class ClientRows(Protocol):
+    """Which rows a client holds; ``federate.partition.Client`` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique name; the key of the client's random streams."""
+
+    @property
+    def train(self) -> np.ndarray:
+        """int64 rows it trains on."""
+
+    @property
+    def test(self) -> np.ndarray:
+        """int64 rows its deployed model is scored on."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What was extracted, for all clients.
+
+    Attributes:
+        x: [N, V, D] float32 features, all backbones concatenated; rows no client names are never read.
+        y: int64 [N] class indices.
+        classes: C.
+        text: [C, D] unit class text features, or None.
+        widths: features of each backbone, in the order they were concatenated.
+        domain: int64 [N] domain of each row, or None.
+        names: C class names, for methods with a text tower.
+        image: (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3].
+        towers: live frozen encoders, or None.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    text: Tensor | None = None
+    widths: tuple[int, ...] = ()
+    domain: Tensor | None = None
+    names: tuple[str, ...] = ()
+    image: tuple[int, int] | None = None
+    towers: Towers | None = None
+
+    def __post_init__(self) -> None:
+        N, _, D = self.x.shape
+        if self.text is not None and self.image is not None:
+            D = self.text.shape[-1]  # the towers' width, not that of an image
+        wrong = [
+            f"{name} has shape {tuple(t.shape)}, expected {want}"
+            for name, t, want in (
+                ("y", self.y, (N,)),
+                ("text", self.text, (self.classes, D)),
+                ("domain", self.domain, (N,)),
+            )
+            if t is not None and tuple(t.shape) != want
+        ]
+        if wrong:
+            raise FedcacheError(
+                Exit.STORE,
+                f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {'; '.join(wrong)}.",
+                "Text features and image features must come from the same backbone: see fedcache inspect.",
+            )
+
+
+@dataclass(frozen=True)
+class LaneData:
+    """The training rows of some lanes; what a method's ``fit`` and ``enter`` receive.
+
+    Attributes:
+        x: [N, V, D] features of the whole store.
+        y: int64 [N], or None for a method that must not read labels.
+        rows: int64 [*lead, R] rows of the store; short lanes repeat their own first row, so padding never reads a row
+            the client does not hold.
+        n: number of rows of each client lane.
+        cut: whether ``x`` is that one client's rows and no others, in their order.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    rows: Tensor
+    n: tuple[int, ...]
+    cut: bool = False
+
+    def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
+        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each lane; ``view`` one for all, or one per row."""
+        rows = self.rows.gather(-1, i)
+        V, D = self.x.shape[1:]
+        flat = self.x.reshape(-1, D).index_select(0, (rows * V + view).flatten())
+        return flat.view(*i.shape, D)
+
+    def labels(self, i: Tensor) -> Tensor:
+        """Class indices [*lead, B] at positions ``i``."""
+        if self.y is None:
+            raise FedcacheError(
+                Exit.BUG, "A method without labels read a label.", "Please report this with the method's name."
+            )
+        return self.y[self.rows.gather(-1, i)]
+
+    def fits(self, rows: int, budget: int) -> bool:
+        """Whether the features of that many rows may be gathered at once."""
+        return rows * self.x.shape[-1] * self.x.element_size() <= budget
+
+    def narrow(self, lanes: int) -> LaneData:
+        """The first ``lanes`` clients."""
+        if self.rows.dim() == 1 or lanes == len(self.n):
+            return self
+        return replace(self, rows=self.rows.narrow(-2, 0, lanes), n=self.n[:lanes])
+
+    def mask(self) -> Tensor:
+        """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
+        position = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
+        return (position < n.unsqueeze(-1)).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
+
+    def positions(self) -> Tensor:
+        """[*lead, R] every position of each lane; those past a lane's rows point at its first row."""
+        position = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
+        return torch.where(position < n.unsqueeze(-1), position, 0)
+
+    def full(self) -> tuple[Tensor, Tensor]:
+        """All rows of every lane: features [*lead, R, D] and ``mask``."""
+        return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
+
+
+def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> LaneData:
+    """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
+    longest = max((len(t) for t in trains), default=0)
+    rows = np.empty((len(trains), longest), np.int64)
+    for out, train in zip(rows, trains, strict=True):
+        out[: len(train)] = train
+        out[len(train) :] = train[0] if len(train) else 0
+    r = torch.from_numpy(rows).to(x.device)
+    return LaneData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
+
+
+ALIGNED = 64
+"""Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
+
+
+def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[LaneData]:
+    """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
+
+    One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
+    """
+    step = ALIGNED // x.element_size()
+    sizes = [-(-len(t) * x[:1].numel() // step) * step for t in trains]
+    block, made, start = x.new_empty(sum(sizes)), [], 0
+    for train, size in zip(trains, sizes, strict=True):
+        rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
+        own = block[start : start + len(rows) * x[:1].numel()].view(len(rows), *x.shape[1:])
+        torch.index_select(x, 0, rows, out=own)
+        at = torch.arange(len(rows), device=x.device)
+        made.append(LaneData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
+        start += size
+    return made
+
+
+class Blocks(Protocol):
+    """Features that come in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, V, D)."""
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, rows [n, V, D]) in order."""
+
+
+STEP = 4096
+"""Rows that are worked on at a time: what is made of them on the way stays small."""
+
+
+def prepare(
+    features: Sequence[np.ndarray | Blocks],
+    feat_post: str,
+    train: np.ndarray | None = None,
+    *,
+    views: int | None = None,
+    scratch: Path | None = None,
+) -> Tensor:
+    """Concatenate backbones and apply the ``feat_post`` of a run.
+
+    Args:
+        features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
+        feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
+            where x > 0, else 0: the released FedPCL's ResNet features, D-01); standardize (zero mean and unit
+            variance of every feature over view 0 of the ``train`` rows).
+        train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
+            statistics of all clients together, which no single client of a real federation could know.
+        views: how many of each row's views to take; None takes all, and all backbones need the same number.
+        scratch: where a result beyond the memory budget is mapped from a file without a name, which goes with it; None
+            keeps any result in memory.
+
+    Returns:
+        [N, V, D] float32.
+
+    Raises:
+        FedcacheError: exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another, exit 6 when
+            the disk cannot hold what memory cannot.
+    """
+    if feat_post not in FEAT_POSTS:
+        raise unknown("feat_post", feat_post, FEAT_POSTS)
+    shapes = {(f.shape[0], min(f.shape[1], views or f.shape[1])) for f in features}
+    if len(shapes) != 1:
+        raise FedcacheError(
+            Exit.STORE,
+            f"The backbones hold different rows or views: {sorted(f.shape for f in features)}.",
+            "Extract them for one store with the same number of views: see fedcache inspect.",
+        )
+    (N, V), widths = next(iter(shapes)), [f.shape[2] for f in features]
+    out = _room((N, V, sum(widths)), scratch)
+    for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
+        for first, rows in [(0, part)] if isinstance(part, np.ndarray) else part.blocks():
+            target = out[first : first + len(rows), :, start : start + part.shape[2]]
+            target[...] = rows[:, :V]
+            if feat_post == "l2":
+                _unit(target)
+    if feat_post in ("l2_concat", "sign"):
+        for first in range(0, N, STEP):
+            rows = out[first : first + STEP]
+            if feat_post == "l2_concat":
+                _unit(rows)
+            else:
+                np.copyto(rows, rows > 0, where=~np.isnan(rows))
+    elif feat_post == "standardize":
+        if train is None or len(train) == 0:
+            raise FedcacheError(
+                Exit.FEDERATED,
+                "feat_post=standardize needs training rows, found none.",
+                "Give the clients training rows, or choose --set feat_post=l2.",
+            )
+        _standardize(out, np.unique(train))
+    return torch.from_numpy(out)
+
+
+def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
+    """Room for float32 features: in memory, or beyond the budget in a file of ``scratch`` that has no name."""
+    size = 4 * math.prod(shape)
+    if scratch is None or size <= memory_budget():
+        return np.empty(shape, np.float32)
+    make_private(scratch)
+    with writing(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and later a signal
+        return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
+
+
+def _unit(rows: np.ndarray) -> None:
+    """Bring vectors [..., D] to unit length, in place."""
+    for first in range(0, len(rows), STEP):
+        part = rows[first : first + STEP]
+        part /= np.maximum(np.linalg.norm(part, axis=-1, keepdims=True), 1e-12)
+
+
+def _standardize(out: np.ndarray, train: np.ndarray) -> None:
+    """Zero mean and unit variance over view 0 of the ``train`` rows, in place.
+
+    Features are taken as many at a time as the memory budget has room for; each one's sums are the same whichever.
+    """
+    D = out.shape[2]
+    together = max(1, min(D, memory_budget() // (16 * len(train))))
+    mean, scale = np.empty(D), np.empty(D)
+    for start in range(0, D, together):
+        known = out[train, 0, start : start + together]
+        mean[start : start + together] = known.mean(0, dtype=np.float64)
+        scale[start : start + together] = known.std(0, dtype=np.float64)
+    scale[scale == 0.0] = 1.0  # a constant feature stays constant
+    for first in range(0, len(out), STEP):
+        out[first : first + STEP] = (out[first : first + STEP] - mean) / scale

@@ -1,0 +1,331 @@
+"""Lanes: what a method sees of the clients and grid points it is computed for at once.
+
+A lane is one client of one grid point. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-lane tensor
+carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
+(seed, purpose, round, client, ...) and stacked here, so no lift, chunk, padding or order of clients changes a draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.encoders import Towers
+from fedcache.federate.engine.method import Hp, Value
+from fedcache.federate.engine.rng import generator, generators, key_hash
+from fedcache.federate.execution.cache import Memo
+from fedcache.heads.linear import Tree
+
+SERVER = "/server"
+"""The name under which the server draws; no client may have it, because names hold no slash."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random draws of one round for some lanes.
+
+    Attributes:
+        seed: of the run.
+        round: 0-based.
+        clients: one name per lane of the client axis.
+        axes: number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1.
+        dtype: of floating-point draws as they are handed over.
+        device: where they are handed over; they are made on the CPU, so a device never changes them.
+        memo: of a grid, where points find what others have drawn.
+    """
+
+    seed: int
+    round: int
+    clients: tuple[str, ...]
+    axes: int
+    dtype: torch.dtype
+    device: torch.device
+    memo: Memo | None = None
+
+    def generator(self, purpose: str, lane: int, *key: int) -> np.random.Generator:
+        """This round's stream of one client lane."""
+        return generator(self.seed, purpose, self.round, self.clients[lane], *key)
+
+    def each(
+        self,
+        purpose: str,
+        draw: Callable[[np.random.Generator, int], np.ndarray],
+        *key: int,
+        every_round: bool = True,
+    ) -> Tensor:
+        """``draw(generator, lane)`` of every client, padded with 0 on the first axis and stacked.
+
+        Args:
+            purpose: name of the stream.
+            draw: returns an array whose first axis may differ between clients.
+            key: epoch, step.
+            every_round: False for a draw made once in a client's life (its initial weights).
+
+        Returns:
+            [*lead, n, ..]; integers as int64, floats in the run's dtype.
+        """
+        when = self.round if every_round else -1
+        streams = generators([(self.seed, purpose, when, c, *key) for c in self.clients])
+        return self.stack([draw(g, i) for i, g in enumerate(streams)])
+
+    def permutations(self, purpose: str, sizes: Sequence[int], *key: int) -> Tensor:
+        """A permutation of each client's rows [*lead, max(sizes)], in this round."""
+        if self.memo is None or len(sizes) > 1:
+            return self.each(purpose, lambda g, i: g.permutation(sizes[i]), *key)
+        same = ("order", self.seed, purpose, self.round, self.clients[0], sizes[0], self.axes, *key)
+        make = partial(self.each, purpose, lambda g, _: g.permutation(sizes[0]), *key)
+        return self.memo.get(same, make, lambda t: t.nbytes)
+
+    def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
+        """One array per lane -> one tensor with the leading axes of this context, padded with 0."""
+        if len(parts) == 1:
+            out = np.asarray(parts[0])[None]
+        else:
+            longest = max(p.shape[0] for p in parts)
+            out = np.zeros((len(parts), longest, *parts[0].shape[1:]), parts[0].dtype)
+            for row, part in zip(out, parts, strict=True):
+                row[: part.shape[0]] = part
+        t = torch.from_numpy(np.ascontiguousarray(out))
+        t = t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+        return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
+
+    def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+        """Draws of U[-1, 1) for initial weights: the same for all lanes, or each client its own (D-11).
+
+        Points of a grid that are computed one by one begin alike: what one has drawn, the others find.
+        """
+        if self.memo is not None and len(self.clients) == 1:
+            return self._remembered(purpose, independent)
+        made = [generator(self.seed, purpose, -1, c if independent else "") for c in self.clients]
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            if independent:
+                return self.stack([g.uniform(-1.0, 1.0, shape) for g in made])
+            t = torch.from_numpy(made[0].uniform(-1.0, 1.0, shape)).to(self.device, self.dtype)
+            return t.reshape((1,) * self.axes + tuple(shape))
+
+        return draw
+
+    def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
+        """The draws of ``uniform`` for one client. The stream runs on only as far as it is needed."""
+        memo = cast(Memo, self.memo)
+        key = ("init", self.seed, purpose, self.clients[0] if independent else "", self.axes, self.dtype, self.device)
+        fresh = replace(self, memo=None).uniform(purpose, independent=independent)
+        shapes: list[tuple[int, ...]] = []
+        behind: list[tuple[int, ...]] = []
+
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            shapes.append(shape)
+            behind.append(shape)
+
+            def make() -> Tensor:
+                made = [fresh(missed) for missed in behind][-1]
+                behind.clear()
+                return made
+
+            return memo.get((*key, *shapes), make, lambda t: t.nbytes)
+
+        return draw
+
+    def normal(self, purpose: str, counts: Sequence[int], width: int, *key: int) -> Tensor:
+        """Standard normal rows [*lead, max(counts), width]; lane i has ``counts[i]`` of them, then zeros.
+
+        A shorter draw is a prefix of a longer one. torch draws normals in groups of 16 and redoes a last group that
+        is not full, so whole groups are drawn. Its CPU generator keeps 32 bits of a seed: two of n streams coincide
+        with probability n^2 / 2^33, which is harmless for noise and why permutations come from ``generator``.
+        """
+        longest = max(counts, default=0)
+        out = torch.empty(len(self.clients), longest, width)
+        for lane, client, count in zip(out, self.clients, counts, strict=True):
+            source = torch.Generator().manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
+            wanted = count * width
+            if count == longest and wanted % 16 == 0:
+                torch.randn((count, width), generator=source, out=lane)
+            else:
+                drawn = torch.randn(-(-wanted // 16) * 16, generator=source)
+                lane[:count] = drawn[:wanted].view(count, width)
+                lane[count:] = 0.0
+        out = out.to(self.device, self.dtype)
+        return out[0] if self.axes == 0 else out[None] if self.axes == 2 else out
+
+    def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
+        """One draw of the whole run, without leading axes: what server and clients make from a common seed."""
+        t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
+        return t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+
+    def narrow(self, lanes: int) -> Draws:
+        """The draws of the first ``lanes`` clients."""
+        return replace(self, clients=self.clients[:lanes])
+
+
+def _nothing() -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class Env:
+    """Constants of a run; none has leading axes.
+
+    Attributes:
+        classes: C.
+        width: D, all backbones together.
+        views: V stored views per row.
+        clients: M, all clients of the partition.
+        text: [C, D] class text features, or None.
+        dtype: of every computation.
+        device: of every tensor.
+        names: C class names.
+        public: [Np, V, D] rows of the public set, for methods that have one.
+        image: (H, W) when the rows are images, uint8 [H * W * 3] each.
+        towers: live frozen encoders, for methods that need them.
+        watch: called before every step; what it raises ends the run inside a round.
+    """
+
+    classes: int
+    width: int
+    views: int
+    clients: int
+    text: Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+    names: tuple[str, ...] = ()
+    public: Tensor | None = None
+    image: tuple[int, int] | None = None
+    towers: Towers | None = None
+    watch: Callable[[], None] = _nothing
+
+
+@dataclass(frozen=True)
+class Ctx:
+    """What a method's functions know besides their tensors.
+
+    Attributes:
+        lead: the leading axes.
+        hp: hyperparameters; a float swept over a grid is a tensor [G, 1].
+        env: constants of the run.
+        rng: draws.
+        ids: client numbers of the lanes, or of the round's uploads in ``aggregate``.
+        round: 0-based.
+    """
+
+    lead: tuple[int, ...]
+    hp: Hp
+    env: Env
+    rng: Draws
+    ids: tuple[int, ...]
+    round: int
+
+    @cached_property
+    def text(self) -> Tensor:
+        """The class text features [C, D] of a run that has been checked to have them."""
+        return cast(Tensor, self.env.text)
+
+    @cached_property
+    def public(self) -> Tensor:
+        """The public rows [Np, V, D] of a run that has been checked to have them."""
+        return cast(Tensor, self.env.public)
+
+    @cached_property
+    def towers(self) -> Towers:
+        """The live encoders of a run that has been checked to have them."""
+        return cast(Towers, self.env.towers)
+
+    def number(self, name: str) -> float | Tensor:
+        """A float hyperparameter, perhaps swept."""
+        value = self.hp[name]
+        return value if isinstance(value, Tensor) else float(cast(float, value))
+
+    def count(self, name: str) -> int:
+        """An int hyperparameter."""
+        return int(cast(int, self.hp[name]))
+
+    def narrow(self, lanes: int) -> Ctx:
+        """The context of the first ``lanes`` clients."""
+        if not self.lead or lanes == self.lead[-1]:
+            return self
+        lead = (*self.lead[:-1], lanes)
+        return replace(self, lead=lead, rng=self.rng.narrow(lanes), ids=self.ids[:lanes])
+
+
+def over(h: float | Tensor, t: Tensor) -> float | Tensor:
+    """A per-lane number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
+    return h.reshape(h.shape + (1,) * (t.dim() - h.dim())) if isinstance(h, Tensor) else h
+
+
+def is_zero(h: float | Tensor | Value) -> bool:
+    """Whether a term with this factor can be left out: 0 at every grid point."""
+    return bool((h == 0).all()) if isinstance(h, Tensor) else h == 0
+
+
+def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
+    """Sum of a * b over all core axes: one value per lane."""
+    product = a * b
+    return product.flatten(len(ctx.lead)).sum(-1) if product.dim() > len(ctx.lead) else product
+
+
+def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor:
+    """|p - q|^2 over the named tensors, one value per lane."""
+    parts = [dot(p[n] - q[n], p[n] - q[n], ctx) for n in names]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def lane(t: Tensor, lanes: int, ctx: Ctx, start: int = 0) -> Tensor:
+    """Lanes [start, start + lanes) of the client axis; shared tensors stay shared."""
+    axis = len(ctx.lead) - 1
+    return t if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis] else t.narrow(axis, start, lanes)
+
+
+def own(tree: Tree, ctx: Ctx) -> Tree:
+    """Every tensor with full leading axes in memory of its own, to be updated in place.
+
+    They become row-major, but for a grid, whose tensors may have an order of their own (``heads.span``).
+    """
+    core = len(ctx.lead)
+    order = torch.preserve_format if core == 2 else torch.contiguous_format
+    return {k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order) for k, t in tree.items()}
+
+
+def share(tree: Tree, axes: int) -> Tree:
+    """Tensors without leading axes, given ``axes`` of length 1."""
+    return {k: t.reshape((1,) * axes + tuple(t.shape)) for k, t in tree.items()}
+
+
+def pad_stack(trees: Sequence[Tree]) -> Tree:
+    """One tree per client, without leading axes -> one tree with a client axis; ``rows/`` tensors are padded."""
+    out: Tree = {}
+    for name in trees[0]:
+        parts = [tree[name] for tree in trees]
+        if name.startswith("rows/"):
+            longest = max(p.shape[0] for p in parts)
+            stacked = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+            for row, part in zip(stacked, parts, strict=True):
+                row[: part.shape[0]] = part
+            out[name] = stacked
+        else:
+            out[name] = torch.stack(parts)
+    return out
+
+
+def split(tree: Tree, position: int, rows: int) -> Tree:
+    """The tree of the lane at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
+    lane = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
+    return {name: t[:rows] if name.startswith("rows/") else t for name, t in lane.items()}
+
+
+def copied(tree: Tree, into: Tree | None = None) -> Tree:
+    """A copy in memory of its own, or in that of ``into`` where names, shapes and dtypes are the same."""
+    shapes = {k: (t.shape, t.dtype) for k, t in tree.items()}
+    if into is None or shapes != {k: (t.shape, t.dtype) for k, t in into.items()}:
+        return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
+    for k, t in tree.items():
+        into[k].copy_(t)
+    return into

@@ -1,0 +1,191 @@
+"""Numbers that explain a result: a generalisation bound, what an exchange costs, how sure zero-shot labels are, and
+how much each backbone says of what all of them say. Pure functions of arrays; none is read by training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.engine.metrics import entropy_bits
+
+FUSION_NORMS = ("column", "none")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured.
+
+    Attributes:
+        printed: sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N.
+        corrected: sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``.
+        capacity: sqrt((d/N) ln(e N / d)), the term both share.
+    """
+
+    printed: float
+    corrected: float
+    capacity: float
+
+
+def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, delta: float = 0.05) -> Bound:
+    """The bound of FedPCL (A theorem 4.1, eq 11), as printed and corrected.
+
+    The printed first term takes McDiarmid's constants c_i as 1. Changing one of N rows changes a mean by at most 1/N;
+    with c_i = 1/N that term falls with N, as a bound should.
+
+    Args:
+        rows: N, training rows of all clients.
+        clients: m.
+        classes: C.
+        dimension: d, the VC dimension of the head; D + 1 for a linear one on D features.
+        delta: probability with which the bound may fail.
+
+    Raises:
+        FedcacheError: exit 2 for counts below 1, a delta outside (0, 1), or d >= e N, where the theorem says nothing.
+    """
+    counts = {"rows": rows, "clients": clients, "classes": classes, "dimension": dimension}
+    for name, value in counts.items():
+        if value < 1:
+            raise FedcacheError(Exit.USAGE, f"{name} is {value}, expected at least 1.", "Give the count of the run.")
+    if not 0.0 < delta < 1.0:
+        raise FedcacheError(
+            Exit.USAGE, f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05."
+        )
+    if dimension >= math.e * rows:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The bound needs d < e N, found d = {dimension} and e N = {math.e * rows:.1f} ({rows} rows).",
+            f"Use more rows (at least {math.floor(dimension / math.e) + 1}), or a head of fewer dimensions.",
+        )
+    capacity = math.sqrt(dimension / rows * math.log(math.e * rows / dimension))
+    chance = math.log((clients + 1) * classes / delta)
+    return Bound(
+        printed=math.sqrt(rows / 2 * chance) + capacity,
+        corrected=math.sqrt(chance / (2 * rows)) + capacity,
+        capacity=capacity,
+    )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Scalars one client sends in a whole run, by what it sends; what it receives is not counted.
+
+    Attributes:
+        representations: N_pub d numbers a round, FLESD's features of the public set.
+        matrices: N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal).
+        weights: |w| a round, weight averaging.
+    """
+
+    representations: int
+    matrices: int
+    weights: int
+
+    @property
+    def cheaper(self) -> bool:
+        """FLESD's inequality (C eq 11): whether representations cost less than weights."""
+        return self.representations < self.weights
+
+    @property
+    def send(self) -> str:
+        """The smaller form of FLESD's upload: ``reps`` while d < (N_pub - 1) / 2, else ``matrix``."""
+        return "reps" if self.representations < self.matrices else "matrix"
+
+
+def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_rounds: int | None = None) -> Exchange:
+    """What FLESD and weight averaging send (C eq 11, uplink only: the model comes down in both).
+
+    Args:
+        public: N_pub, rows of the public set.
+        width: d of a representation.
+        weights: |w|, scalars of the model.
+        rounds: of FLESD.
+        average_rounds: of weight averaging; None for as many.
+
+    Raises:
+        FedcacheError: exit 2 for a negative number.
+    """
+    average = rounds if average_rounds is None else average_rounds
+    counts = {"public": public, "width": width, "weights": weights, "rounds": rounds, "average_rounds": average}
+    for name, value in counts.items():
+        if value < 0:
+            raise FedcacheError(Exit.USAGE, f"{name} is {value}, expected at least 0.", "Give the count of the run.")
+    return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
+
+
+def pseudo_label_entropy(x: Tensor, text: Tensor, scale: float = 1.0) -> Tensor:
+    """Entropy in bits of the zero-shot soft labels softmax(scale x.T') (E figure 2 and eq 2, where scale is 1).
+
+    The most there can be is log2 C: 3.32 bits for ten classes. Unit features at scale 1 stay above 99 % of it.
+
+    Args:
+        x: [N, D] image features; CLIP compares unit rows.
+        text: [C, D] class text features.
+        scale: logit scale; CLIP learns 100.
+
+    Returns:
+        [N] float64.
+    """
+    return entropy_bits(torch.softmax(scale * (x.double() @ text.double().mT), -1))
+
+
+def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = "column") -> Tensor:
+    """How near each backbone's prototypes are to those of all backbones together (A figure 3).
+
+    s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
+    prototypes. It compares coordinates, so it means something only where the projections start from one basis;
+    ``linear_cka`` does not ask for that.
+
+    Args:
+        single: [K, M, C, P] prototypes of models on one backbone each.
+        fused: [M, C, P] of the model on all of them.
+        owned: bool [M, C].
+        norm: ``column`` divides every client's column by its sum; ``none`` leaves cosines (the paper says only
+            "normalized").
+
+    Returns:
+        [K, M]; NaN for a client that owns no class, and by ``column`` where a column does not sum to more than 0.
+
+    Raises:
+        FedcacheError: exit 2 for an unknown norm.
+    """
+    if norm not in FUSION_NORMS:
+        raise unknown("fusion_norm", norm, FUSION_NORMS)
+    cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)
+    mine = owned.to(cosine.dtype)
+    s = (cosine * mine).sum(-1) / mine.sum(-1)
+    if norm == "none":
+        return s
+    total = s.sum(0)
+    return torch.where(total > 0, s / total, s.new_full((), math.nan))
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """Linear centred kernel alignment of two representations of the same rows (Kornblith et al., ICML 2019).
+
+    |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale,
+    whatever their widths or first weights.
+
+    Args:
+        x: [N, P] projections.
+        y: [N, Q] projections of the same rows.
+
+    Returns:
+        between 0 and 1; NaN where a representation is constant.
+
+    Raises:
+        FedcacheError: exit 2 when the numbers of rows differ.
+    """
+    if x.shape[0] != y.shape[0]:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The representations have {x.shape[0]} and {y.shape[0]} rows.",
+            "Project the same rows with both models.",
+        )
+    a, b = (t.double() - t.double().mean(0) for t in (x, y))
+    norm = torch.linalg.matrix_norm
+    return float(norm(b.mT @ a) ** 2 / (norm(a.mT @ a) * norm(b.mT @ b)))

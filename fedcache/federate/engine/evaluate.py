@@ -1,0 +1,106 @@
+"""Scoring deployed models on test rows. Evaluation never stores what ``enter`` returned: that would change the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.client_data import ClientRows, Data
+from fedcache.federate.engine.metrics import macro_f1
+from fedcache.federate.engine.outcome import Evaluation
+
+BLOCK = 4096
+"""Rows scored at once: bounds the memory of logits and projections."""
+
+Scores = Callable[[Tensor], Tensor]
+"""Numbers of rows -> scores [.., R, C]."""
+
+
+def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray) -> np.ndarray:
+    """The class of the highest score of each row; int64 [len(rows)].
+
+    A model all of whose scores are NaN (a probe without a label to learn from) predicts nothing: -1.
+    """
+    out = np.empty(len(rows), np.int64)
+    blind = True
+    with torch.no_grad():
+        for start in range(0, len(rows), BLOCK):
+            index = torch.from_numpy(rows[start : start + BLOCK]).to(device)
+            u = scores(index)
+            out[start : start + BLOCK] = u.argmax(-1).cpu().numpy()
+            blind = blind and bool(torch.isnan(u).all())
+    return np.full_like(out, -1) if blind else out
+
+
+def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
+    """One model on every client's test rows; a row that several clients hold is predicted once."""
+    tests = [np.asarray(c.test, np.int64) for c in clients]
+    rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)
+    predictions = predict_rows(scores, data.x.device, rows)
+    truth = data.y.cpu().numpy()[rows]
+    right = _right(predictions, truth)
+    whose = np.repeat(np.arange(len(clients)), [len(t) for t in tests])
+    mine = right[place]
+    known = ~np.isnan(mine)
+    counts = np.bincount(whose[known], minlength=len(clients))
+    hits = np.bincount(whose[known], mine[known], minlength=len(clients))
+    accuracy = np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
+    f1 = macro_f1(predictions, truth, data.classes)
+    return Evaluation(accuracy, _mean(right), f1, _by_domain(data, rows, right), rows, predictions)
+
+
+def evaluate_personal(
+    model: Callable[[int], Scores | None],
+    data: Data,
+    clients: Sequence[ClientRows],
+    *,
+    everywhere: bool = False,
+    headline: str = "mean",
+) -> Evaluation:
+    """Client i's model on client i's test rows, or on all clients'.
+
+    Args:
+        model: None for a client that has nothing to deploy.
+        data: labels and domains.
+        clients: their test rows.
+        everywhere: score every model on the union of all test rows.
+        headline: mean | min over clients.
+    """
+    union = np.unique(np.concatenate([np.asarray(c.test, np.int64) for c in clients]))
+    y = data.y.cpu().numpy()
+    accuracy = np.full(len(clients), np.nan)
+    rows, predictions, f1 = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
+    for i, client in enumerate(clients):
+        test = union if everywhere else np.asarray(client.test, np.int64)
+        scores = model(i) if len(test) else None
+        if scores is None:
+            continue
+        predicted = predict_rows(scores, data.x.device, test)
+        accuracy[i] = _mean(_right(predicted, y[test]))
+        f1.append(macro_f1(predicted, y[test], data.classes))
+        rows.append(test)
+        predictions.append(predicted)
+    flat, guess = np.concatenate(rows), np.concatenate(predictions)
+    by_domain = _by_domain(data, flat, _right(guess, y[flat]))
+    return Evaluation(accuracy, None, _mean(np.array(f1)), by_domain, flat, guess, headline)
+
+
+def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """1 where right, 0 where wrong, NaN where label or prediction is unknown (-1): such a row is not scored."""
+    return np.where((labels >= 0) & (predicted >= 0), predicted == labels, np.nan)
+
+
+def _mean(right: np.ndarray) -> float:
+    scored = right[~np.isnan(right)]
+    return float(scored.mean()) if len(scored) else float("nan")
+
+
+def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, float]:
+    if data.domain is None:
+        return {}
+    domain = data.domain.cpu().numpy()[rows]
+    means = {int(d): _mean(right[domain == d]) for d in np.unique(domain)}
+    return {d: mean for d, mean in means.items() if not np.isnan(mean)}

@@ -1,0 +1,260 @@
+"""Local training, in parts every gradient method shares: batches, a fold over them, one optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, lane, own
+from fedcache.federate.engine.method import Fit, Hp
+from fedcache.federate.engine.optim import opt_init, opt_names, step
+from fedcache.heads.linear import Tree
+
+Batch = Tree
+"""x [.., B, D], y [.., B] (absent without labels), i [.., B] positions, w [.., B] 1/b on real rows and 0 on padding."""
+Loss = Callable[[Tree, Batch, Tree, Ctx], "Tensor | tuple[Tensor, Tree]"]
+Step = Callable[[Tree, Batch, Ctx], Tree]
+
+GATHER_BYTES = 32 << 20
+"""An epoch's rows are gathered at once below this size (one call instead of one per step), else step by step."""
+
+
+def batch_sizes(n: int, hp: Hp) -> list[int]:
+    """Sizes of the batches of one epoch over ``n`` rows.
+
+    ``drop_last`` leaves the short last batch out (D-09). With BatchNorm a last batch of one row, which has no
+    variance, joins the one before it; a client of one row then has no batch.
+    """
+    size = cast(int, hp["batch"])
+    whole, rest = divmod(n, size)
+    sizes = [size] * whole
+    if rest and not hp.get("drop_last"):
+        if rest > 1 or not hp.get("bn"):
+            sizes.append(rest)
+        elif sizes:
+            sizes[-1] += 1
+    return sizes if sizes != [1] or not hp.get("bn") else []
+
+
+def minibatches(
+    data: LaneData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] = (0,)
+) -> Iterator[tuple[int, Batch]]:
+    """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
+
+    Args:
+        data: lanes sorted by falling number of rows.
+        ctx: reads ``batch``, ``drop_last``, ``bn``.
+        epoch: within the round.
+        purpose: of the stream of permutations.
+        views: which stored view to read; with several, their rows follow one another in the batch.
+
+    Yields:
+        the number of lanes that still have rows, always a prefix, and their batch.
+    """
+    sizes = [batch_sizes(n, ctx.hp) for n in data.n]
+    steps = len(sizes[0])
+    if not steps:
+        return
+    table = np.zeros((len(sizes), steps), np.int64)
+    for row, known in zip(table, sizes, strict=True):
+        row[: len(known)] = known
+    alive = (table > 0).sum(0)
+    widths = table.max(0)
+    order = ctx.rng.permutations(purpose, data.n, epoch)
+    with np.errstate(divide="ignore"):
+        share = np.where(np.arange(widths.max()) < table[..., None], 1.0 / table[..., None], 0.0)
+    shared = share[0] if not ctx.lead else share[None] if len(ctx.lead) == 2 else share
+    weight = torch.from_numpy(shared).to(ctx.env.device, ctx.env.dtype)
+    rows = order.shape[:-1].numel() * order.shape[-1] * len(views)
+    at_once = data.fits(rows, GATHER_BYTES)
+    whole = [data.take(order, _pick(v, order)) for v in views] if at_once else []
+    labels = data.labels(order) if data.y is not None else None
+    start = 0
+    for t in range(steps):
+        k, width = int(alive[t]), int(widths[t])
+        cut = _cut(ctx, k, start, width)
+        i = cut(order)
+        if at_once:
+            xs = [cut(x, 1) for x in whole]
+        else:
+            part = data.narrow(k)
+            xs = [part.take(i, cut(_pick(v, order)) if isinstance(v, Tensor) else v) for v in views]
+        w = lane(weight, k, ctx)[..., t, :width]
+        batch = {"x": xs[0], "i": i, "w": w}
+        if labels is not None:
+            batch["y"] = cut(labels)
+        for extra, x in enumerate(xs[1:], 2):
+            batch[f"x{extra}"] = x
+        yield k, batch
+        start += ctx.count("batch")
+
+
+def drawn_views(data: LaneData, ctx: Ctx, epoch: int, count: int) -> tuple[int | Tensor, ...]:
+    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
+
+    Args:
+        data: lanes.
+        ctx: draws.
+        epoch: within the round.
+        count: 1, or 2 for a pair of different views where three or more are stored.
+
+    Returns:
+        ``count`` views: [*lead, R] drawn per row; 0 where nothing but the plain image is stored.
+    """
+    V = data.x.shape[1]
+    if V <= 2:
+        return tuple(range(V - 1, V - 1 - count, -1)) if V == 2 else (0,) * count
+    first = ctx.rng.each("views", lambda g, i: g.integers(1, V, data.n[i]), epoch)
+    if count == 1:
+        return (first,)
+    skip = ctx.rng.each("views2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
+    return first, 1 + (first - 1 + skip) % (V - 1)
+
+
+def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:
+    return view.gather(-1, order) if isinstance(view, Tensor) else view
+
+
+def _cut(ctx: Ctx, lanes: int, start: int, width: int) -> Callable[..., Tensor]:
+    def cut(t: Tensor, core: int = 0) -> Tensor:
+        return lane(t, lanes, ctx).narrow(-1 - core, start, width)
+
+    return cut
+
+
+def scan(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
+    """Fold ``step`` over batches. Lanes whose batches are used up leave the carry and rest.
+
+    A batch of zero weight is not a rest: momentum, weight decay and Adam would still move the weights.
+
+    Args:
+        carry: tensors with full leading axes that the caller owns (``lanes.own``); updated in place.
+        batches: pairs (lanes still alive, batch), the number never growing.
+        step: (carry, batch, ctx) -> replaced tensors of the carry; what it updates in place need not be returned.
+        ctx: of all lanes.
+    """
+    full, now = carry, ctx
+    view = dict(carry)
+    for k, batch in batches:
+        ctx.env.watch()
+        if now.lead and k != now.lead[-1]:
+            # In-place updates reach the full carry; tensors a step replaced are written back before the cut.
+            _write_back(full, view, now)
+            now = ctx.narrow(k)
+            view = {name: lane(t, k, ctx) for name, t in full.items()}
+        view.update(step(view, batch, now))
+    _write_back(full, view, now)
+    return full
+
+
+def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
+    for name, t in view.items():
+        if not now.lead:
+            full[name] = t
+            continue
+        target = full[name].narrow(len(now.lead) - 1, 0, now.lead[-1])
+        if t.data_ptr() != target.data_ptr():
+            target.copy_(t)
+
+
+def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[list[Tensor], Tree]:
+    """Gradients of every lane's loss, and the updates no gradient makes.
+
+    Lanes share nothing, so the gradient of the summed loss is every lane's gradient.
+    """
+    q = {k: t.detach() for k, t in p.items() if not k.startswith("opt/")}
+    leaves = [q[n].requires_grad_() for n in names]
+    value = loss(q, batch, _alive(down, ctx), ctx)
+    total, updates = value if isinstance(value, tuple) else (value, {})
+    return list(torch.autograd.grad(total.sum(), leaves)), updates
+
+
+def _alive(down: Tree, ctx: Ctx) -> Tree:
+    """The broadcast of the lanes that still step: under ``dual`` its maps differ between clients."""
+    if not ctx.lead:
+        return down
+    axis, lanes = len(ctx.lead) - 1, ctx.lead[-1]
+    return {k: t.narrow(axis, 0, lanes) if t.shape[axis] > lanes else t for k, t in down.items()}
+
+
+def descend(loss: Loss, names: Sequence[str], down: Tree) -> Step:
+    """One optimiser step on ``names``; the optimiser's state is in the carry under ``opt/``."""
+
+    def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
+        g, updates = grads(loss, names, p, batch, down, ctx)
+        step(p, names, g, ctx)
+        return updates
+
+    return one
+
+
+def train(
+    p: Tree,
+    names: Sequence[str],
+    epochs: int,
+    loss: Loss,
+    down: Tree,
+    data: LaneData,
+    ctx: Ctx,
+    *,
+    purpose: str = "batch",
+    batches: Callable[[Tree, int], Iterator[tuple[int, Batch]]] | None = None,
+) -> Tree:
+    """``epochs`` epochs of ``loss`` on ``names``, from a fresh optimiser unless ``p`` brings its state.
+
+    Args:
+        p: parameters, buffers and perhaps ``opt/`` state, leading axes full or 1.
+        names: the trained ones.
+        epochs: E.
+        loss: (p, batch, down, ctx) -> value per lane, or that and updates.
+        down: the broadcast.
+        data: lanes.
+        ctx: lanes' context.
+        purpose: of the stream of permutations.
+        batches: (p, epoch) -> batches, when they are more than ``minibatches``.
+
+    Returns:
+        ``p`` after the last epoch, with the optimiser's state.
+    """
+    wanted = opt_names(names, str(ctx.hp["opt"]))
+    carry = own(p, ctx)
+    if not all(n in p for n in wanted):
+        carry = {**opt_init(carry, names, ctx), **carry}
+    for epoch in range(epochs):
+        stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
+        carry = scan(carry, stream, descend(loss, names, down), ctx)
+    return carry
+
+
+def local(
+    loss: Loss,
+    model: Callable[[Hp], tuple[str, ...]],
+    trained: Callable[[Hp], tuple[str, ...]],
+    send: Callable[[Hp], tuple[str, ...]],
+) -> Fit:
+    """The ``fit`` of most methods: ``epochs`` of ``loss`` on the client's rows, then send some names.
+
+    Args:
+        loss: as in ``train``.
+        model: names of the model's tensors; each comes from the client's state, else from the broadcast.
+        trained: those that a gradient moves.
+        send: those that are uploaded.
+    """
+
+    def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+        known = {**down, **state}
+        p = {k: known[k] for k in (*model(ctx.hp), *(n for n in state if n.startswith("opt/")))}
+        p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+        return {k: p[k] for k in state}, {k: p[k] for k in send(ctx.hp)}
+
+    return fit
+
+
+def keep_optimiser(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
+    """What ``enter`` adds for ``reset_opt=false``: optimiser state that survives the round (else nothing)."""
+    return {} if ctx.hp["reset_opt"] else opt_init(p, names, ctx)

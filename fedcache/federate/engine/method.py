@@ -1,0 +1,343 @@
+"""What a method is: data whose fields are pure functions, and the declared hyperparameters those functions read.
+
+A variant of a method is ``dataclasses.replace(method, ...)``. Nothing is a field that neither the engine nor the
+command line reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import TRAINED
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.client_data import LaneData
+    from fedcache.federate.engine.context import Ctx
+
+Value = float | int | bool | str | None
+Hp = Mapping[str, Value | Tensor]
+"""Resolved hyperparameters; a float swept over a grid is a tensor of shape [G, 1]."""
+
+Pooling = Literal["mean", "uniform", "sum", "stack"]
+Protocol = Literal["global", "personalised", "everywhere"]
+Kind = Literal["float", "int", "bool", "choice"]
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True)
+class HParam:
+    """One declared hyperparameter.
+
+    Attributes:
+        name: the key of ``--set key=value``.
+        default: value of the ``paper`` preset.
+        kind: ``float`` (may be swept), ``int``, ``bool`` or ``choice``.
+        help: one sentence, with the number of the disagreement it decides.
+        choices: the legal words of a ``choice``.
+        low: smallest legal number.
+        high: largest legal number.
+        official: value of the released code where it differs, else None.
+        auto: what ``auto`` stands for; makes None (written ``auto``) a legal value.
+        fit: whether ``fit`` reads it; runs that differ in others alone have the same uploads.
+    """
+
+    name: str
+    default: Value
+    kind: Kind
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    official: Value = None
+    auto: str = ""
+    fit: bool = True
+
+    def parse(self, value: Value) -> Value:
+        """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
+        if self.auto and (value is None or value == "auto"):
+            return None
+        read = self._read(value)
+        if isinstance(read, (int, float)) and not isinstance(read, bool):
+            below = self.low is not None and read < self.low
+            above = self.high is not None and read > self.high
+            if below or above or not math.isfinite(read):
+                raise self._refuse(value)
+        return read
+
+    def legal(self) -> str:
+        """The legal values in words."""
+        if self.kind == "choice":
+            words = " | ".join(self.choices)
+        elif self.kind == "bool":
+            words = "true | false"
+        else:
+            name = {"float": "a number", "int": "an integer"}[self.kind]
+            words = name
+            if self.low is not None and self.low == self.high:
+                words = f"{self.low:g}"
+            elif self.low is not None and self.high is not None:
+                words = f"{name} from {self.low:g} to {self.high:g}"
+            elif self.low is not None:
+                words = f"{name} of at least {self.low:g}"
+        return f"{words}, or auto ({self.auto})" if self.auto else words
+
+    def _read(self, value: Value) -> Value:
+        if self.kind == "choice":
+            if value in self.choices:
+                return value
+        elif self.kind == "bool":
+            if isinstance(value, bool):
+                return value
+            if str(value).lower() in _WORDS:
+                return _WORDS[str(value).lower()]
+        elif value is not None and not isinstance(value, bool):
+            try:
+                number = float(value)
+                if self.kind == "float":
+                    return number
+                if number.is_integer():
+                    return int(number)
+            except (ValueError, OverflowError):
+                pass
+        raise self._refuse(value)
+
+    def _refuse(self, value: Value) -> FedcacheError:
+        return FedcacheError(
+            Exit.USAGE,
+            f"Hyperparameter {self.name!r} is {value!r}, expected {self.legal()}.",
+            f"Set it with --set {self.name}={self.show()}  ({self.help})",
+        )
+
+    def show(self, value: Value = None) -> str:
+        """A value (the default when None) as it is written after ``--set key=``."""
+        chosen = self.default if value is None else value
+        if chosen is None:
+            return "auto"
+        return str(chosen).lower() if isinstance(chosen, bool) else f"{chosen}"
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The setting of the method's paper, used where the user names none.
+
+    Attributes:
+        rounds: number of rounds; 1 for one-shot methods.
+        participation: clients a round: None for all, an int for a number, a float for a share.
+        clients: number of clients.
+        scheme: name of the partition scheme.
+        official_participation: where the released code samples otherwise (D-14), else None.
+    """
+
+    rounds: int
+    participation: int | float | None
+    clients: int
+    scheme: str
+    official_participation: int | None = None
+
+
+Count = Callable[[Tree, "Ctx"], int]
+Init = Callable[["Ctx"], Tree]
+Enter = Callable[[Tree, "LaneData", "Ctx"], Tree]
+Fit = Callable[[Tree, Tree, "LaneData", "Ctx"], tuple[Tree, Tree]]
+Predict = Callable[[Tree, Tree, "LaneData", Tensor, "Ctx"], Tensor]
+Server = Callable[[Tree, "Ctx"], Tree]
+Deploy = Callable[[Tree, Tree, "LaneData", "Ctx"], Tree]
+Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], "Ctx"], dict[str, float]]
+Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
+
+
+ON_ROWS = ("loop", "stack", "dual")
+"""Lifts of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
+
+
+def no_state(_down: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+    """A client that keeps nothing between rounds."""
+    return {}
+
+
+def send_all(server: Tree, _ctx: Ctx) -> Tree:
+    """Broadcast everything the server holds."""
+    return server
+
+
+def keep_down(down: Tree, _state: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+    """What is trained is what is scored."""
+    return down
+
+
+def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
+    """The pooled upload replaces the tensors of the same names."""
+    return {**server, **up}
+
+
+def numel(tree: Tree, _ctx: Ctx) -> int:
+    """Numbers in a tree; masks are implied by which rows travel and count nothing."""
+    return sum(t.numel() for t in tree.values() if t.is_floating_point())
+
+
+def head_weights(server: Tree, state: Tree) -> int:
+    """Scalars of the tensors of a head that training sets, each counted once wherever it lies."""
+    return sum(t.numel() for k, t in {**state, **server}.items() if k in TRAINED)
+
+
+def average(hp: Hp) -> Mapping[str, Pooling]:
+    """Pool every upload by the ``agg`` switch: weighted by n_i, or uniform."""
+    return {"": "uniform" if hp.get("agg") == "uniform" else "mean"}
+
+
+def as_pooled(pooled: Tree, _ctx: Ctx) -> Tree:
+    """Nothing is worth computing once for several points."""
+    return pooled
+
+
+def global_model(_hp: Hp) -> Protocol:
+    """One model, scored on every client's test rows."""
+    return "global"
+
+
+def everywhere(_hp: Hp) -> Protocol:
+    """Client i's deployed model, scored on all clients' test rows."""
+    return "everywhere"
+
+
+def personal_model(_hp: Hp) -> Protocol:
+    """Client i's deployed model, scored on client i's test rows."""
+    return "personalised"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method.
+
+    Shapes: every per-lane tensor has exactly ``len(ctx.lead)`` leading axes, each full or 1; functions address core
+    axes from the end.
+
+    Attributes:
+        name: name on the command line.
+        paper: citation.
+        summary: one sentence.
+        hparams: declared hyperparameters.
+        defaults: the paper's setting.
+        init: (ctx) -> server; no leading axes, called once.
+        fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
+        predict: (down, state, data, x, ctx) -> scores [.., N, C]; with an empty state the global model.
+        enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
+            names under ``rows/`` have one row per sample.
+        broadcast: (server, ctx) -> down.
+        pool: (hp) -> name prefix of ``up`` -> mean (weights n_i) | uniform | sum | stack.
+        aggregate: (server, pooled up, ctx) -> server.
+        prepare: (pooled up, ctx) -> pooled up, with what serves every float that ``fit`` does not read; called once for
+            the points of a grid that share their uploads.
+        additive: (hp) -> True when the pooled upload is that of one client with everybody's rows, for every seed.
+        merges: "classes" where the server merges stacked prototypes class by class by their counts, so that a robust
+            rule can take its place; "" where what is stacked is more than that.
+        protocol: (hp) -> how it is evaluated.
+        deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
+            probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
+        headline: the accuracy of personal models is the mean over clients, or their minimum.
+        lifts: how lanes may be computed; whatever reads nothing but features must allow ``stack``, and ``ON_ROWS``
+            adds ``dual``.
+        mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
+        needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
+            ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
+            ``public`` (client 0 is the public set, whose rows everybody reads and which does not train). Without
+            ``labels`` the engine hands over data that has none.
+        needs_for: (hp) -> what is needed under these switches, where that differs from ``needs``.
+        text_travels: False when the server alone reads the class text features, so clients are not sent them.
+        gradient: False for clients that take no step.
+        one_shot: True when one round is the method.
+        central: True when all clients' rows are one training set (no traffic).
+        paper_count: (width, classes, clients, hp) -> scalars (up, down) per client and round as papers count them; None
+            where the paper counts exactly what travels.
+        sent: (one client's up, ctx) -> scalars that travel; rows of classes it does not own may be left out.
+        received: (down, ctx) -> scalars that travel.
+        trainable: (server, one client's state) -> scalars of a deployed model that training sets.
+        fidelity: (hp, views stored) -> exact | cached_views | approx.
+        diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
+        reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
+            rows: a leak that some released code has. The engine warns of it.
+        check: (hp, ctx) -> None; raises when the switches and the data do not fit.
+    """
+
+    name: str
+    paper: str
+    summary: str
+    hparams: tuple[HParam, ...]
+    defaults: Defaults
+    init: Init
+    fit: Fit
+    predict: Predict
+    paper_count: Callable[[int, int, int, Hp], tuple[int, int]] | None
+    enter: Enter = no_state
+    deploy: Deploy = keep_down
+    broadcast: Server = send_all
+    pool: Callable[[Hp], Mapping[str, Pooling]] = average
+    aggregate: Aggregate = replace_names
+    prepare: Server = as_pooled
+    merges: Literal["", "classes"] = ""
+    additive: Callable[[Hp], bool] = lambda _hp: False
+    protocol: Callable[[Hp], Protocol] = global_model
+    needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
+    needs_for: Callable[[Hp], frozenset[str]] | None = None
+    headline: Literal["mean", "min"] = "mean"
+    lifts: tuple[str, ...] = ("loop", "stack")
+    mixed: frozenset[str] = frozenset()
+    text_travels: bool = True
+    gradient: bool = True
+    one_shot: bool = False
+    central: bool = False
+    sent: Count = numel
+    received: Count = numel
+    trainable: Callable[[Tree, Tree], int] = head_weights
+    fidelity: Callable[[Hp, int], str] = lambda _hp, _views: "exact"
+    diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
+    reads_test: Callable[[Hp], bool] = lambda _hp: False
+    check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+
+    def __repr__(self) -> str:
+        return f"Method({self.name}: {self.summary} {self.paper})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is declared, plain JSON values; functions are not among it."""
+        plain = (str, bool, tuple, frozenset)
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        made = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in told.items() if isinstance(v, plain)}
+        return {**made, "lifts": list(self.lifts), "hparams": [asdict(h) for h in self.hparams],
+                "defaults": asdict(self.defaults)}  # fmt: skip
+
+    def reads(self, hp: Hp) -> frozenset[str]:
+        """What clients read under these switches."""
+        return self.needs if self.needs_for is None else self.needs_for(hp)
+
+    def hparam(self, name: str) -> HParam:
+        """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""
+        for h in self.hparams:
+            if h.name == name:
+                return h
+        names = [h.name for h in self.hparams]
+        raise unknown(
+            f"hyperparameter of {self.name}", name, names, hint=f"{self.name} reads: {', '.join(sorted(names))}"
+        )
+
+    def resolve(self, preset: str = "paper", settings: Mapping[str, Value] | None = None) -> dict[str, Value]:
+        """All hyperparameters: the preset, then ``settings`` (words or typed values).
+
+        Raises:
+            FedcacheError: exit 2 for an unknown preset or key, or an illegal value.
+        """
+        if preset not in ("paper", "official"):
+            raise unknown("preset", preset, ("paper", "official"))
+        hp: dict[str, Value] = {}
+        for h in self.hparams:
+            hp[h.name] = h.official if preset == "official" and h.official is not None else h.default
+        for key, value in (settings or {}).items():
+            hp[key] = self.hparam(key).parse(value)
+        return hp

@@ -1,0 +1,401 @@
+"""One run: its constants, its state between rounds, and the two ends of a round (``federate.program`` is the middle).
+
+State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and every lift shares
+one format. ``fit`` never sees a test row, and a method that needs no labels is handed data that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.client_data import ClientRows, Data, LaneData, cut_out, lane_data
+from fedcache.federate.engine.client_overrides import Columns, Own, check_mixed
+from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.rng import generator, key_hash
+from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
+from fedcache.federate.execution.cache import Memo
+from fedcache.federate.execution.gram import States
+from fedcache.federate.trust.pipeline import Guarded, Rejected, Trust
+from fedcache.heads.linear import Tree
+
+DEALT_BYTES = 8 << 20
+"""Row numbers of chunks of clients that are kept for the next round."""
+
+TOLD = 5
+"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
+
+
+def sampled(participation: int | float | None, clients: int) -> int:
+    """Clients a round: all for None, a number for an int, a share (at least one client) for a float.
+
+    Raises:
+        FedcacheError: exit 2 for a number below 1 or a share outside (0, 1].
+    """
+    if participation is None:
+        return clients
+    if isinstance(participation, int):
+        if participation < 1:
+            raise _bad_participation(participation)
+        return min(participation, clients)
+    if not 0.0 < participation <= 1.0:
+        raise _bad_participation(participation)
+    return max(1, round(participation * clients))
+
+
+def _bad_participation(found: float) -> FedcacheError:
+    return FedcacheError(
+        Exit.USAGE,
+        f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
+        "For example --participation 10, --participation 0.1 or --participation 100%.",
+    )
+
+
+class _All:
+    """Every client's training rows as one client, for methods that are not federated."""
+
+    name = "all"
+
+    def __init__(self, clients: Sequence[ClientRows]) -> None:
+        # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
+        self.train = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in clients]))
+        self.test = np.empty(0, np.int64)
+
+
+class Rounds:
+    """The constants of a run and its state between rounds."""
+
+    def __init__(
+        self,
+        method: Method,
+        hp: Hp,
+        data: Data,
+        clients: Sequence[ClientRows],
+        seed: int,
+        dtype: torch.dtype,
+        own: Mapping[int, Own] | None = None,
+        watch: Callable[[], None] | None = None,
+        memo: Memo | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        self.method, self.hp, self.seed = method, hp, seed
+        self.trust = trust or Trust()
+        self.trust.check(method, hp)
+        self.memo, self.cuts = memo, memo or Memo()
+        as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
+        self.data = data if as_is else replace(data, x=data.x.to(dtype))
+        self.own = own or {}
+        check_mixed(method, self.own, data.x.shape[2], len(clients))
+        self.columns = Columns(self.data.x)
+        self.clients = clients
+        self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
+        text = None if data.text is None else data.text.to(data.x.device, dtype)
+        self.env = Env(
+            data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
+            names=data.names, image=data.image, towers=data.towers,
+        )  # fmt: skip
+        if watch is not None:
+            self.env = replace(self.env, watch=watch)
+        self._dealt = Memo(DEALT_BYTES)
+        self.warnings: list[str] = []
+        names = [lane.name for lane in self.lanes]
+        self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
+        if self.trust.attack is not None and not self.liars:
+            self.warnings.append(
+                f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
+            )
+        self.labels = self._labels() if "labels" in method.reads(hp) else None
+        self.rejected: list[Rejected] = []
+        self.unguarded = 0
+        self.round = 0
+        self.server: Tree = {}
+        self.states = States()
+        self.traffic = Traffic([0] * len(clients), [0] * len(clients))
+        self.met = [False] * len(self.lanes)
+        self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
+        self.eligible = self._eligible()
+        self.train_bytes = sum(len(self.lanes[c].train) for c in self.eligible) * self.data.x[:1].nbytes
+        if self.public:
+            public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
+            self.public_columns = Columns(self.data.x[public])
+            self.env = replace(self.env, public=self.public_columns.cut(()))
+        if method.reads_test(hp):
+            self.warnings.append(
+                f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
+                "accuracy, and no other method's compares with it"
+            )
+
+    def _labels(self) -> Tensor:
+        """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
+        y = self.data.y.to(self.data.x.device)
+        if self.trust.attack is None or self.trust.attack.name != "label-flip":
+            return y
+        lied = {c: np.asarray(self.lanes[c].train, np.int64) for c in range(len(self.lanes))}
+        theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(lied[c] for c in self.liars)]))
+        if any(np.isin(rows, theirs).any() for c, rows in lied.items() if c not in self.liars):
+            raise FedcacheError(
+                Exit.USAGE,
+                "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
+                "Use a partition without overlap, or another attack.",
+            )
+        flipped, at = y.clone(), torch.from_numpy(theirs).to(y.device)
+        flipped[at] = torch.where(y[at] >= 0, self.data.classes - 1 - y[at], y[at])
+        return flipped
+
+    def _eligible(self) -> list[int]:
+        """Clients with something to train on; the rest are skipped, and a warning says so."""
+        kept, empty, short = [], [], []
+        if self.public and not len(self.lanes[0].train):
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"{self.method.name} reads client 0 as the public set, and it has no training rows.",
+                "Deal rows to it, for example --scheme flesd.",
+            )
+        for i, c in enumerate(self.lanes):
+            if i < self.public:
+                continue
+            n = len(c.train)
+            if n == 0:
+                empty.append(c.name)
+            elif self.method.gradient and "batch" in self.hp and not batch_sizes(n, self.hp):
+                short.append(c.name)
+            else:
+                kept.append(i)
+        for names, why in ((empty, "have no training rows"), (short, "have too few rows for one batch")):
+            if names:
+                listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
+                self.warnings.append(f"{len(names)} of {len(self.lanes)} clients {why} and are skipped: {listed}")
+        if not kept:
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"None of the {len(self.lanes)} clients can train: {'; '.join(self.warnings)}.",
+                "Use fewer clients, more rows, or a smaller --set batch=.",
+            )
+        return kept
+
+    def start(self) -> None:
+        """The server's first tensors, after the switches are found to fit the data."""
+        if "text" in self.method.reads(self.hp) and self.env.text is None:
+            raise FedcacheError(
+                Exit.STORE,
+                f"{self.method.name} needs class text features, but these features have none.",
+                "Use a backbone with a text tower, for example --backbones glyph-clip.",
+            )
+        for need, found in (
+            ("image tower", self.env.towers),
+            ("text tower", self.env.towers),
+            ("pixels", self.env.image),
+        ):
+            if need in self.method.reads(self.hp) and found is None:
+                raise FedcacheError(
+                    Exit.STORE,
+                    f"{self.method.name} needs {need}, and this run was given none.",
+                    "Train on a store with images: fedcache extract --backbones pixels",
+                )
+        self.method.check(self.hp, self.server_ctx())
+        self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
+
+    def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
+        """The context of some clients, with a client axis or (one client) without."""
+        names = tuple(self.lanes[i].name for i in ids)
+        draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
+        hp, env = self.hp, self.env
+        if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
+            hp = {**hp, **own.hp}
+            public = self.public_columns.cut(own.columns) if self.public else None
+            env = replace(env, width=self.columns.cut(own.columns).shape[-1], public=public)
+        return Ctx((len(ids),) if axes else (), hp, env, draws, tuple(ids), self.round)
+
+    def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
+        """The server's context; ``ids`` are the clients whose uploads it merges."""
+        draws = Draws(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
+        return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
+
+    def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> LaneData:
+        """The training rows of some clients, or their test rows; those of a round's chunks are remembered."""
+        if axes and not test and not self.own:
+            return self._dealt.get((axes, *ids), partial(self._rows, ids, axes, test), lambda made: made.rows.nbytes)
+        return self._rows(ids, axes, test)
+
+    def _rows(self, ids: Sequence[int], axes: int, test: bool) -> LaneData:
+        parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
+        return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
+
+    def cut(self, client: int) -> LaneData:
+        """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
+        train = self.lanes[client].train
+        if not len(train) or self.train_bytes > self.cuts.budget:
+            return self.rows([client], 0)
+        return cut_out(self.features(client), self.labels, [train])[0] if self.own else self._cut[client]
+
+    @cached_property
+    def _cut(self) -> dict[int, LaneData]:
+        """Every client's training rows, which points of a grid share."""
+        x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
+        key = ("rows", id(x), id(self.labels), *(r.tobytes() for r in rows))
+        # Features and labels are held with their rows, so that their ids are not used again.
+        held = (x, self.labels)
+        made = self.cuts.get(key, lambda: (held, cut_out(*held, rows)), lambda _: self.train_bytes)[1]
+        return dict(zip(self.eligible, made, strict=True))
+
+    def features(self, client: int | None) -> Tensor:
+        """[N, V, D] features as that client has them; all of them at the server (None)."""
+        own = None if client is None else self.own.get(client)
+        return self.data.x if own is None else self.columns.cut(own.columns)
+
+    def labelled(self, client: int | None) -> LaneData:
+        """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
+        rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
+        rows = rows[self.data.y.cpu().numpy()[rows] >= 0]
+        return lane_data(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
+
+    def down(self) -> Tree:
+        """What the server sends now."""
+        return self.method.broadcast(self.server, self.server_ctx())
+
+    def sample(self, participation: int | float | None) -> list[int]:
+        """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
+        k = min(sampled(participation, len(self.lanes)), len(self.eligible))
+        by_name = sorted(self.eligible, key=lambda i: self.lanes[i].name)
+        if self.trust.privacy is not None:  # each by itself, as its accounting assumes
+            drawn = generator(self.seed, "poisson", self.round).random(len(by_name)) < self.share(participation)
+            return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
+        order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
+        return sorted(by_name[j] for j in order[:k])
+
+    def share(self, participation: int | float | None) -> float:
+        """The expected share of clients in a round."""
+        return sampled(participation, len(self.lanes)) / len(self.lanes)
+
+    def pool(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> Pool:
+        """What takes the uploads of this round's clients."""
+        if self.trust.plain:
+            return Pool(self.method.pool(self.hp), len(ids))
+        return Guarded(
+            self.trust, self.method, self.hp, len(ids), down,
+            round_=self.round, seed=self.seed, liars=self.liars, names=[lane.name for lane in self.lanes],
+            expected=self.share(participation) * len(self.eligible),
+            total_rows=float(sum(len(self.lanes[c].train) for c in self.eligible)),
+            generator=torch.Generator().manual_seed(key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1),
+        )  # fmt: skip
+
+    def sent(self, up: Tree) -> tuple[int, int]:
+        """(scalars, bytes of one) that an upload costs; one that the gate will refuse is counted number by number."""
+        try:
+            return self.method.sent(up, self.server_ctx()), itemsize(up)
+        except (KeyError, IndexError, RuntimeError):
+            if self.trust.plain:
+                raise  # uploads of this package are never malformed
+            return sum(t.numel() for t in up.values()), itemsize(up)
+
+    def taken(self, pool: Pool) -> Tree:
+        """What a pool has made of the uploads; who was refused is noted."""
+        pooled = pool.done()
+        if isinstance(pool, Guarded):
+            self.rejected += pool.rejected
+            if pool.unguarded and not self.unguarded:
+                self.warnings.append(
+                    f"round {self.round + 1}: {pool.unguarded} classes have so few owners that --aggregate "
+                    f"{self.trust.rule.text} expects no liar among them: their prototypes are not protected"
+                )
+            self.unguarded += pool.unguarded
+            for r in pool.rejected[: max(0, TOLD - len(self.rejected) + len(pool.rejected))]:
+                name = self.lanes[r.client].name
+                self.warnings.append(
+                    f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
+                )
+        return pooled
+
+    def fit_one(self, down: Tree, client: int) -> Tree:
+        """The loop lift: one client without leading axes; its upload."""
+        self.env.watch()
+        data, ctx = self.cut(client), self.ctx([client], 0)
+        state = self.states.get(client)
+        state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
+        if self.trust.on_bad == "fail":
+            self.finite({**up, **state}, [client], 0)
+        if state:
+            self.states[client] = {k: t.contiguous() for k, t in state.items()}
+        return up
+
+    def finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
+        """Refuse a result that is not finite, naming the client; a finite sum proves all its terms finite."""
+        for name, t in tree.items():
+            if not t.is_floating_point() or torch.isfinite(t.sum()) or torch.isfinite(t).all():
+                continue
+            lanes = t.flatten(1) if axes else t.reshape(1, -1)
+            bad = int((~torch.isfinite(lanes).all(1)).nonzero()[0])
+            client = ids[bad if lanes.shape[0] > 1 else 0]
+            word = "nan" if torch.isnan(lanes[bad]).any() else "inf"
+            rates = [h.name for h in self.method.hparams if h.help.startswith("learning rate")]
+            known = f" ({', '.join(f'{r} is {self.hp[r]}' for r in rates)})" if rates else ""
+            raise FedcacheError(
+                Exit.FEDERATED,
+                f"{name} is {word} in round {self.round + 1} for client {client} ({self.lanes[client].name!r}).",
+                f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
+            )
+
+    def diagnose(self) -> dict[str, float]:
+        """The method's own numbers about the state now; labels are read here as in any evaluation."""
+        labels = {c: self.data.y[torch.from_numpy(np.asarray(self.lanes[c].train, np.int64))] for c in self.states}
+        return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
+
+    def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+        """The end of a round: aggregate and count; advances ``round`` and ``server``.
+
+        Args:
+            ids: of the clients that took part.
+            down: what they were sent.
+            pooled: their uploads.
+            ups: (scalars, bytes of one) that each of them sent.
+        """
+        merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
+        # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
+        self.server = {k: t.contiguous() for k, t in merged.items()}
+        self.finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
+        # A one-shot method has nothing to send before its round; what is delivered is the model it made.
+        delivered = self.down() if self.method.one_shot else down
+        traffic = self._count(ids, delivered, ups)
+        self.round += 1
+        return traffic
+
+    def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
+        method, env = self.method, self.env
+        if method.central:
+            self.traffic.rounds.append(RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0))
+            return self.traffic.rounds[-1]
+        received, size = method.received(down, self.server_ctx()), itemsize(down)
+        travels = "text" in method.reads(self.hp) and method.text_travels
+        once = env.text.numel() if env.text is not None and travels else 0
+        paper = None
+        if method.paper_count is not None and not self.own:  # clients that differ are asked one by one
+            paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
+        totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
+        for c, (sent, width) in zip(ids, ups, strict=True):
+            # Class text features reach a client once, with its first broadcast.
+            text = once if not self.met[c] else 0
+            self.met[c] = True
+            self.traffic.up[c] += sent
+            self.traffic.down[c] += received + text
+            paper_up, paper_down = paper or (sent, received)
+            if method.paper_count is not None and paper is None:
+                known = self.ctx([c], 0)
+                paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
+            totals["paper_up"] += paper_up
+            totals["up"] += sent
+            totals["up_bytes"] += sent * width
+            totals["down"] += received + text
+            totals["down_bytes"] += received * size + text * (env.text.element_size() if env.text is not None else 0)
+            totals["paper_down"] += paper_down + text
+        done = RoundTraffic(len(ids), **totals)
+        self.traffic.rounds.append(done)
+        return done

@@ -1,0 +1,228 @@
+"""A site's store: what it says of itself, and the client that a message is answered with.
+
+A shard is opened anew for every message, because Flower answers each in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcache.config import TrainConfig, resolve
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.metrics import classes_owned
+from fedcache.federate.engines.flower.membership import Facts
+from fedcache.federate.engines.flower.messages import Parcel
+from fedcache.federate.engines.flower.site import Site
+from fedcache.federate.engines.flower.supported import check_suited
+from fedcache.federate.partition.partition import Client
+from fedcache.heads.linear import Tree
+from fedcache.progress import Silent
+from fedcache.runs.features import arrays_for, feat_post_for, text_of
+from fedcache.runs.plugin_code import code_of
+from fedcache.runs.prepare import find_method
+from fedcache.store.files import make_private, sha256_hex, write_atomic
+from fedcache.store.store import Store
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a client holds between rounds, one file per job and round.
+
+    Attributes:
+        folder: of this site's state.
+    """
+
+    folder: Path
+
+    def load(self, job: str, round_: int) -> Tree | None:
+        """What it held after that round, or None."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return dict(load(self._path(job, round_).read_bytes()))
+        except (OSError, SafetensorError):
+            return None
+
+    def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
+        """Keep what it holds after a round, and what it held at ``since``, in case the answer is lost on its way."""
+        from safetensors.torch import save
+
+        path = self._path(job, round_)
+        for folder in (self.folder, path.parent):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
+        write_atomic(path, save({k: t.detach().contiguous().clone() for k, t in tree.items()}))
+        for old in path.parent.glob("after-*.safetensors"):
+            if int(old.stem.removeprefix("after-")) < since:
+                old.unlink(missing_ok=True)
+
+    def _path(self, job: str, round_: int) -> Path:
+        if not job.isalnum():
+            raise FedcacheError(Exit.FEDERATED, f"A job is called {job!r:.40}.", "Start the run with fedcache flower.")
+        return self.folder / job / f"after-{round_}.safetensors"
+
+
+@dataclass(frozen=True)
+class ShardSite:
+    """A store that answers messages.
+
+    Attributes:
+        path: of the store.
+        state: where the client keeps what it holds between rounds.
+        name: of the client, for a store that was not cut out of another.
+    """
+
+    path: Path
+    state: Path
+    name: str | None = None
+
+    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        """What is sent back; what cannot be done comes back as a refusal, in words."""
+        try:
+            asked = Asked.of(parcel.words, Store.open(self.path))
+            if kind == "facts":
+                return Parcel({"facts": asked.facts(self.name).to_words()})
+            if kind == "text":
+                text = asked.text()
+                return Parcel({}, [{} if text is None else {"text": torch.from_numpy(text)}])
+            want = parcel.words.get("recipes")
+            if list(want or []) != asked.recipes:
+                raise FedcacheError(
+                    Exit.STORE,
+                    f"{self.path.name} holds features of another recipe than the run began with.",
+                    "Start the run again.",
+                )
+            data, client = asked.data(str(parcel.words["feat_post"])), asked.client(self.name)
+            domains = len(asked.store.samples.domains)
+            return Site(asked.method, data, client, Held(self.state), domains).answer(kind, parcel)
+        except FedcacheError as error:
+            words = {"code": int(error.code), "message": error.message, "hint": error.hint}
+            return Parcel({"refused": words})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A store, and the configuration that a message is about."""
+
+    store: Store
+    config: TrainConfig
+
+    def __post_init__(self) -> None:
+        check_suited(self.method, self.hp, self.config)
+
+    @classmethod
+    def of(cls, words: Mapping[str, Any], store: Store) -> Asked:
+        """From the words of a message."""
+        return cls(store, resolve(TrainConfig, dict(words["train"]), {}, "the message"))
+
+    @property
+    def method(self) -> Any:
+        """The method of the run."""
+        return find_method(str(self.config.method))
+
+    @property
+    def hp(self) -> dict[str, Any]:
+        """Its hyperparameters, as far as the choice of features needs them."""
+        resolved: dict[str, Any] = self.method.resolve(self.config.preset, self.config.set)
+        return resolved
+
+    @property
+    def keys(self) -> list[str]:
+        """The arrays to train on."""
+        return arrays_for(self.method, self.hp, self.store, self.config.backbones, Silent())
+
+    @property
+    def recipes(self) -> list[str]:
+        """Digests of their recipes."""
+        return [str(self.store.arrays[key].digest) for key in self.keys]
+
+    def text(self) -> np.ndarray | None:
+        """Class text features, where the method reads some."""
+        return text_of(self.method, self.hp, self.store, self.keys)[0]
+
+    def client(self, name: str | None) -> Client:
+        """The client of this store; its rows are all that is without a defect, train and test as the store has them."""
+        shard, s = self.store.dataset.get("shard"), self.store.samples
+        if shard is None and name is None:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
+                "Give it one that no other site has: fedcache flower site --shard PATH --name NAME",
+            )
+        good = s.ok == 1
+        called = name or str(shard["client"])  # type: ignore[index]
+        return Client(called, np.flatnonzero(good & (s.split == 0)), np.flatnonzero(good & (s.split == 1)))
+
+    def facts(self, name: str | None) -> Facts:
+        """What the site says of itself."""
+        store, keys, client = self.store, self.keys, self.client(name)
+        text, templates = text_of(self.method, self.hp, store, keys)
+        shard, s = store.dataset.get("shard"), store.samples
+        label = s.label.astype(np.int64)
+        if "labels" in self.method.needs and (label[client.train] < 0).any():
+            raise FedcacheError(
+                Exit.USAGE,
+                f"{self.method.name} needs labels, and training rows of {store.path.name} have none.",
+                "Add labels to the dataset, then extract or shard again.",
+            )
+        views = [store.arrays[key].shape[1] for key in keys]
+        asked = "feat_post" in self.config.set
+        tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
+        return Facts(
+            name=client.name,
+            number=None if shard is None else int(shard["number"]),
+            train=len(client.train),
+            test=len(client.test),
+            owned=int(classes_owned(label[client.train])),
+            tests=sha256_hex(tests),
+            classes=tuple(s.classes),
+            domains=tuple(s.domains),
+            keys=tuple(keys),
+            backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
+            recipes=tuple(self.recipes),
+            widths=tuple(int(store.arrays[key].shape[2]) for key in keys),
+            views=min(views),
+            text="" if text is None else sha256_hex(text.tobytes()),
+            templates=tuple(templates),
+            feat_post=feat_post_for(self.hp, asked, self.config.preset, store, keys),
+            dataset=str(store.dataset["digest"]),
+            parent="" if shard is None else str(shard["parent"]),
+            slug=str(store.dataset["slug"]),
+            rows=int(store.rows),
+            ok=int(store.rows_ok),
+            code=code_of(self.method),
+            version=_version(),
+        )
+
+    def data(self, feat_post: str) -> Data:
+        """The site's rows as methods read them."""
+        store = self.store
+        arrays = [store.reader(key) for key in self.keys]
+        s, text = store.samples, self.text()
+        return Data(
+            x=prepare(arrays, feat_post, views=min(array.shape[1] for array in arrays)),
+            y=torch.from_numpy(s.label.astype(np.int64)),
+            classes=len(s.classes),
+            text=None if text is None else torch.from_numpy(text),
+            widths=tuple(array.shape[2] for array in arrays),
+            domain=torch.from_numpy(s.domain.astype(np.int64)),
+        )
+
+
+def _version() -> str:
+    from fedcache import __version__
+
+    return __version__
+
+
+def state_of(home: Path, store: Store) -> Path:
+    """Where a site's client keeps what it holds: by the content of its store, so a moved store keeps its state."""
+    return home / "flower" / f"{store.dataset['slug']}-{str(store.dataset['digest'])[:16]}"

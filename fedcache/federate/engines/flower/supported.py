@@ -1,0 +1,71 @@
+"""Which methods and options a federation over sites can have, decided before anything is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedcache.errors import Exit, FedcacheError
+
+if TYPE_CHECKING:
+    from fedcache.config import TrainConfig
+    from fedcache.federate.engine.method import Hp, Method
+
+IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
+
+
+def why_not(method: Method, hp: Hp) -> str | None:
+    """What keeps a method from running over sites, in words; None for one that exchanges only uploads."""
+    from fedcache.federate.engine.method import keep_down
+
+    needs = method.reads(hp)
+    if method.central:
+        return "it trains on all clients' rows in one place"
+    if "public" in needs:
+        return "its clients share a public set of rows"
+    if live := sorted(needs & {"pixels", "text tower", "image tower"}):
+        return f"its clients need {' and '.join(live)}, and shards hold features"
+    if method.deploy is not keep_down:
+        return "its models are scored after a probe on all clients' rows"
+    if method.protocol(hp) == "everywhere":
+        return "its models are scored on all clients' rows"
+    if hp.get("feat_post") == "standardize":
+        return "feat_post=standardize takes mean and variance over all clients' rows"
+    return None
+
+
+def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
+    """Refuse what cannot run over sites.
+
+    Raises:
+        FedcacheError: USAGE, with the reason.
+    """
+    if (why := why_not(method, hp)) is not None:
+        raise FedcacheError(
+            Exit.USAGE, f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name)
+        )
+    if config.attack is not None:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--attack makes clients lie in a simulation; sites are real.",
+            IN_PROCESS.format(method.name) + f" --attack {config.attack}",
+        )
+    if config.dp_clip is not None or config.dp_noise is not None:
+        raise FedcacheError(
+            Exit.USAGE,
+            "--dp-clip draws its noise from the run's seed, which every site is told, so here it would hide nothing.",
+            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 shows what noise costs",
+        )
+    given = [
+        name
+        for name, value in (
+            ("--client-backbones", config.client_backbones),
+            ("--client-set", config.client_set),
+            ("--domain", config.domain),
+            ("--partition", config.partition),
+        )
+        if value
+    ]
+    if given:
+        raise FedcacheError(
+            Exit.USAGE, f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client."
+        )

@@ -1,0 +1,1 @@
+"""What several methods share: prototypes, contrastive training, prompts, distillation, synthetic rows, switches."""

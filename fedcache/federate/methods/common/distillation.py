@@ -1,0 +1,159 @@
+"""FLESD's server: a student learns the ensembled similarities of public rows (eqs 7 to 10).
+
+The student starts at the broadcast weights w (D-38), and so does the key encoder, which follows it by an exponential
+moving average (BatchNorm's running statistics are the student's). Anchors are a FIFO queue of keys, or every public row
+with keys made anew in every step, which is the equations without a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, own
+from fedcache.federate.engine.local_training import Batch, descend, minibatches, scan
+from fedcache.federate.engine.method import Hp, HParam
+from fedcache.federate.engine.optim import opt_init
+from fedcache.federate.methods.common import simclr
+from fedcache.heads.linear import Tree
+from fedcache.heads.simclr import Ensemble, similarity_divergence
+
+ALL = 4096
+"""Public rows up to which ``anchors=auto`` takes them all."""
+
+DISTIL = (
+    HParam("tau_T", 0.1, "float", "temperature of the ensemble (eq 5)", low=1e-6),
+    HParam("tau_S", 0.1, "float", "temperature of the student (eq 7)", low=1e-6),
+    HParam("zeta", 0.999, "float", "how much of the key encoder stays in a step (eq 10)", low=0.0, high=1.0),
+    HParam("anchors", "auto", "choice", "a queue of keys, or all public rows; auto: all up to 4,096",
+           choices=("auto", "all", "queue"), official="queue"),
+    HParam("queue", 2048, "int", "K_q, length of the queue; a multiple of esd_batch", low=1),
+    HParam("queue_warm", True, "bool", "fill the queue with keys before the first step (D-34)", official=False),
+    HParam("exclude_self", False, "bool", "leave a query's own key out of its anchors (D-35)"),
+    HParam("sim_at", "projection", "choice", "what is compared (D-32)", choices=("projection", "trunk")),
+    HParam("sim_topk_percent", 100.0, "float", "share of similarities kept in a row, the largest", low=1e-3, high=100),
+    HParam("esd_epochs", 200, "int", "epochs of distillation a round", low=0),
+    HParam("esd_batch", 256, "int", "its batch", low=1),
+    HParam("esd_lr", 1e-3, "float", "its learning rate (Adam, decay wd)", low=0.0),
+)  # fmt: skip
+
+
+def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """What is compared of stored rows x [.., N, D]: unit projections, or unit trunk outputs (``sim_at``)."""
+    z = simclr.represent(p, x, ctx, project=ctx.hp["sim_at"] == "projection")
+    return normalize(z, dim=-1)
+
+
+@dataclass
+class Queue:
+    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first; ``at`` counts what was ever pushed."""
+
+    keys: Tensor
+    places: Tensor
+    at: int = 0
+
+    def push(self, keys: Tensor, rows: Tensor) -> None:
+        """Take in a batch of keys."""
+        slots = (self.at + torch.arange(len(rows), device=rows.device)) % len(self.places)
+        self.keys[slots], self.places[slots] = keys, rows
+        self.at += len(rows)
+
+
+def queued(hp: Hp, rows: int) -> bool:
+    """Whether anchors come from a queue."""
+    return hp["anchors"] == "queue" or (hp["anchors"] == "auto" and rows > ALL)
+
+
+def check(hp: Hp, ctx: Ctx) -> None:
+    """Refuse a queue that the public rows cannot fill or whose batches straddle its end."""
+    simclr.check(hp, ctx)
+    rows, size, batch = len(ctx.public), int(hp["queue"]), int(hp["esd_batch"])  # type: ignore[arg-type]
+    if queued(hp, rows) and (size > rows or size % min(batch, size)):
+        most = min(rows, size) // batch * batch
+        fix = f"--set queue={most}" if most else f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
+        raise FedcacheError(
+            Exit.USAGE,
+            f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
+            f"For example {fix}.",
+        )
+
+
+def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
+    """The student after ``esd_epochs`` epochs.
+
+    Args:
+        w: weights and buffers of the encoder.
+        target: the ensembled similarities of the public rows.
+        ctx: the server's; reads ``public`` [Np, V, D].
+
+    Returns:
+        The tensors of ``w``, distilled.
+    """
+    hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"], "drop_last": False}
+    hp["bn"] = hp["encoder"] == "conv"  # a last batch of one image, which has no variance, joins the one before it
+    ctx = replace(ctx, hp=hp)
+    public = ctx.public[:, 0]
+    every = torch.arange(target.size, device=ctx.env.device)
+    queue = _filled(w, every, ctx) if queued(hp, target.size) else None
+    projected, zeta = hp["sim_at"] == "projection", float(ctx.number("zeta"))
+    names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))  # else the projection rests
+    one = descend(_loss(target), names, {})
+
+    def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
+        key = {n: p[f"key/{n}"] for n in w}
+        if queue is None:
+            batch = {**batch, "keys": unit(key, public, now), "anchors": every}
+        else:  # pushed before the logits, so each query meets its own key (D-35)
+            queue.push(_embed(key, batch["x2"] if "x2" in batch else batch["x"], now, training=False)[0], batch["i"])
+            if queue.at <= len(queue.places) and not hp["queue_warm"]:
+                return {}  # noise is no anchor (D-34)
+            batch = {**batch, "keys": queue.keys, "anchors": queue.places}
+        updates = one(p, batch, now)
+        for n in names:
+            p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
+        return {**updates, **{f"key/{n}": t.clone() for n, t in updates.items()}}
+
+    carry = own({**w, **{f"key/{n}": t for n, t in w.items()}, **opt_init(w, names, ctx)}, ctx)
+    views = _views(LaneData(ctx.public, None, every, (target.size,)), ctx)
+    for epoch in range(ctx.count("esd_epochs")):
+        if queue is not None and not hp["queue_warm"]:
+            queue.at = 0
+        carry = scan(carry, views(carry, epoch), step, ctx)
+    return {n: carry[n] for n in w}
+
+
+def _views(data: LaneData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+    """View a for the query, view b for the key; the plain row for both where there is no augmentation."""
+    if ctx.env.image or data.x.shape[1] > 1:
+        return simclr.pairs(data, ctx)
+    return lambda _p, epoch: minibatches(data, ctx, epoch)
+
+
+def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tree]:
+    """``unit`` of a batch as the encoder reads it, and BatchNorm's updates; without a gradient in evaluation mode."""
+    encoder = simclr.encoder_of(ctx.hp)
+    with torch.set_grad_enabled(training):
+        h, updates = encoder.trunk(p, x, training=training)
+        return normalize(encoder.project(p, h) if ctx.hp["sim_at"] == "projection" else h, dim=-1), updates
+
+
+def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:
+    def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+        z, updates = _embed(p, batch["x"], ctx, training=True)
+        q = target.targets(batch["i"], batch["anchors"], exclude_self=bool(ctx.hp["exclude_self"])).to(z.dtype)
+        return similarity_divergence(z, batch["keys"], q, batch["w"], float(ctx.number("tau_S"))), updates
+
+    return loss
+
+
+def _filled(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
+    """Keys of K_q random public rows by the first weights."""
+    order = ctx.rng.each("queue", lambda g, _lane: g.permutation(len(every)))
+    rows = every[order[: ctx.count("queue")]]
+    return Queue(unit(w, ctx.public[rows, 0], ctx), rows.clone())

@@ -1,0 +1,268 @@
+"""What the prompt methods share: their switches, initial prompts, and features of prompted texts and images.
+
+Live encoders take one batch axis, so these functions have no leading axes (the ``loop`` lift); the weights of both
+towers are frozen, and only what is under ``ctx`` and ``v`` is trained, averaged and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
+from fedcache.federate.engine.method import Hp, HParam
+from fedcache.federate.methods.common.switches import TRAINING, declare
+from fedcache.heads.prompt import border, canvas, slots, square, weave
+
+PAPER_ROUNDS = 20
+"""T_g of ATPFL, the period of its cosine."""
+
+PAPER_SIDE, PAPER_PROMPT = 224, 30
+
+ENCODE_BYTES = 32 << 20
+"""Normalised images that are encoded at once where no gradient is taken."""
+
+CONTEXT = (
+    HParam("n_ctx", 16, "int", "context vectors of a prompt (D-62); with ctx_init=words as many as the words", low=1),
+    HParam("ctx_pos", "end", "choice", "where the class name stands among them", choices=("end", "middle", "front")),
+    HParam("csc", False, "bool", "every class has context vectors of its own"),
+    HParam(
+        "ctx_init", "normal", "choice", "N(0, 0.02^2), or the words before {} in the backbone's template",
+        choices=("normal", "words"),
+    ),
+)  # fmt: skip
+
+VISUAL = (
+    HParam(
+        "vp_template", "padding", "choice", "which pixels the visual prompt covers",
+        choices=("padding", "fixed_patch", "random_patch"),
+    ),
+    HParam(
+        "vp_size", None, "int", "border or side in pixels (D-62); 0 for no visual prompt", low=0,
+        auto="30 of 224, in proportion",
+    ),
+    HParam(
+        "vp_init", "zeros", "choice", "initial visual prompt: zeros, or N(0, 1)", choices=("zeros", "randn"),
+        official="randn",
+    ),
+)  # fmt: skip
+
+SCALE = HParam("scale", 100.0, "float", "factor of the cosines", low=1e-6, auto="the model's own")
+
+SCHEDULE = (
+    HParam("sched_unit", "round", "choice", "the cosine of lr counts rounds; none keeps lr", choices=("round", "none")),
+    HParam("sched_rounds", None, "int", "rounds of the cosine's half period", low=1, auto="those of the run"),
+    HParam("warm_rounds", 0, "int", "rounds before the cosine takes over (D-66)", low=0),
+    HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
+)
+
+# Adam and its rate are the paper's; it prints no decay. Few-shot clients have less than one batch: never drop it.
+PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False)
+
+AUG = (
+    HParam("mu_aug", 0.5, "float", "weight of the pull towards the global prompts (eq 5, D-62); 0 is tpfl", low=0.0),
+    HParam("gamma_aug", 0.5, "float", "temperature of that pull (eq 4, D-62)", low=1e-6),
+)
+
+
+def scheduled(ctx: Ctx) -> Ctx:
+    """The context with this round's learning rate: lr (1 + cos(pi t / T)) / 2, after the warm-up."""
+    if ctx.round < ctx.count("warm_rounds"):
+        return replace(ctx, hp={**ctx.hp, "lr": ctx.number("warm_lr")})
+    if ctx.hp["sched_unit"] == "none":
+        return ctx
+    rounds = PAPER_ROUNDS if ctx.hp["sched_rounds"] is None else ctx.count("sched_rounds")
+    share = (1.0 + math.cos(math.pi * min(ctx.round, rounds) / rounds)) / 2.0
+    return replace(ctx, hp={**ctx.hp, "lr": share * ctx.number("lr")})
+
+
+def scale(ctx: Ctx) -> float | Tensor:
+    """The factor of the cosines."""
+    return ctx.towers.scale if ctx.hp["scale"] is None else ctx.number("scale")
+
+
+def trained(hp: Hp) -> tuple[str, ...]:
+    """The prompts a gradient moves; without pixels there is no visual one."""
+    return ("ctx",) if hp.get("vp_size", 0) == 0 else ("ctx", "v")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The class names as tokens, with room for context vectors.
+
+    Attributes:
+        tokens: [C, L, E] embeddings of START, name, END and padding.
+        index: int64 [C, L], from ``slots``.
+        end: int64 [C], positions of END in the prompts.
+    """
+
+    tokens: Tensor
+    index: Tensor
+    end: Tensor
+
+    def prompts(self, vectors: Tensor) -> Tensor:
+        """[C, L, E] with the context vectors [n, E] or [C, n, E]."""
+        return weave(self.tokens, vectors, self.index)
+
+
+def class_names(ctx: Ctx, n: int) -> Names:
+    """Every class name, and what follows ``{}`` in the template (CoOp keeps its full stop), around ``n`` vectors.
+
+    Raises:
+        FedcacheError: USAGE, when a prompt does not fit the text tower.
+    """
+    tower, after = ctx.towers.text, ctx.towers.template.partition("{}")[2]
+    tokens, end = tower.embed([name + after for name in ctx.env.names])
+    room = tower.context - 1 - int(end.max())
+    if n > room:
+        longest = ctx.env.names[int(end.argmax())]
+        raise FedcacheError(
+            Exit.USAGE,
+            f"The prompt of class {longest!r} has {n} context vectors, a name of at least {int(end.max()) - 1} tokens,"
+            f" a start and an end: more than the {tower.context} tokens that {ctx.towers.name} reads.",
+            f"--set n_ctx={room} fits." if room > 0 else "Shorten the class name, or use another --backbones.",
+        )
+    index, ends = slots(end, n, tower.context, str(ctx.hp["ctx_pos"]))
+    return Names(tokens.to(ctx.env.dtype), index, ends)
+
+
+def init_context(ctx: Ctx) -> Tensor:
+    """Context vectors [n, E], or [C, n, E] with ``csc``: one draw for all, or the template's words."""
+    tower, shape = ctx.towers.text, (ctx.count("n_ctx"), ctx.towers.text.width)
+    if ctx.hp["ctx_init"] == "words":
+        tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
+        words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
+        return words.expand(ctx.env.classes, *words.shape).clone() if ctx.hp["csc"] else words.clone()
+    whole = (ctx.env.classes, *shape) if ctx.hp["csc"] else shape
+    return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(whole))
+
+
+def prompt_size(ctx: Ctx) -> int:
+    """Border or side of the visual prompt, in pixels."""
+    if ctx.hp["vp_size"] is not None:
+        return ctx.count("vp_size")
+    return max(1, round(PAPER_PROMPT * min(cast(tuple[int, int], ctx.env.image)) / PAPER_SIDE))
+
+
+def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
+    """The pixels a visual prompt covers, with its patch (if it is one) at (top, left)."""
+    (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
+    if ctx.hp["vp_template"] == "padding":
+        return border(height, width, p).to(ctx.env.device)
+    return square(height, width, p, *at).to(ctx.env.device)
+
+
+def corner(generator: np.random.Generator, ctx: Ctx) -> np.ndarray:
+    """A uniform (top, left) for the patch."""
+    return generator.integers(0, np.array(cast(tuple[int, int], ctx.env.image)) - prompt_size(ctx) + 1)
+
+
+def init_visual(ctx: Ctx) -> Tensor:
+    """The visual prompt [P]: zeros, or one draw for all."""
+    n = len(places(ctx))
+    if ctx.hp["vp_init"] == "zeros":
+        return torch.zeros(n, dtype=ctx.env.dtype, device=ctx.env.device)
+    return ctx.rng.shared("visual", lambda g: g.standard_normal(n))
+
+
+def check_prompts(hp: Hp, ctx: Ctx) -> None:
+    """Refuse prompts that do not fit the text tower, words that are none, and visual prompts larger than the image.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    n = init_context(ctx).shape[-2]
+    if not n:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"ctx_init=words, but the template {ctx.towers.template!r} has none before {{}}.",
+            "Use --set ctx_init=normal, or extract text features with another --text.",
+        )
+    class_names(ctx, n)
+    if "vp_size" not in hp or hp["vp_size"] == 0:
+        return
+    (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
+    most = min(height, width) // 2 if hp["vp_template"] == "padding" else min(height, width)
+    if p > most:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"A {hp['vp_template']} prompt of {p} pixels does not fit an image of {height} x {width}.",
+            f"Use --set vp_size={most} or less.",
+        )
+
+
+def text_features(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
+    """Unit class features g(v, c) [C, D] under context vectors."""
+    return ctx.towers.text.encode(names.prompts(vectors), names.end).to(ctx.env.dtype)
+
+
+def frozen_text(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
+    """``text_features`` without a gradient."""
+    with torch.no_grad():
+        return text_features(vectors, names, ctx)
+
+
+def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
+    """Unit features f(x + v) [B, D] of images uint8 [B, H W 3] under a visual prompt [3, H, W] (None: without)."""
+    tower = ctx.towers.image
+    images = tower.normalise(x.view(-1, *cast(tuple[int, int], ctx.env.image), 3))
+    return tower.encode(images if painted is None else images + painted).to(ctx.env.dtype)
+
+
+def paint(p: Batch, ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor | None:
+    """The visual prompt of parameters ``p`` as an image [3, H, W]; None when they have none."""
+    return canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image)) if "v" in p else None
+
+
+def _at_once(ctx: Ctx) -> int:
+    return max(1, ENCODE_BYTES // (4 * 3 * math.prod(cast(tuple[int, int], ctx.env.image))))
+
+
+def encode_rows(data: LaneData, p: Batch, ctx: Ctx) -> Tensor:
+    """Unit features [n, D] of a client's rows under the visual prompt of ``p``, without a gradient."""
+    with torch.no_grad():
+        painted = paint(p, ctx)
+        rows = torch.split(data.positions(), _at_once(ctx))
+        parts = [image_features(data.take(i), painted, ctx) for i in rows]
+    return torch.cat(parts)
+
+
+def encode_images(x: Tensor, p: Batch, ctx: Ctx) -> Tensor:
+    """Unit features [N, D] of images uint8 [N, H W 3]; a random patch moves with every block of them."""
+    parts = []
+    with torch.no_grad():
+        for block, part in enumerate(torch.split(x, _at_once(ctx))):
+            parts.append(image_features(part, paint(p, ctx, _somewhere(ctx, block)), ctx))
+    return torch.cat(parts)
+
+
+def _somewhere(ctx: Ctx, *key: int) -> Sequence[int]:
+    """(top, left) of this forward pass; drawn for a random patch only."""
+    if ctx.hp["vp_template"] != "random_patch":
+        return (0, 0)
+    return cast(list[int], ctx.rng.each("patch", lambda g, _lane: corner(g, ctx), *key).tolist())
+
+
+def _batches(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """Batches that bring the place of their visual prompt."""
+    for t, (k, batch) in enumerate(minibatches(data, ctx, epoch)):
+        yield k, {**batch, "at": torch.tensor(_somewhere(ctx, epoch, t))}
+
+
+def train_prompts(loss: Loss, p: Batch, data: LaneData, ctx: Ctx) -> Batch:
+    """A client's local epochs on its prompts ``p`` (and kept ``opt/`` state), at this round's learning rate."""
+    now, visual = scheduled(ctx), "v" in p
+    names = tuple(k for k in p if not k.startswith("opt/"))
+    return train(
+        p, names, ctx.count("epochs"), loss, {}, data, now,
+        batches=(lambda _p, epoch: _batches(data, now, epoch)) if visual else None,
+    )  # fmt: skip

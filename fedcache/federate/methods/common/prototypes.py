@@ -1,0 +1,95 @@
+"""What the contrastive methods share: P alone, a batch of one or two views, a client's own prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
+from fedcache.federate.engine.method import Hp, HParam
+from fedcache.federate.methods.common.switches import head_of
+from fedcache.heads.linear import Tree
+from fedcache.heads.projection import Head, embed
+from fedcache.heads.prototype import class_means
+
+TAU = HParam("tau", 0.07, "float", "temperature", low=1e-6)
+
+OWN_PROTOTYPES = (
+    HParam("views", "1", "choice", "views of a row in a batch (D-08)", choices=("1", "2"), official="2"),
+    HParam("proto_norm", False, "bool", "bring prototypes to unit length (D-07)"),
+    HParam("proto_drop_last", False, "bool", "drop the last batch of the prototype pass (D-09)", official=True),
+    HParam("infer_score", "dot", "choice", "similarity (D-12)", choices=("dot", "cos", "mse"), official="mse"),
+)
+
+
+def body(hp: Hp) -> Head:
+    """P alone: there is no classifier."""
+    return head_of(hp, "projection")
+
+
+def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
+    """Prototypes [*lead, C, P] of no rows, and the counts [*lead, C] that say so."""
+    proto = torch.zeros(*lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)
+    return proto, proto.sum(-1)
+
+
+def own_body(ctx: Ctx) -> Tree:
+    """The client's own P by the ``init`` switch, and its optimiser where it is kept."""
+    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
+    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
+    return {**p, **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+
+
+def train_body(
+    state: Tree, loss: Loss, down: Tree, data: LaneData, ctx: Ctx, batches: Callable[[int], Iterator[tuple[int, Batch]]]
+) -> Tree:
+    """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
+    p, trained = body_of(state, ctx), body(ctx.hp).trained()
+    return train(p, trained, ctx.count("epochs"), loss, down, data, ctx, batches=lambda _now, epoch: batches(epoch))
+
+
+def body_of(state: Tree, ctx: Ctx) -> Tree:
+    """P in a client's state, with its optimiser."""
+    names = body(ctx.hp).names()
+    return {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
+
+
+def view_batches(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """``minibatches`` of one epoch; with ``views=2`` the second view of every row comes as ``x2``."""
+    views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
+    return minibatches(data, ctx, epoch, views=views)
+
+
+def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, Tree]:
+    """The projections of a batch, its views one after another (L = B or 2B).
+
+    Returns:
+        z [.., L, P], y [.., L], w [.., L] and BatchNorm's updates.
+    """
+    head, w, y = body(hp), batch["w"], batch["y"]
+    z, updates = embed(head, p, batch["x"], w)
+    if "x2" in batch:
+        second, updates = embed(head, {**p, **updates}, batch["x2"], w)
+        z, y, w = torch.cat([z, second], -2), torch.cat([y, y], -1), torch.cat([w, w], -1)
+    return z, y, w, updates
+
+
+def own_prototypes(p: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """The client's prototypes, ``proto`` [.., C, P], and the rows behind each, ``count`` [.., C] (FedPCL eq 5)."""
+    x, mask = data.full()
+    if ctx.hp["proto_drop_last"]:
+        size = ctx.count("batch")  # a random n - n mod batch rows count
+        mask = ctx.rng.each("proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float))
+    z = embed(body(ctx.hp), p, x)[0]
+    proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
+    return {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
+
+
+def cached_views(hp: Hp, views: int) -> str:
+    """Two stored views stand in for live augmentation; the same image twice is what it is."""
+    return "cached_views" if hp["views"] == "2" and views > 1 else "exact"

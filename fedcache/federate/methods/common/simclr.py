@@ -1,0 +1,244 @@
+"""What self-supervised methods share: pairs of views, SimCLR's loss, and the linear probe that scores an encoder.
+
+Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020; FLESD eq 3. On images
+the two views are made live, which is exact; on features each row shows two of its stored augmentations (four views or
+more are wanted; ``fidelity`` is cached_views), or, with one stored view only, itself under two dropout masks (approx).
+The probe: freeze, drop the projection, train one linear layer on all labelled rows, report test accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, lane, over
+from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
+from fedcache.federate.engine.method import Fit, Hp, HParam
+from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
+from fedcache.heads.augment import DRAWS, augment
+from fedcache.heads.encoder import Encoder
+from fedcache.heads.linear import Tree, affine
+from fedcache.heads.losses import cross_entropy
+from fedcache.heads.simclr import nt_xent, one_way
+
+ENCODER = HParam(
+    "encoder", "mlp", "choice", "mlp: a head on cached views; conv: a ResNet-18 on images (--backbones pixels)",
+    choices=("mlp", "conv"),
+)  # fmt: skip
+
+SIMCLR = (
+    *declare(FEAT_POST, TRAINING, wd=1e-6, batch=1024, epochs=200, drop_last=False),
+    HParam("hidden", 512, "int", "width of the mlp trunk", low=1),
+    HParam("channels", 64, "int", "channels of the first convolution; 64 is ResNet-18", low=1),
+    HParam("proj", 128, "int", "width of the projection", low=1),
+    HParam("tau", 0.4, "float", "temperature of the contrast", low=1e-6),
+    HParam("simclr", "nt_xent", "choice", "both views as candidates, or one direction (D-30)",
+           choices=("nt_xent", "one_way"), official="one_way"),
+    HParam("dropout", 0.2, "float", "share of features a view loses when one view is stored", low=0.0, high=0.99),
+    HParam("flip", True, "bool", "live augmentation may mirror images; not for letters and digits"),
+)  # fmt: skip
+
+PROBE = (
+    HParam("probe_epochs", 60, "int", "epochs of the linear probe; the rate falls to a tenth at 1/2 and 5/6", low=1),
+    HParam("probe_lr", 0.03, "float", "its learning rate (SGD, momentum 0.9)", low=0.0),
+    HParam("probe_batch", 256, "int", "its batch", low=1),
+)
+
+BLOCK = 512
+"""Images encoded at once in evaluation."""
+
+
+def encoder_of(hp: Hp) -> Encoder:
+    """The encoder that the switches describe."""
+    sizes = {k: cast(int, hp[k]) for k in ("hidden", "proj", "channels") if k in hp}
+    return Encoder(str(hp["encoder"]), **sizes)
+
+
+def names(hp: Hp) -> tuple[str, ...]:
+    """Every tensor of the encoder."""
+    return encoder_of(hp).names()
+
+
+def trained(hp: Hp) -> tuple[str, ...]:
+    """Those a gradient moves."""
+    return encoder_of(hp).trained()
+
+
+def needs(hp: Hp) -> frozenset[str]:
+    """Images for a convolution, stored views for a head; never labels."""
+    return frozenset({"pixels" if hp["encoder"] == "conv" else "views"})
+
+
+def init(ctx: Ctx) -> Tree:
+    """Fresh weights, the same for all clients."""
+    return encoder_of(ctx.hp).init(ctx.rng.uniform("init", independent=False), ctx.env.width)
+
+
+def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+    """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
+    return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
+
+
+def watch(_server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx) -> dict[str, float]:
+    """The training loss in the first and the last epoch of the last round (FLESD figure 5), mean over clients."""
+    seen = [t["loss"] for t in states.values() if float(t["loss"][1]) > 0]
+    if not seen:
+        return {}
+    first, last = (float(torch.stack([t[i] / t[i + 1] for t in seen]).mean()) for i in (0, 2))
+    return {"loss_first": first, "loss": last}
+
+
+def normal(x: Tensor, ctx: Ctx) -> Tensor:
+    """Stored rows as the encoder reads them: features as they are, bytes [.., H*W*3] as [.., 3, H, W] in [-1, 1].
+
+    One normalisation for training and inference, where the released code has two (D-37).
+    """
+    return 2.0 * _unit_range(x, ctx) - 1.0 if ctx.env.image else x
+
+
+def _unit_range(x: Tensor, ctx: Ctx) -> Tensor:
+    height, width = cast(tuple[int, int], ctx.env.image)
+    return x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3).to(ctx.env.dtype) / 255.0
+
+
+def pairs(data: LaneData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+    """Batches in which ``x`` and ``x2`` are two views of each row, as the encoder reads them."""
+
+    def draw(what: str, shape: tuple[int, ...], epoch: int) -> Tensor:
+        return ctx.rng.each(what, lambda g, i: g.random((data.n[i], *shape)), epoch)
+
+    def live(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        u = draw("augment", (2, DRAWS), epoch)
+        for k, batch in minibatches(data, ctx, epoch):
+            images, drawn = _unit_range(batch["x"], ctx), u[batch["i"]]
+            made = [augment(images, drawn[:, j], flip=bool(ctx.hp["flip"])) for j in (0, 1)]
+            yield k, {**batch, "x": 2.0 * made[0] - 1.0, "x2": 2.0 * made[1] - 1.0}
+
+    def stored(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        yield from minibatches(data, ctx, epoch, views=drawn_views(data, ctx, epoch, 2))
+
+    def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+        rate = ctx.number("dropout")
+        u = draw("dropout", (2, data.x.shape[-1]), epoch)
+        for k, batch in minibatches(data, ctx, epoch):
+            x = batch["x"]
+            mine = lane(u, k, ctx)
+            index = batch["i"][..., None, None].expand(*batch["i"].shape, *u.shape[-2:])
+            keep = mine.gather(-3, index)
+            masks = [(keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x)) for j in (0, 1)]
+            yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
+
+    return live if ctx.env.image else stored if data.x.shape[1] > 1 else dropped
+
+
+def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """SimCLR's loss of a batch of pairs, one value per lane."""
+    encoder = encoder_of(ctx.hp)
+    axis = 0 if ctx.env.image else -2
+    h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
+    z1, z2 = encoder.project(p, h).chunk(2, -2)
+    contrast = nt_xent if ctx.hp["simclr"] == "nt_xent" else one_way
+    tau = ctx.number("tau")
+    return contrast(z1, z2, batch["w"], over(tau, z1) if isinstance(tau, Tensor) else tau), updates
+
+
+def fit_with(loss: Loss, *, send: bool) -> Fit:
+    """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
+
+    def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+        known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
+        p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
+        now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
+
+        def batches(carry: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
+            ends = (epoch == 0, epoch == epochs - 1)
+            now.copy_(now.new_tensor([[ends[0], 0, ends[1], 0], [0, ends[0], 0, ends[1]]]))
+            return made(carry, epoch)
+
+        def watched(q: Tree, batch: Batch, sent: Tree, at: Ctx) -> tuple[Tensor, Tree]:
+            value, updates = cast(tuple[Tensor, Tree], loss(q, batch, sent, at))
+            return value, {**updates, "loss": q["loss"] + value.detach().unsqueeze(-1) * now[0] + now[1]}
+
+        p = train(p, trained(ctx.hp), epochs, watched, down, data, ctx, batches=batches)
+        return {k: p[k] for k in state}, {k: p[k] for k in names(ctx.hp)} if send else {}
+
+    return fit
+
+
+def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
+    """Representations [.., N, h] (or unit embeddings [.., N, proj]) of stored rows x [.., N, D], in evaluation mode."""
+    encoder = encoder_of(ctx.hp)
+    rows = x.shape[-2]
+    parts = []
+    with torch.no_grad():
+        for start in range(0, rows, BLOCK if ctx.env.image else rows):
+            part = x.narrow(-2, start, min(BLOCK, rows - start)) if ctx.env.image else x
+            h, _ = encoder.trunk(p, normal(part, ctx), training=False)
+            parts.append(encoder.project(p, h) if project else h)
+    return torch.cat(parts, -2)
+
+
+def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+    """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
+    p, width = {**down, **state}, encoder_of(ctx.hp).width
+    x = data.full()[0]
+    if not len(x):  # no label, no probe: its scores are no numbers, and nothing is scored
+        lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
+        return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
+    h = represent(p, x, ctx, project=False)
+    frozen = LaneData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
+    start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1])))
+    head = {"W": start, "b": start.new_zeros(len(start))}
+    epochs, rate = ctx.count("probe_epochs"), float(ctx.number("probe_lr"))
+    cuts = [0, epochs // 2, epochs * 5 // 6, epochs]
+    hp = {**ctx.hp, "opt": "sgd", "wd": 0.0, "momentum": 0.9, "batch": ctx.hp["probe_batch"], "drop_last": False}
+
+    def fitted(q: Tree, batch: Tree, _down: Tree, _ctx: Ctx) -> Tensor:
+        return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
+
+    for phase, (a, b) in enumerate(pairwise(cuts)):
+        now = replace(ctx, hp={**hp, "lr": rate * 0.1**phase})
+        head = train(head, ("W", "b"), b - a, fitted, {}, frozen, now, purpose=f"probe{phase}")
+    return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
+
+
+def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+    """The probe's logits [N, C] of stored rows."""
+    return affine(represent(down, x, ctx, project=False), down["probe.W"], down["probe.b"])
+
+
+def fidelity(hp: Hp, views: int) -> str:
+    """Live augmentation of images is exact; three stored views give two different augmentations."""
+    if hp["encoder"] == "conv":
+        return "exact"
+    return "cached_views" if views > 2 else "approx"
+
+
+def check(hp: Hp, ctx: Ctx) -> None:
+    """Refuse images for a head and features for a convolution."""
+    if (hp["encoder"] == "conv") == bool(ctx.env.image):
+        return
+    found, wanted = ("images", "encoder=conv") if ctx.env.image else ("features", "encoder=mlp")
+    raise FedcacheError(
+        Exit.USAGE,
+        f"encoder={hp['encoder']} cannot read {found}.",
+        f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
+    )
+
+
+def trainable(server: Tree, state: Tree) -> int:
+    """Scalars of one encoder that a gradient moves: not BatchNorm's running statistics, and not the probe."""
+    known = {**server, **state}
+    return sum(t.numel() for n, t in known.items() if n[:2] in ("t.", "p1", "p2") and not n.endswith((".mean", ".var")))
+
+
+def parameters(down: Tree, ctx: Ctx) -> int:
+    """Scalars of the encoder that travel."""
+    return sum(down[n].numel() for n in names(ctx.hp))

@@ -1,0 +1,171 @@
+"""The model and training switches that the gradient methods share, declared once, and what is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import FEAT_POSTS
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Hp, HParam, Value
+from fedcache.heads.linear import Tree, text_head, zero_head
+from fedcache.heads.losses import cross_entropy
+from fedcache.heads.projection import Head, logits
+
+FEAT_POST = HParam(
+    "feat_post", "none", "choice",
+    "what is done to features when they are loaded; none, or what the backbone wants: l2 for CLIP towers, and with "
+    "preset official sign for FedPCL's ResNets (D-01); a value that is set holds for every backbone",
+    choices=FEAT_POSTS,
+)  # fmt: skip
+
+TRAINING = (
+    HParam("opt", "adam", "choice", "optimiser (D-16)", choices=("adam", "sgd")),
+    HParam("lr", 1e-3, "float", "learning rate", low=0.0),
+    HParam("wd", 1e-4, "float", "L2 weight decay, added to the gradient", low=0.0),
+    HParam("momentum", 0.9, "float", "momentum of sgd; adam ignores it", low=0.0, high=1.0),
+    HParam("batch", 32, "int", "rows of a batch", low=1),
+    HParam("epochs", 1, "int", "local epochs of a round", low=0),
+    HParam("reset_opt", True, "bool", "a fresh optimiser every round on every client"),
+    HParam("drop_last", False, "bool", "leave the short last batch out (D-09)", official=True),
+)
+
+PROJECTION = (
+    HParam("dim", 256, "int", "width of the projection", low=1),
+    HParam("z_norm", "l2", "choice", "normalisation of the projection (D-02)", choices=("l2", "none")),
+    HParam("bn", False, "bool", "BatchNorm after the projection's ReLU (D-02; table 7 of FedPCL)"),
+)
+
+BN_MODE = HParam(
+    "bn_mode", "avg", "choice", "running statistics are averaged, or stay with the client", choices=("avg", "local")
+)
+
+LOGIT_HEAD = HParam(
+    "logit_head", "plain", "choice", "the released classifier has ReLU and L2 on its logits (D-13)",
+    choices=("plain", "relu_l2"), official="relu_l2",
+)  # fmt: skip
+
+MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
+
+MODEL = (
+    HParam("head", "mlp", "choice", "mlp: P and Q; linear: one map on the features", choices=("mlp", "linear")),
+    *PROJECTION,
+    BN_MODE,
+    LOGIT_HEAD,
+)
+
+PROTO_AGG = HParam(
+    "proto_agg", "weighted", "choice", "merge prototypes by n_ij/N_j, by plain mean, or eq 6 as printed (D-06)",
+    choices=("weighted", "mean", "eq6"), official="mean",
+)  # fmt: skip
+
+PROTO_INIT = HParam(
+    "init", "shared", "choice", "initial weights from the broadcast seed, or each client's own (D-11)",
+    choices=("shared", "independent"), official="independent",
+)  # fmt: skip
+
+AGG = HParam(
+    "agg", "weighted", "choice", "average uploads by n_i/N, or uniformly (D-14, D-53)",
+    choices=("weighted", "uniform"), official="uniform",
+)  # fmt: skip
+
+
+def init_param(*, independent: bool) -> HParam:
+    """The ``init`` switch; only methods whose clients keep their model may start each from its own draw (D-11)."""
+    return HParam(
+        "init", "auto", "choice",
+        "initial weights; auto: text for a linear head on features with a text tower, else shared",
+        choices=("auto", "shared", *(("independent",) if independent else ()), "text", "zero"),
+        official="independent" if independent else None,
+    )  # fmt: skip
+
+
+def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
+    """Join declarations; ``defaults`` replace the default (and so also the official value) of some."""
+    flat = [h for g in groups for h in ((g,) if isinstance(g, HParam) else g)]
+    return tuple(replace(h, default=defaults[h.name], official=None) if h.name in defaults else h for h in flat)
+
+
+def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
+    """A group of declarations less the switches that a method does not read."""
+    return tuple(h for h in group if h.name not in names)
+
+
+def head_of(hp: Hp, kind: str | None = None) -> Head:
+    """The blocks that the switches describe."""
+    return Head(
+        kind or str(hp["head"]),
+        dim=cast(int, hp.get("dim", 0)),
+        bn=bool(hp.get("bn", False)),
+        z_norm=hp.get("z_norm") == "l2",
+        relu_l2=hp.get("logit_head") == "relu_l2",
+    )
+
+
+def names(hp: Hp) -> tuple[str, ...]:
+    """Every tensor of the model."""
+    return head_of(hp).names()
+
+
+def trained(hp: Hp) -> tuple[str, ...]:
+    """The tensors of the model that a gradient moves."""
+    return head_of(hp).trained()
+
+
+def init_model(ctx: Ctx) -> Tree:
+    """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
+    head, env = head_of(ctx.hp), ctx.env
+    how = ctx.hp["init"]
+    if how == "auto":
+        how = "text" if head.kind == "linear" and env.text is not None else "shared"
+    if how in ("text", "zero"):
+        if how == "text":
+            made = text_head(ctx.text)
+        else:
+            made = zero_head(env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device))
+        return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in made.items()}
+    return head.init(ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes)
+
+
+def check_model(hp: Hp, ctx: Ctx) -> None:
+    """Refuse an ``init`` that the head or the features cannot serve."""
+    how, head = hp["init"], hp["head"]
+    if how == "text" and ctx.env.text is None:
+        raise FedcacheError(
+            Exit.STORE,
+            "init=text starts from class text features, but these features have none.",
+            "Use a backbone with a text tower, for example --backbones glyph-clip, or --set init=zero.",
+        )
+    if how in ("text", "zero") and head != "linear":
+        raise FedcacheError(
+            Exit.USAGE,
+            f"init={how} sets the classifier on the features, but head={head} has a projection before it.",
+            f"Use --set head=linear --set init={how}, or --set init=shared.",
+        )
+
+
+def check_views(hp: Hp, ctx: Ctx) -> None:
+    """``check_model`` on a linear head, and refuse ``train_view=aug`` where no augmented view is stored."""
+    check_model({**hp, "head": "linear"}, ctx)
+    if hp["train_view"] == "aug" and ctx.env.views == 1:
+        raise FedcacheError(
+            Exit.STORE,
+            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
+            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
+        )
+
+
+def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
+    """Mean cross-entropy of the model's logits, one value per lane, and BatchNorm's updates."""
+    u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])
+    return cross_entropy(u, batch["y"], batch["w"]), updates
+
+
+def owned_rows(up: Tree, _ctx: Ctx) -> int:
+    """Scalars of an upload of prototypes: the rows of the classes the client owns, and their counts."""
+    return int((up["count"] > 0).sum()) * (up["proto"].shape[-1] + 1)

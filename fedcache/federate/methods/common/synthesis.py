@@ -1,0 +1,110 @@
+"""Synthetic rows around class text features, as many of each class as soft labels lack (FST-CBDG eqs 5 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.local_training import Batch, batch_sizes
+from fedcache.federate.engine.method import HParam
+from fedcache.heads.class_balance import deficits, votes
+
+SYNTHESIS = (
+    HParam("gamma", 0.0, "float", "synthetic rows beyond the largest class (eq 7, D-55)", low=0.0),
+    HParam("sigma", None, "float", "noise around text features (eq 5, D-52)", low=0.0, auto="1/sqrt(D)"),
+    HParam("tsamp_reduce", "mean", "choice", "eq 6 over its rows (D-51)", choices=("mean", "sum")),
+    HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
+    HParam(
+        "synth",
+        "exact",
+        "choice",
+        "n_k rows of class k (eq 5), or as many of each class, weighed by n_k (approximate)",
+        choices=("exact", "strata"),
+    ),
+    HParam("strata", 1, "int", "rows of a class and step under synth=strata", low=1),
+    HParam("sampling", "balanced", "choice", "n_k by eq 7, or equal (table 4)", choices=("balanced", "equal")),
+)
+
+
+def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
+    """z_ki ~ N(T_k, sigma^2 I) for each lane's class labels k; the draws are those of step ``t`` of an epoch.
+
+    Returns:
+        rows ``z`` [.., R, D], classes ``k`` [.., R] and weights ``kw`` [.., R]; padding weighs 0.
+    """
+    counts = [len(k) for k in label]
+    points = ctx.lead[0] if len(ctx.lead) == 2 else 1
+    longest = max(counts)
+    k, w = np.zeros((len(counts), longest), np.int64), np.zeros((len(counts), longest))
+    for i, own in enumerate(label):
+        k[i, : len(own)] = own
+        w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
+    shape = (*ctx.lead, longest)
+    cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
+    per_client = np.asarray(counts).reshape(points, -1).max(0)  # grid points share draws: a prefix of the longest
+    noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
+    sigma = ctx.env.width**-0.5 if ctx.hp["sigma"] is None else ctx.number("sigma")
+    z = over(sigma, noise) * noise + ctx.text[cls]
+    if ctx.hp["renorm_synth"]:
+        z = normalize(z, dim=-1)
+    return {"z": z, "k": cls, "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)}
+
+
+def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
+    """All rows in one step, as ``synth`` says."""
+    if ctx.hp["synth"] == "strata":
+        return stratified(label, [1] * len(label), ctx, epoch, t)
+    return synthetic(label, ctx, epoch, t)
+
+
+def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, t: int) -> Batch:
+    """``strata`` rows of every class, which stand for a lane's class labels k of all its ``steps`` (not in the paper).
+
+    A row of class k weighs n_k / strata: over the draws, a step's gradient has the mean it has when rows are shuffled
+    and dealt, with less variance, because no class is missed; and far fewer rows are drawn.
+
+    Returns:
+        as ``synthetic``.
+    """
+    C, R = ctx.env.classes, ctx.count("strata")
+    n = np.stack([np.bincount(own, minlength=C) for own in label]).astype(np.float64)
+    whole = n.sum(1) if ctx.hp["tsamp_reduce"] == "mean" else np.asarray(steps, np.float64)
+    weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
+    batch = synthetic([np.repeat(np.arange(C), R)] * len(label), ctx, epoch, t)
+    return {**batch, "kw": torch.from_numpy(weight).to(batch["kw"]).reshape(batch["kw"].shape)}
+
+
+def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
+    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per lane."""
+    n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
+    flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
+    return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
+
+
+def with_rows(
+    batches: Iterator[tuple[int, Batch]], deals: list[np.ndarray], data: LaneData, ctx: Ctx, epoch: int
+) -> Iterator[tuple[int, Batch]]:
+    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, and dealt to a lane's steps."""
+    M = len(data.n)
+    steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
+    if ctx.hp["synth"] == "strata":
+        for t, (k, batch) in enumerate(batches):
+            alive = [i for i in range(len(deals)) if i % M < max(k, 1)]
+            parts = [deals[i] for i in alive]
+            yield k, {**batch, **stratified(parts, [steps[i % M] for i in alive], ctx.narrow(k), epoch, t)}
+        return
+    for i, deal in enumerate(deals):
+        ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
+    for t, (k, batch) in enumerate(batches):
+        parts = [
+            deal[t * len(deal) // steps[i % M] : (t + 1) * len(deal) // steps[i % M]]
+            for i, deal in enumerate(deals)
+            if i % M < max(k, 1)
+        ]
+        yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}

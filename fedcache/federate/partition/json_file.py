@@ -1,0 +1,184 @@
+"""A partition as JSON, and back from JSON that anybody may have written.
+
+``{"schema", "scheme", "args", "seed", "dataset", "clients": [{"name", "train", "test"}], "test", "pool", "dropped",
+"notes", "digest"}``; row lists ascend; a client whose ``test`` is null is tested on the global ``test``, which keeps
+the file of a hundred such clients small.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.scheme import LARGEST_SEED
+
+if TYPE_CHECKING:
+    from fedcache.federate.partition.partition import Partition
+
+SCHEMA = "fedcache.partition/1"
+LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
+LARGEST_ROW = 2**48
+_SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def encode(partition: Partition) -> dict[str, Any]:
+    """Everything but the digest, as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "scheme": partition.scheme,
+        "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
+        "seed": partition.seed,
+        "dataset": partition.dataset,
+        "clients": [
+            {
+                "name": client.name,
+                "train": client.train.tolist(),
+                "test": None if np.array_equal(client.test, partition.test) else client.test.tolist(),
+            }
+            for client in partition.clients
+        ],
+        "test": partition.test.tolist(),
+        "pool": partition.pool,
+        "dropped": partition.dropped,
+        "notes": list(partition.notes),
+    }
+
+
+def corrupt(origin: str, problem: str) -> FedcacheError:
+    """The error for a file that is no partition, or no longer the one that was written."""
+    return FedcacheError(
+        Exit.CORRUPT,
+        f"{origin} is not a sound partition file: {problem}.",
+        "Make it again: fedcache partition --help",
+    )
+
+
+def read_json(path: Path) -> object:
+    """The JSON value in a file.
+
+    Raises:
+        FedcacheError: store error when it cannot be read, corruption when it is too large or not JSON.
+    """
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise corrupt(str(path), f"it has {size:,} bytes, at most {LARGEST_FILE:,} are read")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FedcacheError(
+            Exit.STORE,
+            f"Cannot read partition {path}: {error.strerror or error}.",
+            "List what there is: fedcache ls; make one: fedcache partition --help",
+        ) from error
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:  # deep nesting is a hostile file, not a bug
+        raise corrupt(str(path), f"it is not JSON ({type(error).__name__})") from error
+
+
+def decode(payload: object, *, origin: str) -> dict[str, Any]:
+    """The fields of a partition, with exact types; ``clients`` as (name, train, test) and ``digest`` as claimed.
+
+    Args:
+        payload: any JSON value.
+        origin: names the payload in messages.
+
+    Raises:
+        FedcacheError: corruption, naming the field.
+    """
+
+    def need(is_right: bool, where: str, expected: str) -> None:
+        if not is_right:
+            raise corrupt(origin, f"{where} should be {expected}")
+
+    def row_list(value: object, where: str) -> np.ndarray:
+        if not isinstance(value, list):
+            raise corrupt(origin, f"{where} should be a list of rows")
+        for row in value:  # type() and not isinstance(): True is an int to Python
+            if type(row) is not int or not 0 <= row < LARGEST_ROW:
+                raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}")
+        return np.array(value, np.int64)
+
+    if not isinstance(payload, dict):
+        raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
+    schema = payload.get("schema")
+    need(schema == SCHEMA, "schema", f"{SCHEMA!r}, found {str(schema)[:60]!r}")
+    missing, extra = sorted(_FIELDS.keys() - payload.keys()), sorted(payload.keys() - _FIELDS.keys())
+    need(not missing and not extra, "its fields", f"those of {SCHEMA}: missing {missing[:3]}, unknown {extra[:3]}")
+    for name, (is_right, expected) in _FIELDS.items():
+        need(is_right(payload[name]), name, expected)
+    test = row_list(payload["test"], "test")
+    clients = []
+    for place, client in enumerate(payload["clients"]):
+        where = f"client {place}"
+        need(isinstance(client, dict) and client.keys() == {"name", "train", "test"}, where, "name, train and test")
+        need(_is_text(client["name"]), f"{where} name", "text of 1 to 255 characters")
+        own = test if client["test"] is None else row_list(client["test"], f"{where} test")
+        clients.append((client["name"], row_list(client["train"], f"{where} train"), own))
+    return {
+        "scheme": payload["scheme"],
+        "args": {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()},
+        "seed": payload["seed"],
+        "dataset": payload["dataset"],
+        "clients": clients,
+        "test": test,
+        "pool": payload["pool"],
+        "dropped": payload["dropped"],
+        "notes": tuple(payload["notes"]),
+        "digest": payload["digest"],
+    }
+
+
+def _is_text(value: object, longest: int = 255) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= longest and _is_unicode(value)
+
+
+def _is_unicode(value: str) -> bool:
+    """JSON can spell half a surrogate pair, which no file can be written in."""
+    return not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_ROW
+
+
+def _is_value(value: object) -> bool:
+    """A value an argument may have: a scalar or a list of names. NaN and infinities are no JSON."""
+    if isinstance(value, list):
+        return bool(value) and all(_is_text(name) for name in value)
+    if isinstance(value, float):
+        return value == value and abs(value) != float("inf")
+    return value is None or isinstance(value, bool) or _is_text(value) or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_args(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
+
+
+def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+_FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "schema": (lambda value: value == SCHEMA, SCHEMA),
+    "scheme": (_matches(_SCHEME), "a name of lower-case letters, digits and hyphens"),
+    "args": (_is_args, "an object of plain values"),
+    "seed": (lambda value: type(value) is int and 0 <= value <= LARGEST_SEED, "an integer of 63 bits"),
+    "dataset": (lambda value: _is_text(value), "the digest of a dataset"),
+    "clients": (lambda value: isinstance(value, list), "a list"),
+    "test": (lambda value: isinstance(value, list), "a list"),
+    "pool": (_is_count, "a number of rows"),
+    "dropped": (_is_count, "a number of rows"),
+    "notes": (
+        lambda value: isinstance(value, list) and all(_is_text(note, 10_000) for note in value),
+        "a list of sentences",
+    ),
+    "digest": (_matches(_DIGEST), "64 hexadecimal digits"),
+}

@@ -1,0 +1,210 @@
+"""Robust aggregation: what m uploads say together when f of them may say anything.
+
+A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus what was broadcast), statistics
+per row of data, or prototypes of one class; see ``federate.guarded``. Every rule but ``mean`` gives each client one
+vote, whatever number of rows it says it holds: a weight is something to lie about too.
+
+Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median (smoothed Weiszfeld), Pillutla
+et al., IEEE TSP 2022; Krum and multi-Krum, Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al.,
+AISTATS 2023, whose (f, kappa) constants are the bounds that tests/federate/trust/test_robust.py holds these rules to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import Exit, FedcacheError, unknown
+
+STEPS = 200
+"""Of Weiszfeld's iteration at most; it stops when the point moves by less than 1e-10 of the spread."""
+
+RULES = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
+BEFORE = ("nnm", "clip")
+EXAMPLE = "mean, median, trimmed:0.1, geomedian, krum, multikrum:5, nnm+median or clip:1.0"
+
+
+def median(V: Tensor) -> Tensor:
+    """The middle of each coordinate; the mean of the two middle ones for even m."""
+    m = len(V)
+    ordered = V.sort(0).values
+    return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
+
+
+def trimmed(V: Tensor, count: int) -> Tensor:
+    """The mean of each coordinate without its ``count`` smallest and largest values."""
+    return V.sort(0).values[count : len(V) - count].mean(0)
+
+
+def geomedian(V: Tensor) -> Tensor:
+    """The point with the least sum of distances, by Weiszfeld's iteration from the coordinate-wise median."""
+    point = median(V)
+    spread = float((V - point).norm(dim=1).median()) or float((V - point).norm(dim=1).max())
+    if spread == 0.0:
+        return point
+    floor = 1e-12 * spread  # smooths the weight of a row that the point meets
+    for _ in range(STEPS):
+        weight = 1.0 / (V - point).norm(dim=1).clamp(min=floor)
+        moved = (weight / weight.sum()) @ V
+        step = float((moved - point).norm())
+        point = moved
+        if step <= 1e-10 * spread:
+            break
+    return point
+
+
+def squared_distances(V: Tensor) -> Tensor:
+    """[m, m]; of differences, as the expansion of the square cancels when one row is huge."""
+    return torch.stack([((V - row) ** 2).sum(1) for row in V])
+
+
+def krum_order(V: Tensor, f: int) -> Tensor:
+    """Clients by the sum of squared distances to their m - f - 2 nearest others, the most central first."""
+    m = len(V)
+    d = squared_distances(V).fill_diagonal_(math.inf)
+    return d.sort(1).values[:, : max(1, m - f - 2)].sum(1).argsort(stable=True, dim=0)
+
+
+def nnm(V: Tensor, f: int) -> Tensor:
+    """Every row becomes the mean of its m - f nearest rows, itself among them."""
+    near = squared_distances(V).argsort(stable=True, dim=1)[:, : len(V) - f]
+    return torch.stack([V[rows].mean(0) for rows in near])
+
+
+def clip(V: Tensor, bound: float) -> Tensor:
+    """Rows longer than ``bound`` are shortened to it."""
+    length: Tensor = torch.linalg.vector_norm(V, dim=1, keepdim=True)
+    return V * (bound / length.clamp(min=bound))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed ``--aggregate``: steps that change rows, then one that takes them together.
+
+    Attributes:
+        text: as written.
+        before: (name, number) of each step.
+        last: of ``RULES``.
+        number: the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None.
+    """
+
+    text: str
+    before: tuple[tuple[str, float | None], ...]
+    last: str
+    number: float | None = None
+
+    @property
+    def votes(self) -> bool:
+        """Whether every client counts the same."""
+        return self.last != "mean" or any(name == "nnm" for name, _ in self.before)
+
+    def check(self, m: int, f: int) -> None:
+        """Refuse a rule that m clients, f of them liars, cannot carry.
+
+        Raises:
+            FedcacheError: USAGE, with the number that can.
+        """
+        needed = {"median": 2 * f + 1, "geomedian": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(self.last)
+        if self.last == "trimmed":
+            needed = 2 * self.left_out(m) + 1
+        if self.last == "multikrum" and self.number is not None and self.number > m - f:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--aggregate {self.text} takes {self.number:g} clients, and {m - f} of {m} are thought honest.",
+                f"At most multikrum:{m - f}.",
+            )
+        if any(name == "nnm" for name, _ in self.before):
+            needed = max(needed or 0, 2 * f + 1)
+        if needed is not None and m < needed:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--aggregate {self.text} needs at least {needed} clients a round against {f} liars; there are {m}.",
+                "More clients a round (--participation), or a smaller share of liars (--byzantine).",
+            )
+
+    def left_out(self, m: int) -> int:
+        """Values that ``trimmed`` leaves out at each side of m."""
+        return int(float(self.number or 0.0) * m + 1e-9)
+
+    def __call__(self, V: Tensor, f: int, weights: Tensor | None = None) -> Tensor:
+        """What the rows say together.
+
+        Args:
+            V: [m, d] float64, finite.
+            f: clients that may lie.
+            weights: [m], read by a ``mean`` without votes alone; None counts all the same.
+
+        Returns:
+            [d].
+        """
+        V, m = self.rows(V, f), len(V)
+        if self.last == "median":
+            return median(V)
+        if self.last == "trimmed":
+            return trimmed(V, self.left_out(m))
+        if self.last == "geomedian":
+            return geomedian(V)
+        if self.last in ("krum", "multikrum"):
+            k = 1 if self.last == "krum" else min(int(self.number or m - f), m)
+            return V[krum_order(V, f)[:k]].mean(0)
+        if weights is None or self.votes:
+            return V.mean(0)
+        return (weights / weights.sum()) @ V
+
+    def rows(self, V: Tensor, f: int) -> Tensor:
+        """V after the steps before the last."""
+        for name, number in self.before:
+            V = nnm(V, f) if name == "nnm" else clip(V, float(number or 0.0))
+        return V
+
+
+def parse_rule(text: str) -> Rule:
+    """``nnm+trimmed:0.1`` and the like.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name or a number out of range.
+    """
+    steps = [_step(text, word) for word in text.split("+")]
+    ends = steps[-1][0] in RULES
+    before, last = (steps[:-1], steps[-1]) if ends else (steps, ("mean", None))
+    for name, _ in before:
+        if name not in BEFORE:
+            raise FedcacheError(
+                Exit.USAGE,
+                f"--aggregate {text}: {name} takes all rows together, so nothing can follow it.",
+                f"For example {EXAMPLE}.",
+            )
+    return Rule(text, tuple(before), *last)
+
+
+def _step(text: str, word: str) -> tuple[str, float | None]:
+    name, _, number = word.partition(":")
+    if name not in (*RULES, *BEFORE):
+        raise unknown("rule of --aggregate", name, (*RULES, *BEFORE), hint=f"For example {EXAMPLE}.")
+    wants: dict[str, tuple[Callable[[float], bool], str]] = {
+        "trimmed": (lambda x: 0.0 <= x < 0.5, "a share below 0.5"),
+        "multikrum": (lambda x: x >= 1 and x == int(x), "a number of clients"),
+        "clip": (lambda x: x > 0.0, "a norm above 0"),
+    }
+    if name not in wants:
+        if number:
+            raise FedcacheError(Exit.USAGE, f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
+        return name, None
+    legal, what = wants[name]
+    if not number and name == "multikrum":
+        return name, None  # all that are thought honest
+    try:
+        value = float(number)
+        good = math.isfinite(value) and legal(value)
+    except ValueError:
+        good = False
+    if not good:
+        raise FedcacheError(
+            Exit.USAGE, f"--aggregate {text}: {name} needs {what}, as in {name}:{'0.1' if name == 'trimmed' else '1'}.",
+            f"For example {EXAMPLE}.",
+        )  # fmt: skip
+    return name, value

@@ -1,0 +1,116 @@
+"""Ablations of the papers as grids that need no switches: ``fedcache grid --ready NAME``, one TOML file each.
+
+A file has ``title``, ``paper``, ``methods``, ``sweep`` (key -> values, as ``--sweep``), ``notes``, and the sections
+``[train]`` and ``[partition]`` of fedcache.toml. Whatever a user says besides takes their place.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedcache.errors import Exit, FedcacheError, unknown
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A grid of the package.
+
+    Attributes:
+        name: after ``--ready``.
+        title: what it varies.
+        paper: where the ablation stands.
+        methods: names.
+        sweep: hyperparameter, or argument of the run or partition -> values.
+        notes: what to know before it runs.
+        train: ``[train]`` of fedcache.toml.
+        partition: ``[partition]`` of fedcache.toml.
+    """
+
+    name: str
+    title: str
+    paper: str
+    methods: tuple[str, ...]
+    sweep: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+    train: Mapping[str, Any] = field(default_factory=dict)
+    partition: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def points(self) -> int:
+        """Runs of the product, each over all seeds."""
+        count = len(self.methods)
+        for values in self.sweep.values():
+            count *= len(values)
+        return count
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "methods": list(self.methods),
+            "sweep": {k: list(v) for k, v in self.sweep.items()},
+            "notes": list(self.notes),
+            "points": self.points,
+            "command": f"fedcache grid --ready {self.name}",
+        }
+
+    def dropped(self, scheme: str | None) -> tuple[str, ...]:
+        """Arguments of this grid's scheme that mean nothing to the ``scheme`` that is asked for instead."""
+        own = self.partition.get("scheme")
+        if scheme is None or own is None or scheme == own:
+            return ()
+        from fedcache.federate.partition.partition import SCHEMES
+
+        known = {a.name for a in SCHEMES[scheme].arguments} if scheme in SCHEMES else set()
+        clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
+        return (*clients, *self.partition.get("options", {}))
+
+    def under(self, file: Mapping[str, Mapping[str, Any]], scheme: str | None = None) -> dict[str, dict[str, Any]]:
+        """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged.
+
+        Args:
+            file: sections.
+            scheme: asked for besides; another one than this grid's leaves the arguments of this grid's out.
+        """
+        merged = {name: dict(section) for name, section in file.items()}
+        gone = self.dropped(scheme or file.get("partition", {}).get("scheme"))
+        partition = {k: v for k, v in self.partition.items() if k not in gone and not (gone and k == "options")}
+        for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
+            mine, theirs = own, file.get(name, {})
+            both = {**mine.get(inner, {}), **theirs.get(inner, {})}
+            merged[name] = {**mine, **theirs, **({inner: both} if both else {})}
+        return merged
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The names of all ready grids."""
+    return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
+
+
+def ready(name: str) -> Ready:
+    """The ready grid of that name.
+
+    Raises:
+        FedcacheError: USAGE with "did you mean" when there is none; BUG when its file is wrong.
+    """
+    if name not in names():
+        raise unknown("ready grid", name, [*names(), "list"], hint="fedcache grid --ready list   shows all")
+    data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    known = {f.name for f in fields(Ready)} - {"name"}
+    if wrong := sorted(set(data) - known):
+        raise FedcacheError(
+            Exit.BUG, f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
+        )
+    sweep = {k: tuple(v) for k, v in data.pop("sweep").items()}
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Ready(**{**plain, "name": name, "sweep": sweep})
+
+
+def _folder() -> Any:
+    return files("fedcache") / "grids"

@@ -1,0 +1,304 @@
+"""Runs as reports and comparisons take them: found by what a user types, checked, and told apart by what differs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.schemes import SCHEMES
+from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
+
+if TYPE_CHECKING:
+    from fedcache.grids.points import Grid, Point
+    from fedcache.runs.run import Run
+
+Asked: TypeAlias = "str | Path | Run | Grid | Point"
+
+_ALWAYS = ("method", "backbones")
+_IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished run.
+
+    Attributes:
+        path: its directory.
+        result: what ``result.json`` holds.
+        measured: what ``measured.json`` holds, {} when it is missing.
+    """
+
+    path: Path
+    result: Mapping[str, Any]
+    measured: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """Its method's name."""
+        return str(self.result["method"])
+
+    @property
+    def digest(self) -> str:
+        """The name of its directory."""
+        return self.path.name
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training over all seeds; None when the measurements are lost."""
+        value = self.measured.get("seconds", {}).get("train")  # of a file without a digest: anything may stand there
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    @property
+    def setting(self) -> tuple[str, str]:
+        """What must be equal for runs to be compared: the digests of the dataset and of the partition.
+
+        Seeds that share a partition count once, so that runs of more and of fewer seeds are of one setting.
+        """
+        partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
+        return str(self.result["dataset"]["digest"]), ",".join(partitions)
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """Its records, seed by seed."""
+        return rounds_of(self.path)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that was asked for and cannot be shown: where, why, and the command that mends it."""
+
+    path: Path
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Runs, and what was left out."""
+
+    entries: list[Entry]
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def gather(asked: Sequence[Asked], root: Path) -> Gathered:
+    """The runs that were asked for; all of ``root`` when none was.
+
+    Args:
+        asked: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
+        root: where digests are looked up.
+
+    Raises:
+        FedcacheError: USAGE for a name that is no run.
+    """
+    found: dict[Path, Entry | LeftOut] = {}
+    for path in _paths(asked, root):
+        if path.resolve() not in found:
+            found[path.resolve()] = _open(path)
+    entries = [e for e in found.values() if isinstance(e, Entry)]
+    left_out = [e for e in found.values() if isinstance(e, LeftOut)]
+    if not asked:
+        entries, old = _newest(entries)
+        left_out += old
+    return Gathered(entries, left_out)
+
+
+def _newest(entries: Sequence[Entry]) -> tuple[list[Entry], list[LeftOut]]:
+    """Of runs that differ in the code alone, those of the code that ran last; the others by name."""
+    last: dict[tuple[object, ...], str] = {}
+    keys = [
+        (e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items())), tuple(e.result["seeds"]))
+        for e in entries
+    ]
+    for key, entry in zip(keys, entries, strict=True):  # oldest first
+        last[key] = str(entry.result.get("code"))
+    kept = [e for k, e in zip(keys, entries, strict=True) if str(e.result.get("code")) == last[k]]
+    hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
+    names = {e.path for e in kept}
+    return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
+
+
+def several(runs: object) -> list[Asked]:
+    """What a call was given, one by one; [] for None, which means all.
+
+    Raises:
+        FedcacheError: USAGE for an empty list, which means none.
+    """
+    if runs is None:
+        return []
+    one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
+    asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
+    if not asked:
+        raise FedcacheError(Exit.USAGE, "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME.")
+    return asked
+
+
+def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
+    if not asked:
+        yield from _inside(root)
+    for one in asked:
+        if isinstance(one, str | Path):
+            yield from _named(one, root)
+        elif (points := getattr(one, "points", None)) is not None:  # a Grid; looking at its class would import torch
+            yield from (p.run.path for p in points)
+        elif (run := getattr(one, "run", None)) is not None:  # a Point
+            yield run.path
+        elif isinstance(path := getattr(one, "path", None), Path):
+            yield path
+        else:
+            raise FedcacheError(
+                Exit.USAGE, f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests."
+            )
+
+
+def _named(name: str | Path, root: Path) -> list[Path]:
+    if not str(name):
+        raise FedcacheError(Exit.USAGE, "A run has an empty name.", "See `fedcache ls --runs`.")
+    path = Path(name)
+    if path.is_dir():
+        return [path] if _is_run(path) else _inside(path)
+    if path.name in ("result.json", "config.toml") and path.exists():
+        return [path.parent]
+    matches = [p for p in _inside(root) if p.name.startswith(str(name))] if str(name) else []
+    if len(matches) == 1:
+        return matches
+    if matches:
+        shown = ", ".join(p.name for p in matches[:5])
+        raise FedcacheError(Exit.USAGE, f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    raise FedcacheError(
+        Exit.USAGE,
+        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
+        "See `fedcache ls --runs`, or give no name: all runs are taken then.",
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "result.json").exists() or (path / "config.toml").exists()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Directories of runs in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    inside = [p for p in folder.iterdir() if p.is_dir() and _is_run(p)]
+    return sorted(inside, key=lambda p: (_begun(p), p))
+
+
+def _begun(path: Path) -> float:
+    config = path / "config.toml"
+    return config.stat().st_mtime if config.exists() else 0.0
+
+
+def _open(path: Path) -> Entry | LeftOut:
+    if not (path / "result.json").exists():
+        return LeftOut(
+            path,
+            "is not finished",
+            f"The command that began it goes on:  fedcache train --config {shlex.quote(str(path / 'config.toml'))}",
+        )
+    try:
+        result = read_result(path / "result.json")
+        if not isinstance(result.get("accuracy"), dict) or "method" not in result:
+            raise DamagedRunError(path / "result.json", "is no result of a run")
+        check_files(path, result)
+    except FedcacheError as error:
+        return LeftOut(path, error.message.removeprefix(str(path)), error.hint)
+    return Entry(path, result, measured_of(path) or {})
+
+
+def by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries of one dataset and partition together, in the order they first appear."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.setting, []).append(entry)
+    return list(groups.values())
+
+
+def setting_name(entry: Entry) -> str:
+    """Dataset and partition of an entry in words."""
+    part = entry.result["partition"]
+    scheme = SCHEMES.get(part["scheme"])
+    name = part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
+    drawn = ", redrawn for every seed" if len(set(part["digests"])) > 1 else ""
+    return f"{entry.result['dataset']['slug']}, {name}{drawn}"
+
+
+def setting_names(groups: Sequence[Sequence[Entry]]) -> list[str]:
+    """A name for each setting; equal words of different content are told apart by digests."""
+    words = [setting_name(g[0]) for g in groups]
+    twice = {w for w, count in Counter(words).items() if count > 1}
+    return [
+        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
+        for w, g in zip(words, groups, strict=True)
+    ]
+
+
+def facts(entry: Entry) -> dict[str, str]:
+    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter."""
+    r = entry.result
+    made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
+    made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+    made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
+    made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
+    return made
+
+
+def differing(entries: Sequence[Entry]) -> list[str]:
+    """Names of the facts that are not the same in all entries that have them, method and backbones first."""
+    told = [facts(e) for e in entries]
+    names = list(dict.fromkeys(name for f in told for name in f))
+    varied = [n for n in names if len({f[n] for f in told if n in f}) > 1]
+    # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
+    free = [n for n in varied if n in _ALWAYS or _varies_within(n, told)]
+    return sorted(free, key=lambda n: (n not in _ALWAYS, names.index(n)))
+
+
+def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
+    seen: dict[str, set[str]] = {}
+    for f in told:
+        if name in f:
+            seen.setdefault(f["method"], set()).add(f[name])
+    return any(len(values) > 1 for values in seen.values())
+
+
+def label_of(entry: Entry, names: Sequence[str]) -> str:
+    """The method and the facts of these names, in words."""
+    told = facts(entry)
+    rest = [told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told]
+    return " ".join(rest if "method" in names else [told["method"], *rest])
+
+
+def labels(entries: Sequence[Entry]) -> list[str]:
+    """The shortest names that tell entries apart: the method, and what differs among runs of that method.
+
+    Equal settings that were computed in different ways (alone and in a grid) get the digest too.
+    """
+    made = [""] * len(entries)
+    for method in dict.fromkeys(e.method for e in entries):
+        mine = [i for i, e in enumerate(entries) if e.method == method]
+        for i, label in zip(mine, _within([entries[i] for i in mine]), strict=True):
+            made[i] = label
+    return made
+
+
+def _within(entries: Sequence[Entry]) -> list[str]:
+    used: list[str] = []
+    made = [label_of(e, used) for e in entries]
+    for name in differing(entries):
+        tried = [label_of(e, [*used, name]) for e in entries]
+        if len(set(tried)) > len(set(made)):
+            used, made = [*used, name], tried
+    counts = Counter(made)
+    return [f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)]
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""What there is to say about a method: its switches, what travels, and its page in the documentation."""

@@ -1,0 +1,168 @@
+"""What there is to say of a method: its objective, its switches and their sides of each disagreement, what travels."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.planning.find_store import find_store
+from fedcache.extract.planning.plan import memory_of
+from fedcache.runs import encoders
+from fedcache.runs.features import TEXT_ORDER
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.client_data import Data
+    from fedcache.federate.engine.encoders import Towers
+    from fedcache.federate.engine.method import Method
+
+CLIENTS = 3
+MOST_CLIENTS = 10
+PER_CLASS = 2
+IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
+"""Numbers of passes over the rows: what travels does not depend on them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths at which traffic is counted.
+
+    Attributes:
+        width: D, all backbones together.
+        text_width: D of the backbone that methods with text take.
+        classes: C.
+        source: where they come from, for a person.
+    """
+
+    width: int = 512
+    text_width: int = 512
+    classes: int = 10
+    source: str = "512 features, 10 classes"
+
+
+def current_sizes(home: Home) -> Sizes:
+    """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
+    try:
+        store = find_store(home)
+    except FedcacheError:
+        store = None
+    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
+    if store is None or not arrays:
+        return Sizes()
+    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
+    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
+    width, classes = sum(by_name.values()), len(store.samples.classes)
+    return Sizes(width, text, classes, f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes")
+
+
+def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
+    """What one client that owns every class sends and receives in a round, counted on rounds of no training.
+
+    Returns:
+        ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down`` of a round after the
+        first; ``first_down`` of the first, which brings text features and no one's uploads; ``clients``, the number
+        that the counts depend on, or 0.
+    """
+    import torch
+
+    from fedcache.federate.engine.run_state import Rounds
+    from fedcache.federate.execution.batched import Program
+    from fedcache.federate.execution.choose import Lift
+    from fedcache.federate.partition.partition import Client
+
+    hp = method.resolve()
+    depends = not method.one_shot and "stack" in method.pool(hp).values()  # everyone's uploads come back
+    count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
+    data = _rows(method, sizes, count)
+    per = PER_CLASS * sizes.classes
+    rows = np.arange(count * per)
+    clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
+    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+    small = {"anchors": "all"} if "anchors" in hp else {}
+    rounds = 1 if method.one_shot else 2
+    job = Rounds(method, encoders.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    job.start()
+    program = Program([job], Lift("loop", 1))
+    for _ in range(rounds):
+        program.one_round(None)
+    first, done = job.traffic.rounds[0], job.traffic.rounds[-1]
+    served = max(1, done.clients)
+    keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
+    sends = {key: getattr(done, key) // served for key in keys}
+    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}
+
+
+def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
+    """Rows of every class for every client: noise, as traffic does not depend on it."""
+    import torch
+
+    from fedcache.federate.engine.client_data import Data
+
+    need = method.reads(method.resolve())
+    towers = _towers() if encoders.wants_towers(method) else None
+    width = towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
+    count = clients * PER_CLASS * sizes.classes
+    y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
+    g = torch.Generator().manual_seed(0)
+    side = 32
+    if "pixels" in need:
+        x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
+    else:
+        x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
+    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+    return replace(
+        Data(x, y, sizes.classes, text if "text" in need else None, (width,)),
+        names=tuple(f"class {i}" for i in range(sizes.classes)),
+        image=(side, side) if "pixels" in need else None,
+        towers=None if towers is None else towers.towers,
+    )
+
+
+@dataclass(frozen=True)
+class _Tower:
+    towers: Towers
+    width: int
+
+
+def _towers() -> _Tower:
+    """glyph-clip's towers, which ship with the package."""
+    from fedcache.extract import backbones
+    from fedcache.extract.backbones.live import load_towers
+
+    row = backbones.lookup("glyph-clip")
+    home = Home.from_environment()
+    weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
+    return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+
+
+def objective(name: str) -> str:
+    """The equations of a method and where papers and code part: the docstring of its file."""
+    from fedcache.federate.methods import module_of
+
+    return (sys.modules[module_of(name)].__doc__ or "").strip()
+
+
+def disagreements(method: Method) -> list[dict[str, str]]:
+    """Each switch that decides a numbered disagreement, with the value on either side."""
+    return [
+        {
+            "d": ", ".join(re.findall(r"D-\d\d", h.help)),
+            "switch": h.name,
+            "paper": h.show(),
+            "official": h.show(h.official) if h.official is not None else h.show(),
+        }
+        for h in method.hparams
+        if re.search(r"D-\d\d", h.help)
+    ]
+
+
+def fidelities(method: Method) -> str:
+    """What a result may call itself: with one stored view, and with four where that differs."""
+    hp = method.resolve()
+    one, four = method.fidelity(hp, 1), method.fidelity(hp, 4)
+    return one if one == four else f"{one}; {four} with views"

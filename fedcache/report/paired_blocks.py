@@ -1,0 +1,240 @@
+"""The numbers of runs as a table of treatments and paired blocks: seeds, clients or settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.report.find_runs import Entry, by_setting, differing, label_of, labels, setting_names
+from fedcache.report.statistics import Floats
+
+OVER = ("seeds", "clients", "settings")
+MOST_NAMED = 6
+
+Cells = Mapping[str, Mapping[str, float | None]]
+"""Values by treatment and block."""
+
+_PROTOCOL = {
+    "global": "one model for all clients",
+    "personalised": "each client's model on its own test rows",
+    "everywhere": "each client's model on all test rows",
+}
+_PER_SEED: dict[str, Callable[[Any], Any]] = {
+    "accuracy": lambda r: r["accuracy"]["per_seed"],
+    "macro_f1": lambda r: r["macro_f1"]["per_seed"],
+}
+_PER_CLIENT: dict[str, Callable[[Any], Any]] = {"accuracy": lambda r: r["accuracy"]["per_client"]}
+_PER_RUN: dict[str, Callable[[Any], Any]] = {
+    "accuracy": lambda r: r["accuracy"]["mean"],
+    "macro_f1": lambda r: r["macro_f1"]["mean"],
+    "client_mean": lambda r: r["accuracy"]["client_mean"],
+    **{name: lambda r, name=name: r["fairness"][name] for name in ("worst10", "worst20", "worst40", "best10")},  # type: ignore[misc]
+}
+METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
+"""What a stored result has for every block."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Values that are all there.
+
+    Attributes:
+        setting: words for where they are from.
+        names: of the T treatments, all different.
+        blocks: names of the B blocks.
+        values: [T, B] fractions.
+        notes: what was left out, and what sets the treatments apart besides their names.
+        runs: the runs behind each name.
+    """
+
+    setting: str
+    names: tuple[str, ...]
+    blocks: tuple[str, ...]
+    values: Floats
+    notes: tuple[str, ...] = ()
+    runs: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
+
+
+def check_metric(metric: str, over: str) -> None:
+    """Refuse a metric that is unknown, or that results do not hold for every block.
+
+    Raises:
+        FedcacheError: USAGE, with the reason.
+    """
+    if over not in OVER:
+        raise unknown("--over", over, OVER)
+    if metric not in _PER_RUN:
+        raise unknown("--metric", metric, _PER_RUN)
+    if metric not in METRICS[over]:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--metric {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
+            f"{over.removesuffix('s')}s' own values.",
+            f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
+        )
+
+
+def within(entries: Sequence[Entry], where: str, metric: str, over: str) -> Blocks:
+    """Runs of one setting over seeds or clients.
+
+    Raises:
+        FedcacheError: USAGE, when fewer than two runs have values, or no block is common.
+    """
+    check_metric(metric, over)
+    take, one = METRICS[over][metric], over.removesuffix("s")
+    runs = dict(zip(labels(entries), entries, strict=True))
+    cells: dict[str, dict[str, float | None]] = {}
+    for name, entry in runs.items():
+        r = entry.result
+        keys = [str(s) for s in r["seeds"]] if over == "seeds" else _distinct(r["clients"])
+        cells[name] = dict(zip(keys, take(r), strict=True))
+    empty = [name for name, row in cells.items() if all(v is None for v in row.values())]
+    cells = {name: row for name, row in cells.items() if name not in empty}
+    if len(cells) < 2:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{where}: {'one run has' if cells else 'no run has'} values of {metric}, and a comparison takes two.",
+            "Train another method on the same dataset and partition:  fedcache train --method fed3r",
+        )
+    blocks = list(dict.fromkeys(b for row in cells.values() for b in row))
+    common = [b for b in blocks if all(row.get(b) is not None for row in cells.values())]
+    if not common:
+        held = "; ".join(
+            f"{name}: {_some([b for b, v in row.items() if v is not None])}" for name, row in cells.items()
+        )
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{where}: the runs have no {one} in common ({held}).",
+            "Train all of them with the same --seeds, or name runs that share some.",
+        )
+    lacking: dict[str, list[str]] = {}
+    for block in blocks:
+        lack = [name for name, row in cells.items() if row.get(block) is None]
+        if lack:
+            lacking.setdefault(_some(lack), []).append(block)
+    kept = {name: [runs[name]] for name in cells}
+    notes = _not_alike(kept)
+    notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
+    notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
+    notes += _seeds_differ(kept) if over == "clients" else []
+    return Blocks(where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept)
+
+
+def across(entries: Sequence[Entry], metric: str) -> Blocks:
+    """Equal runs over settings: one value each, of the run's mean over its seeds.
+
+    Raises:
+        FedcacheError: USAGE, for fewer than two treatments or settings, and for two runs that would be one value.
+    """
+    check_metric(metric, "settings")
+    groups, facts = by_setting(entries), differing(entries)
+    wheres = setting_names(groups)
+    taken: dict[str, dict[str, Entry]] = {}
+    for where, group in zip(wheres, groups, strict=True):
+        for entry in group:
+            row = taken.setdefault(label_of(entry, facts), {})
+            before = row.setdefault(where, entry)
+            if before is not entry:
+                raise FedcacheError(
+                    Exit.USAGE,
+                    f"{label_of(entry, facts)} is there twice on {where}: {_seeded(before)} and {_seeded(entry)}.",
+                    "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
+                )
+    cells = {name: {where: _PER_RUN[metric](e.result) for where, e in row.items()} for name, row in taken.items()}
+    names, blocks = complete(cells, wheres)
+    if len(names) < 2 or len(blocks) < 2:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"Of {_count(len(cells), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
+            "two settings.",
+            "Train the same methods on another dataset or partition, or leave --over settings out.",
+        )
+    runs = {name: [taken[name][where] for where in blocks] for name in names}
+    kept = [e for row in runs.values() for e in row]
+    # Of those that are left, fewer facts may differ: shorter names.
+    facts = differing(kept)
+    short = [label_of(row[0], facts) for row in runs.values()]
+    runs = dict(zip(short, runs.values(), strict=True)) if len(set(short)) == len(short) else runs
+    lost = [*(w for w in wheres if w not in blocks), *(n for n in cells if n not in names)]
+    notes = _not_alike(runs)
+    notes += [f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."] if lost else []
+    notes += _seeds_differ(runs)
+    sets = len({e.setting[0] for e in kept})
+    if sets < len(blocks):
+        notes.append(f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small.")
+    where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
+    table = _table({name: cells[name] for name in names}, blocks)
+    return Blocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs)
+
+
+def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Treatments and blocks without a hole.
+
+    Whatever lacks the largest share goes first; of equals a treatment, and the last of them.
+    """
+    names, left = list(cells), list(blocks)
+    while names and left:
+        holes = np.array([[cells[n].get(b) is None for b in left] for n in names])
+        by_name, by_block = holes.mean(1), holes.mean(0)
+        if not holes.any():
+            break
+        if by_name.max() >= by_block.max():
+            del names[int(np.flatnonzero(by_name == by_name.max())[-1])]
+        else:
+            del left[int(np.flatnonzero(by_block == by_block.max())[-1])]
+    return names, left
+
+
+def _table(cells: Cells, blocks: Sequence[str]) -> Floats:
+    return np.array([[row[b] for b in blocks] for row in cells.values()], np.float64)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of clients; those that come again get a number, so that none takes the place of another."""
+    seen: Counter[str] = Counter()
+    made = []
+    for name in names:
+        seen[name] += 1
+        made.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return made
+
+
+def _not_alike(runs: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Sentences on treatments that were scored in another way, or that approximate their method."""
+    kinds: dict[str, list[str]] = {}
+    for name, (entry, *_) in runs.items():
+        kinds.setdefault(str(entry.result.get("protocol")), []).append(name)
+    notes: list[str] = []
+    if len(kinds) > 1:
+        usual = max(kinds, key=lambda kind: len(kinds[kind]))
+        told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)
+        notes.append(f"Not scored alike. {told}; all others: {_PROTOCOL.get(usual, usual)}.")
+    rough = [name for name, row in runs.items() if any(e.result.get("fidelity") not in (None, "exact") for e in row)]
+    if rough:
+        notes.append(f"Approximations of their method: {_some(rough)}.")
+    return notes
+
+
+def _seeds_differ(runs: Mapping[str, Sequence[Entry]]) -> list[str]:
+    held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
+    counts = sorted({len(seeds) for seeds in held})
+    spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return [] if len(held) < 2 else [f"Values are means over seeds that differ between runs ({spread} of them)."]
+
+
+def _seeded(entry: Entry) -> str:
+    return f"{entry.digest[:8]} (seeds {','.join(map(str, entry.result['seeds']))})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    rest = len(names) - MOST_NAMED
+    return between.join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,249 @@
+"""Treatments compared over paired blocks: means with intervals, paired differences with corrected p values, ranks.
+
+A treatment is a run (over settings: equal runs of several settings), a block is a seed, a client or a setting. Numbers
+in, frozen dataclasses out; ``blocks.py`` finds the numbers, ``comparison_text.py`` writes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedcache.report.paired_blocks import Blocks
+from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
+
+USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
+"""Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
+differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
+FEW = 10
+"""Blocks from which on a bootstrap interval covers about what it says."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """One row of a comparison.
+
+    Attributes:
+        name: tells it from the others.
+        values: fractions, one a block.
+        mean: of them.
+        std: of them (ddof 1); None for one block.
+        interval: bootstrap interval of the mean; None with fewer than three blocks.
+        rank: mean rank over the blocks, 1 is best.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    mean: float
+    std: float | None
+    interval: tuple[float, float] | None
+    rank: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two treatments compared.
+
+    Attributes:
+        one: a name.
+        other: the name it is compared with.
+        difference: mean of one minus other over the blocks, a fraction.
+        interval: bootstrap interval of that mean.
+        p: of the paired test; None where there is nothing to test by.
+        holm: p corrected for all pairs of the comparison.
+    """
+
+    one: str
+    other: str
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    holm: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Treatments of one setting, or over all settings.
+
+    Attributes:
+        setting: words for where; of ``over`` settings, how many.
+        over: seeds | clients | settings.
+        metric: what the values are.
+        test: wilcoxon | ttest.
+        level: of the intervals; tests decide at 1 - level.
+        blocks: names.
+        treatments: the highest mean first.
+        reference: name of the treatment that the others are compared with.
+        pairs: every other treatment with the reference, or all pairs.
+        ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks. Its numbers are places in
+            ``treatments``.
+        notes: sentences that must be read with the numbers.
+    """
+
+    setting: str
+    over: str
+    metric: str
+    test: str
+    level: float
+    blocks: tuple[str, ...]
+    treatments: tuple[Treatment, ...]
+    reference: str
+    pairs: tuple[Pair, ...]
+    ranking: Ranking | None
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """Names with the highest mean: one, or several that are equal."""
+        highest = self.treatments[0].mean
+        return tuple(t.name for t in self.treatments if constant(np.array([t.mean, highest])))
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Names that the test does not tell from the reference."""
+        alpha = 1.0 - self.level
+        undecided = [p for p in self.pairs if self.reference in (p.one, p.other) and p.holm is not None]
+        return tuple(p.one if p.other == self.reference else p.other for p in undecided if (p.holm or 0.0) >= alpha)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "best": list(self.best), "alike": list(self.alike)}
+
+    def __repr__(self) -> str:
+        first = self.treatments[0]
+        what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
+        return f"Comparison({self.setting}: {what}, best {first.name} {first.mean:.4f})"
+
+
+def compared(
+    found: Blocks,
+    *,
+    over: str,
+    metric: str,
+    test: str | None = None,
+    against: str | None = None,
+    pairs: str = "best",
+    level: float = 0.95,
+) -> Comparison:
+    """Compare treatments over their blocks.
+
+    Args:
+        found: two treatments or more, one block or more, no value missing.
+        over: seeds | clients | settings, for words and the usual test.
+        metric: what the values are.
+        test: wilcoxon | ttest; None takes that of ``USUAL_TEST``.
+        against: name of the reference; None is the highest mean.
+        pairs: ``best``, every treatment with the reference, or ``all``.
+        level: of intervals; tests decide at 1 - level.
+    """
+    test = test or USUAL_TEST[over]
+    means = found.values.mean(1)
+    order = sorted(range(len(means)), key=lambda i: (-round(float(means[i]), 12), i))
+    names, values = [found.names[i] for i in order], found.values[order]
+    ranks = map(float, mean_ranks(values))
+    treatments = tuple(_treatment(n, v, r, level) for n, v, r in zip(names, values, ranks, strict=True))
+    reference = against or names[0]
+    place = names.index(reference)
+    chosen = (
+        list(itertools.combinations(range(len(names)), 2))
+        if pairs == "all"
+        else [(i, place) for i in range(len(names)) if i != place]
+    )
+    tested = [_p(test, values[i], values[j], over) for i, j in chosen]
+    made = tuple(
+        Pair(names[i], names[j], float((values[i] - values[j]).mean()), interval(values[i] - values[j], level), p, h)
+        for (i, j), p, h in zip(chosen, tested, holm(tested), strict=True)
+    )
+    done = Comparison(
+        setting=found.setting,
+        over=over,
+        metric=metric,
+        test=test,
+        level=level,
+        blocks=found.blocks,
+        treatments=treatments,
+        reference=reference,
+        pairs=made,
+        ranking=ranking(values, level),
+        notes=found.notes,
+    )
+    return replace(done, notes=(*found.notes, *_notes(done, chose=against is None and pairs == "best")))
+
+
+def _treatment(name: str, values: Floats, rank: float, level: float) -> Treatment:
+    std = float(values.std(ddof=1)) if len(values) > 1 else None
+    return Treatment(name, tuple(map(float, values)), float(values.mean()), std, interval(values, level), rank)
+
+
+def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:
+    """p of a pair; None for one block, and for two treatments that do not vary over seeds or clients."""
+    if len(one) < 2:
+        return None
+    if over != "settings" and constant(one) and constant(other) and not constant(np.append(one, other)):
+        # One number, written once for each block: its repetitions are no evidence, and Wilcoxon would count them.
+        return None
+    return p_value(test, one - other)
+
+
+def _notes(c: Comparison, *, chose: bool) -> list[str]:
+    """What these numbers cannot say."""
+    count, alpha = len(c.blocks), 1.0 - c.level
+    if count == 1:
+        more = {
+            "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
+            "clients": "More clients or --over seeds give both.",
+            "settings": "More datasets or partitions give both.",
+        }
+        return [f"One of the {c.over} only ({c.blocks[0]}): no interval and no test. {more[c.over]}"]
+    notes = []
+    if count < 3:
+        notes.append(f"Two {c.over}: no interval, which takes three.")
+    elif count < FEW:
+        notes.append(
+            f"Bootstrap intervals of {count} {c.over} are too narrow: of normal values, 95 % ones cover 76 % with 3, "
+            "83 % with 5 and 91 % with 10."
+        )
+    notes += _spreadless(c)
+    tested = sum(p.p is not None for p in c.pairs)
+    lowest = 2.0 ** (1 - count)
+    if c.test == "wilcoxon" and tested and tested * lowest >= alpha:
+        times = f", {tested} times that after Holm" if tested > 1 else ""
+        notes.append(
+            f"Wilcoxon's p of {count} {c.over} is never below {lowest:.3g}{times}, so little or nothing can be "
+            f"told apart at {alpha:.2g}."
+        )
+    if chose and tested:
+        notes.append("The best was chosen by these numbers, which flatters its p; --against RUN fixes it beforehand.")
+    if c.ranking is not None and c.ranking.p >= alpha:
+        notes.append(
+            f"Friedman's test finds no difference (p = {c.ranking.p:.2g}): distances beyond the critical one decide "
+            "nothing."
+        )
+    return notes
+
+
+def _spreadless(c: Comparison) -> list[str]:
+    """Sentences on treatments and differences that do not vary, and so have no interval and no test."""
+    same = [t.name for t in c.treatments if constant(np.array(t.values))]
+    why = {
+        "seeds": "does not depend on the seed",
+        "clients": "is the same for every client, as where all are scored on the same rows",
+        "settings": "is the same in every setting",
+    }[c.over]
+    notes = [f"Without an interval, because its value {why}: {', '.join(same)}."] if same else []
+    untested = [p for p in c.pairs if p.p is None]
+    among = [p for p in untested if {p.one, p.other} <= set(same) and c.over != "settings"]
+    if among:
+        notes.append(f"{_pairs(among)} not tested: {c.over} repeat neither of the two.")
+    others = [p for p in untested if p not in among]
+    if others:
+        notes.append(f"{_pairs(others)} not tested: the differences are all equal, without a spread to test by.")
+    return notes
+
+
+def _pairs(pairs: Sequence[Pair]) -> str:
+    return "; ".join(f"{p.one} and {p.other}" for p in pairs)

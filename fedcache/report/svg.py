@@ -1,0 +1,182 @@
+"""Figures as data and as SVG: drawn once by matplotlib, in colours that the page names, with words behind each mark.
+
+A colour is written as one of the numbers of ``NAMES`` and becomes ``var(--name, fallback)``, so that one drawing serves
+light and dark and still has colours where there is no style sheet. A mark's words become the SVG's own ``<title>``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from fedcache.report.drawing_files import plain
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
+SERIES = tuple(f"#0f00{10 + i}" for i in range(10))
+_LIGHT = ("#2563eb", "#d9480f", "#0f8a5f", "#a21caf", "#b58900", "#0e7490", "#be123c", "#4d7c0f", "#6d4aff", "#6b7280")
+NAMES = {
+    INK: "var(--ink, #1b1f24)",
+    MUTED: "var(--muted, #59636e)",
+    LINE: "var(--line, #d8dee4)",
+    PAPER: "var(--paper, #ffffff)",
+    **{colour: f"var(--s{i}, {_LIGHT[i]})" for i, colour in enumerate(SERIES)},
+}
+WIDTH, HEIGHT = 5.4, 3.5
+"""Inches of 72 units: as wide as a phone shows without making the letters small."""
+LONGEST = 34
+MOST_TICKS = 24
+
+Cell = str | int | float | None
+Marks = Callable[[Any, Sequence[str]], None]
+Draw = Callable[[Any, Marks], None]
+
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", XLINK)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the report.
+
+    Attributes:
+        ident: unique in the page; names the files that are downloaded.
+        title: what it shows.
+        says: a sentence for those who do not see it, and what was left out.
+        columns: names of the data.
+        rows: the data, as the CSV has them.
+        svg: the drawing.
+    """
+
+    ident: str
+    title: str
+    says: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    svg: str
+
+
+def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
+    """An SVG without size, scripts or fonts of its own.
+
+    Args:
+        ident: prefix of every id in it.
+        fill: draws on the axes it is given; calls ``marks(artist, words)`` for what is to tell its words.
+        height: inches.
+        says: the text alternative.
+    """
+    import matplotlib
+    from cycler import cycler
+    from matplotlib.figure import Figure
+
+    told: dict[str, list[str]] = {}
+
+    def marks(artist: Any, words: Sequence[str]) -> None:
+        name = f"marks{len(told)}"
+        artist.set_gid(name)
+        told[name] = list(words)
+
+    style: Any = {
+        "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": 10.5, "text.parse_math": False, "text.color": INK,
+        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none", "axes.titlesize": 10.5,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
+        "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
+        "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": 9.5,
+        "figure.facecolor": "none",
+        "axes.prop_cycle": cycler(color=SERIES), "savefig.facecolor": "none", "xtick.major.size": 0,
+        "ytick.major.size": 0, "lines.linewidth": 1.8, "axes.formatter.use_mathtext": False,
+        "path.simplify_threshold": 0.5,
+    }  # fmt: skip
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), matplotlib.rc_context(style):
+        # A script that the font lacks is measured as boxes here and drawn by the browser's own fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        fill(figure.add_subplot(), marks)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return _themed(buffer.getvalue(), ident, told, says)
+
+
+def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> str:
+    """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
+    root = ElementTree.fromstring(raw)  # nosec B314
+    for name in ("width", "height"):
+        root.attrib.pop(name, None)
+    root.set("role", "img")
+    root.set("aria-label", says)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith("}metadata"):
+                parent.remove(child)
+    for element in root.iter():
+        name = element.get("id", "")
+        if name in told:
+            _tell(element, told[name])
+        for key, value in list(element.attrib.items()):
+            if key == "id":
+                element.set(key, f"{ident}-{value}")
+            elif key == f"{{{XLINK}}}href":
+                element.attrib.pop(key)
+                element.set("href", f"#{ident}-{value.removeprefix('#')}")
+            elif key in ("style", "clip-path", "fill", "stroke"):
+                element.set(key, _style(value, ident))
+            elif key in ("d", "x", "y", "points", "transform"):
+                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))  # a third of the size
+    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _style(value: str, ident: str) -> str:
+    value = value.replace("url(#", f"url(#{ident}-")
+    value = re.sub(r"#0f00[01]\d", lambda m: NAMES.get(m[0], m[0]), value)
+    return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
+
+
+def _tell(group: ElementTree.Element, words: Sequence[str]) -> None:
+    """Give the n-th mark of a group the n-th words."""
+    inside = {id(e) for defs in group.iter(f"{{{SVG}}}defs") for e in defs.iter()}
+    marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in inside]
+    marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
+    for mark, said in zip(marks, words, strict=False):
+        mark.set("class", "mark")
+        ElementTree.SubElement(mark, f"{{{SVG}}}title").text = said
+
+
+def short(name: object, longest: int = LONGEST) -> str:
+    """A name from a dataset or a run as a label: no control characters, not too long."""
+    return plain(str(name), longest)
+
+
+def percent(value: float | None) -> str:
+    """A fraction as percent with two decimals; a dash for none."""
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.2f}"
+
+
+def size(scalars: float | None) -> str:
+    """A count with a unit of thousands."""
+    if scalars is None:
+        return "-"
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if scalars >= factor:
+            return f"{scalars / factor:.3g} {unit}"
+    return f"{scalars:.3g}"
+
+
+def legend_below(axes: Any) -> None:
+    """A legend under the axes, which covers nothing, in two columns where the names are short."""
+    _, names = axes.get_legend_handles_labels()
+    if names:
+        columns = 2 if max(map(len, names)) <= 20 else 1
+        axes.figure.legend(loc="outside lower left", ncols=columns, handlelength=1.4, labelspacing=0.3)
+
+
+def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
+    """Name the places 0, 1, ... of an axis, all of them or every so many."""
+    step = max(1, -(-len(names) // MOST_TICKS))
+    places = range(0, len(names), step)
+    set_ticks(list(places), [short(names[i], 18) for i in places], **style)

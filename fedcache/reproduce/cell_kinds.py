@@ -1,0 +1,257 @@
+"""How a cell is measured when it is not a run: one thin function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedcache.config import PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.reproduce.metrics import Value
+from fedcache.reproduce.prepare import Bench, Dealt, deal, placed, short_batches
+from fedcache.reproduce.proxies import find_domain
+from fedcache.reproduce.registry import Cell
+from fedcache.reproduce.requirements import DIAGNOSTICS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Measured = tuple[dict[str, Value | None], list[str]]
+"""Metric -> value, and departures that only showed while measuring."""
+
+
+def model(cell: Cell, _bench: Bench) -> Measured:
+    """A trained layer in words, from the tensors that the head really makes."""
+    import torch
+
+    from fedcache.extract.backbones import lookup
+    from fedcache.federate.methods import METHODS
+    from fedcache.federate.methods.common.switches import head_of
+
+    widths = [lookup(name).width for name in cell.backbones]
+    head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
+    made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
+    if cell.at == ("1",):
+        out, into = made["P.W"].shape
+        inputs = f"{widths[0]} x {len(widths)}" if len(set(widths)) == 1 and sum(widths) == into else str(into)
+        parts = [f"FC({inputs}, {out})", "ReLU", *([f"BN({len(made['P.gain'])})"] if head.bn else [])]
+        parts += ["L2"] if head.z_norm else []
+        return {"details": ", ".join(parts)}, []
+    out, into = made["Q.W"].shape
+    return {"details": f"FC({into}, {out})"}, []
+
+
+def partition(cell: Cell, bench: Bench) -> Measured:
+    """Clients and their training rows, from labels and domains alone; no image is decoded."""
+    from fedcache.runs.prepare import parse_seeds
+
+    columns = bench.columns(cell)
+    proxy = bench.options.proxy
+    cell, said = placed(cell, columns, proxy=proxy)
+    seed = parse_seeds(cell.seeds)[0]
+    dealt = deal(cell, columns, seed, proxy=proxy)
+    rows = dealt.partition.describe(columns)
+    if "domain_of" in cell.options:
+        name = find_domain(str(cell.options["domain_of"]), columns.domains)
+        rows = [r for r in rows if r.client == name]
+    owned = sorted({c for r in rows for c in r.counts if c})
+    values: dict[str, Value | None] = {
+        "clients_of": float(len(rows)),
+        "classes_of": float(rows[0].classes) if rows else None,
+        "per_class": None if not owned else float(owned[0]) if len(owned) == 1 else f"{owned[0]} to {owned[-1]}",
+        "sizes": ", ".join(str(r.train) for r in rows),
+        "total": float(sum(r.train for r in rows)),
+    }
+    if "dots" in cell.metrics:
+        from fedcache.report.partition_dots import draw
+
+        path = _picture(cell, bench)
+        draw(dealt.partition, columns, path)
+        values["dots"] = str(path)
+    return {m: values[m] for m in cell.metrics}, [*said, *dealt.departures]
+
+
+def entropy(cell: Cell, bench: Bench) -> Measured:
+    """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
+    import torch
+    from torch.nn.functional import normalize
+
+    from fedcache.federate.engine.metrics import entropy_bits
+    from fedcache.runs.prepare import parse_seeds
+    from fedcache.store.store import Store
+
+    found = bench.features(cell)
+    store = Store.open(found.path)
+    pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
+    wanted = int(cell.options["rows"])
+    rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
+    rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
+    images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
+    if not store.has_text(cell.backbones[0]):
+        raise FedcacheError(
+            Exit.STORE, f"{cell.backbones[0]} has no text features.", "Name one that has, for example glyph-clip."
+        )
+    text = torch.from_numpy(np.array(store.text(cell.backbones[0]), np.float32))
+    bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
+    said = [f"rows: {len(rows)} instead of {wanted}"] if len(rows) < wanted else []
+    return {
+        "entropy_bound": float(np.log2(len(text))),
+        "entropy_mean": float(bits.mean()),
+        "entropy_least": float(bits.min()),
+    }, said
+
+
+def noise(cell: Cell, bench: Bench) -> Measured:
+    """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
+    from PIL import Image
+
+    from fedcache.extract.images import decode
+    from fedcache.runs.prepare import parse_seeds
+
+    data = bench.images(cell)
+    wanted = str(cell.options["class_of"])
+    said = [] if wanted in data.classes else [f"class: {data.classes[0]} instead of {wanted}"]
+    label = data.classes.index(wanted) if wanted in data.classes else 0
+    rows = np.flatnonzero((data.label == label) & (data.split == 0))
+    if not len(rows):
+        raise FedcacheError(Exit.USAGE, f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on.")
+    x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
+    rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
+    p, s = float(cell.set["p"]), float(cell.set["s"])
+    e = rng.laplace(size=x.shape) if cell.set.get("noise") == "laplace" else rng.standard_normal(x.shape)
+    noisy = np.clip((1 - p) * x + s * e, 0, 1)
+    path = _picture(cell, bench)
+    Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
+    return {"picture": str(path)}, said
+
+
+def formula(cell: Cell, bench: Bench) -> Measured:
+    """A formula at the numbers of a cell: FedPCL's bound where it asks for one, else FLESD's equation 11."""
+    return (bound if "bound_printed" in cell.metrics else exchange)(cell, bench)
+
+
+def bound(cell: Cell, _bench: Bench) -> Measured:
+    """FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share."""
+    found = diagnostics().generalisation_bound(**cell.options)
+    return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
+
+
+def exchange(cell: Cell, _bench: Bench) -> Measured:
+    """FLESD's equation 11: what each way sends up, and whether representations cost less."""
+    o = cell.options
+    found = diagnostics().flesd_exchange(
+        public=o["public_rows"],
+        width=o["width"],
+        weights=o["weights"],
+        rounds=o["rounds"],
+        average_rounds=o["averaging_rounds"],
+    )
+    return {
+        "flesd_scalars": float(found.representations),
+        "averaging_scalars": float(found.weights),
+        "cheaper": "yes" if found.cheaper else "no",
+    }, []
+
+
+def heatmap(cell: Cell, bench: Bench) -> Measured:
+    """FedPCL on each backbone alone and on all: s_ki of figure 3, and linear CKA of the same projections.
+
+    These models are trained here and not kept: a stored result holds no weights.
+    """
+    import torch
+
+    from fedcache.federate.methods.common.switches import head_of
+    from fedcache.heads.projection import embed
+    from fedcache.runs.prepare import parse_seeds
+
+    found = bench.features(cell)
+    dealt = deal(cell, found.columns, parse_seeds(cell.seeds)[0], proxy=bench.options.proxy)
+    models = [trained(cell, bench, names, dealt) for names in (*((n,) for n in found.names), found.names)]
+    clients = dealt.partition.clients
+    proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
+    owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
+    s = diagnostics().fusion_similarity(proto[:-1], proto[-1], owned)
+    projected = [
+        [
+            embed(head_of(of.hp, "projection"), state, of.data.x[clients[i].train, 0])[0]
+            for i, state in enumerate(states)
+        ]
+        for states, of in models
+    ]
+    cka = [
+        [diagnostics().linear_cka(mine, fused) for mine, fused in zip(projected[k], projected[-1], strict=True)]
+        for k in range(len(found.names))
+    ]
+    names = [c.name for c in clients]
+    short = short_batches(cell, dealt.partition, proxy=bench.options.proxy)[1]
+    said = [
+        *dealt.departures,
+        *short,
+        *(["one backbone: there is nothing to compare"] if len(found.names) == 1 else []),
+    ]
+    return {"heatmap": _matrix(found.names, names, s.tolist()), "cka": _matrix(found.names, names, cka)}, said
+
+
+def trained(cell: Cell, bench: Bench, names: tuple[str, ...], dealt: Dealt) -> tuple[list[Any], Any]:
+    """The clients' final states of a run on some of the backbones, and its setting."""
+    from fedcache.federate.engine.run import run
+    from fedcache.runs.prepare import parse_participation, parse_seeds, prepare_run
+
+    found = bench.features(cell)
+    seed = parse_seeds(cell.seeds)[0]
+    config = TrainConfig(
+        method=cell.method,
+        preset=cell.preset,
+        store=str(found.path),
+        backbones=names,
+        seeds=str(seed),
+        set=short_batches(cell, dealt.partition, proxy=bench.options.proxy)[0],
+    )
+    part = PartitionConfig(cell.scheme, None, seed, dealt.args)
+    setting, _ = prepare_run(
+        config, part, bench.home, repartition=False, extract=False, observer=bench.quiet, stop=bench.halt
+    )
+    outcome = run(
+        setting.method,
+        setting.hp,
+        setting.data,
+        setting.partitions[seed].clients,
+        rounds=int(cell.rounds or 1),
+        participation=parse_participation(cell.participation),
+        seed=seed,
+    )
+    return [outcome.states[i] for i in sorted(outcome.states)], setting
+
+
+def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:
+    """A row for each backbone, a number for each client."""
+    rows = [f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)]
+    return f"{'; '.join(rows)} (columns {', '.join(clients)})"
+
+
+def diagnostics() -> Any:
+    """``fedcache.federate.engine.diagnostics``, where this fedcache has it; ``needs`` asked before."""
+    return import_module(DIAGNOSTICS)
+
+
+def _picture(cell: Cell, bench: Bench) -> Path:
+    """Where a cell's picture goes."""
+    from fedcache.extract.recipe import slug
+    from fedcache.store.files import make_private
+
+    for folder in (bench.home.root, bench.pictures.parent, bench.pictures):
+        make_private(folder)
+    return bench.pictures / f"{slug('-'.join(cell.at))}.png"
+
+
+MEASURES: Mapping[str, Callable[[Cell, Bench], Measured]] = {
+    "model": model,
+    "partition": partition,
+    "entropy": entropy,
+    "noise": noise,
+    "formula": formula,
+    "heatmap": heatmap,
+}

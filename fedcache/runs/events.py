@@ -1,0 +1,177 @@
+"""The result stream: what each round of a run gave, told to an observer and to whoever else listens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.progress import Observer, Round, Silent
+from fedcache.runs.directory import rounds_of
+from fedcache.runs.results import number
+
+OnRound = Callable[[Round], object]
+"""A hook on the result stream."""
+
+MEASURED = ("accuracy", "seconds", "clients")
+"""What the engine's metrics of a round hold besides the method's diagnostics."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in a grid; the default is a run alone.
+
+    Attributes:
+        point: its swept values in words.
+        done: points that had ended before.
+        points: of the grid.
+    """
+
+    point: str = ""
+    done: int = 0
+    points: int = 1
+
+
+class Teller:
+    """Tells an observer of the rounds of one run, and counts what they have sent.
+
+    Args:
+        observer: is told.
+        path: directory of the run.
+        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``settings_of`` reads.
+        place: in a grid.
+    """
+
+    def __init__(self, observer: Observer, path: Path, facts: Mapping[str, Any], place: Place | None = None) -> None:
+        self.observer, self.path, self.place = observer, path, place or Place()
+        self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
+        self.seeds = [int(s) for s in facts["seeds"]]
+        self.settings = settings_of(facts)
+        self._sums: dict[int, tuple[int, int]] = {}
+
+    def told(
+        self,
+        seed: int,
+        round_: int,
+        accuracy: float | None,
+        diagnostics: Mapping[str, float | None],
+        traffic: Mapping[str, int],
+        *,
+        stored: bool = False,
+    ) -> None:
+        """One round has ended; ``traffic`` is that of the round, with ``up_bytes`` and ``down_bytes``."""
+        up, down = self._sums.get(seed, (0, 0))
+        sent, received = self._sums[seed] = (up + traffic["up_bytes"], down + traffic["down_bytes"])
+        self.observer.told(
+            Round(
+                path=self.path,
+                method=self.method,
+                seed=seed,
+                seed_number=self.seeds.index(seed) + 1,
+                seeds=len(self.seeds),
+                round=round_,
+                rounds=self.rounds,
+                accuracy=number(accuracy),
+                diagnostics={k: number(v) for k, v in diagnostics.items()},
+                up_bytes=traffic["up_bytes"],
+                down_bytes=traffic["down_bytes"],
+                sent_bytes=sent,
+                received_bytes=received,
+                point=self.place.point,
+                points_done=self.place.done,
+                points=self.place.points,
+                stored=stored,
+                settings=self.settings,
+            )
+        )
+
+    def measured(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
+        """As the engine's ``on_round`` tells it."""
+        rest = {k: v for k, v in metrics.items() if k not in MEASURED}
+        self.told(seed, round_, metrics["accuracy"], rest, traffic)
+
+    def again(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Rounds of a seed that were computed before: of a checkpoint, of a finished seed, or of a stored run."""
+        for r in records:
+            self.told(seed, int(r["round"]), r["accuracy"], r.get("diagnostics", {}), r["traffic"], stored=True)
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was asked to do, flat: the words of its result and every hyperparameter."""
+    plain = {k: facts[k] for k in ("preset", "participation", "dtype") if k in facts}
+    return {
+        "dataset": facts["dataset"]["slug"],
+        "backbones": " + ".join(map(str, facts["backbones"])),
+        **plain,
+        **{k: "auto" if v is None else v for k, v in facts["hyperparameters"].items()},
+    }
+
+
+def tell_stored(observer: Observer, path: Path, result: Mapping[str, Any], place: Place | None = None) -> None:
+    """All rounds of a run whose result is there."""
+    teller = Teller(observer, path, result, place)
+    for record in rounds_of(path):
+        teller.again(int(record["seed"]), [record])
+
+
+class Hooked:
+    """An observer that also hands every round to hooks.
+
+    A hook that raises is told of and not called again, and the run goes on: tracking never costs a training.
+
+    Args:
+        observer: everything is passed on to it; None for nobody, and then a failure is a Python warning.
+        hooks: called with every round.
+    """
+
+    def __init__(self, observer: Observer | None, hooks: Sequence[OnRound]) -> None:
+        self._observer, self._heard = observer or Silent(), observer is not None
+        self._hooks = list(hooks)
+
+    def note(self, text: str) -> None:
+        """Passed on."""
+        self._observer.note(text)
+
+    def warn(self, text: str) -> None:
+        """Passed on."""
+        self._observer.warn(text)
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        """Passed on."""
+        self._observer.start(what, total, unit)
+
+    def advance(self, units: int) -> None:
+        """Passed on."""
+        self._observer.advance(units)
+
+    def stop(self) -> None:
+        """Passed on."""
+        self._observer.stop()
+
+    def told(self, round_: Round) -> None:
+        """Passed on, and to every hook."""
+        self._observer.told(round_)
+        for hook in list(self._hooks):
+            try:
+                hook(round_)
+            except Exception as error:
+                self._hooks.remove(hook)
+                self._failed(hook, round_, error)
+
+    def _failed(self, hook: OnRound, round_: Round, error: Exception) -> None:
+        name = getattr(hook, "__qualname__", None) or type(hook).__name__
+        text = (
+            f"on_round {name} failed in round {round_.round} of seed {round_.seed} and is not called again; the run "
+            f"goes on. {type(error).__name__}: {error}"
+        )
+        if self._heard:
+            self._observer.warn(text)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def hooked(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
+    """The observer itself when nobody else listens."""
+    return Hooked(observer, hooks) if hooks else observer or Silent()

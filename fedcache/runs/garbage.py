@@ -1,0 +1,180 @@
+"""``gc``: what lies under ``FEDCACHE_HOME`` that nothing will read again, and its removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import Home
+from fedcache.errors import Exit, FedcacheError
+from fedcache.runs.directory import read_result
+from fedcache.runs.identity import code_digest
+from fedcache.store.lock import is_held
+from fedcache.store.store import Store
+from fedcache.store.verify import leftover_files
+
+DAY = 86_400.0
+IDLE_DAYS = 7.0
+"""Days without a change after which a run without a result counts as given up."""
+
+KINDS = ("leftovers", "given-up", "old-runs", "old-stores")
+DEFAULT = ("leftovers", "given-up")
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that can go.
+
+    Attributes:
+        path: a file or a directory.
+        kind: of ``KINDS``.
+        why: in words.
+        bytes: that it takes.
+    """
+
+    path: Path
+    kind: str
+    why: str
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"path": str(self.path), "kind": self.kind, "why": self.why, "bytes": self.bytes}
+
+
+def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS) -> list[Garbage]:
+    """What can go, largest first; nothing is changed.
+
+    leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
+    knows; given-up are runs without a result that nothing has touched for ``idle_days``; old-runs are results of other
+    code than this, which no command finds again; old-stores hold content that a dataset of the same name no longer has.
+    A store that is being written is left alone, and so is a damaged one.
+    """
+    found: dict[Path, Garbage] = {}
+    finders = {"leftovers": _leftovers, "given-up": _given_up, "old-runs": _old_runs, "old-stores": _old_stores}
+    for kind in kinds:
+        for path, why in finders[kind](home, idle_days):
+            found.setdefault(path, Garbage(path, kind, why, size_of(path)))
+    return sorted(found.values(), key=lambda g: (-g.bytes, str(g.path)))
+
+
+def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
+    """Delete it; what was deleted.
+
+    Raises:
+        FedcacheError: ENVIRONMENT for what cannot be deleted; the rest of the list is left as it is.
+    """
+    done: list[Garbage] = []
+    for one in garbage:
+        try:
+            if one.path.is_dir() and not one.path.is_symlink():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FedcacheError(
+                Exit.ENVIRONMENT,
+                f"{one.path} cannot be deleted: {error.strerror}. {len(done)} of {len(garbage)} are gone.",
+                "Look at its owner and mode, then run the same command again.",
+            ) from error
+        done.append(one)
+    return done
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory."""
+    try:
+        if path.is_file() or path.is_symlink():
+            return path.lstat().st_size
+        return sum(f.lstat().st_size for f in path.rglob("*") if f.is_file())
+    except OSError:
+        return 0
+
+
+def _leftovers(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+    for folder in (home.root, home.stores, home.runs, home.digests):
+        for path in sorted(folder.glob(".*.partial")) if folder.is_dir() else ():
+            if not _alive(path):
+                yield path, "a killed process was writing it"
+    for run in _folders(home.runs):
+        for path in sorted(run.glob(".*.partial")):
+            if not _alive(path):
+                yield path, "a killed process was writing it"
+    for place in _folders(home.stores):
+        if not place.name.endswith(".zarr") or any(is_held(lock) for lock in place.glob("locks/*.lock")):
+            continue
+        try:
+            store = Store.open(place)
+        except FedcacheError:
+            continue  # what a damaged store holds is for verify and repair
+        for path in leftover_files(store):
+            if not _alive(path):
+                yield path, "neither the manifest nor a journal knows it"
+
+
+def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
+    for run in _folders(home.runs):
+        if (run / "result.json").exists() or not (run / "config.toml").exists():
+            continue
+        days = (time.time() - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)) / DAY
+        if days >= idle_days:
+            yield run, f"it has no result and was left {days:,.0f} days ago"
+
+
+def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+    from fedcache.federate.methods import NAMES
+
+    current: dict[str, str] = {}
+    for run in _folders(home.runs):
+        try:
+            result = read_result(run / "result.json")
+            method = str(result["method"])
+        except (FedcacheError, OSError, KeyError):
+            continue
+        if method not in NAMES:
+            continue  # somebody's own: its code is not here to compare with
+        if method not in current:
+            current[method] = code_digest(method)
+        if result.get("code") != current[method]:
+            yield run, f"a result of {method} by other code: the same command computes it again"
+
+
+def _old_stores(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+    by_name: dict[str, list[tuple[float, Path]]] = {}
+    for place in _folders(home.stores):
+        try:
+            store = Store.open(place)
+        except FedcacheError:
+            continue
+        changed = (place / "manifest.json").stat().st_mtime
+        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, place))
+    for slug, places in by_name.items():
+        for _, place in sorted(places)[:-1]:
+            if not any(is_held(lock) for lock in place.glob("locks/*.lock")):
+                yield place, f"{slug} has been extracted again with other content, into {max(places)[1].name}"
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process that a temporary name tells of still runs; another host's may, so its files wait a day."""
+    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+    if path.name.endswith(".partial") and pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return True
+    try:
+        return path.name.endswith(".partial") and time.time() - path.lstat().st_mtime < DAY
+    except OSError:
+        return True

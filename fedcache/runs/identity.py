@@ -1,0 +1,174 @@
+"""What determines a result, and its digest: the name of a run's directory.
+
+A stored result is returned again only while nothing that determines it has changed. Part of that is the code itself.
+Its digest is taken from the syntax trees, so comments, docstrings, formatting and the place of a file are free to
+change, and every expression that could change a figure is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedcache.store.files import digest_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SCHEME = 2
+"""Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""
+
+DETERMINING = (
+    "heads/**",
+    "federate/engine/**",
+    "federate/execution/**",
+    "federate/partition/**",
+    "federate/trust/**",
+    "federate/methods/common/**",
+    "runs/client_overrides.py",
+    "runs/encoders.py",
+    "runs/features.py",
+    "runs/partitions.py",
+    "runs/results.py",
+    "store/chunks.py",
+    "store/reader.py",
+    "store/samples.py",
+    "extract/batches.py",
+    "extract/images.py",
+    "extract/views.py",
+    "extract/text.py",
+    "extract/backbones/encoder.py",
+    "extract/backbones/live.py",
+)
+"""Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,
+evaluation, and the decoding of images. Of the methods' own files only those that a method uses are added."""
+
+COMPUTES_FEATURES = ("extract/batches.py", "extract/images.py", "extract/views.py", "extract/text.py",
+                     "extract/recipe.py", "extract/backbones/*.py")  # fmt: skip
+"""Files that determine the value of a feature; their digest is in ``how`` of every array."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What determines a result.
+
+    Attributes:
+        config: method, preset, every hyperparameter, rounds, participation, seeds, execution, dtype, ... resolved.
+        features: recipe digests in the order they are concatenated, and the text features' digest.
+        dataset: content digest.
+        partitions: digest per seed.
+        code: ``code_digest``.
+    """
+
+    config: Mapping[str, Any]
+    features: Sequence[str]
+    dataset: str
+    partitions: Sequence[str]
+    code: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all of it."""
+        return digest_of(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "config": dict(self.config),
+            "features": list(self.features),
+            "dataset": self.dataset,
+            "partitions": list(self.partitions),
+            "code": self.code,
+        }
+
+
+@cache
+def code_digest(method: str) -> str:
+    """sha256 over the code that determines the results of a method.
+
+    Other methods' files are left out, so that adding one does not make every stored result old.
+
+    Args:
+        method: its name; "" for what all methods share.
+    """
+    return digest_of_code(ROOT, method)
+
+
+def digest_of_code(root: Path, method: str) -> str:
+    """``code_digest`` of the package whose folder is ``root``."""
+    files = {path for pattern in DETERMINING for path in _matching(root, pattern)}
+    files |= _with_imports(root / "federate" / "methods", method.replace("-", "_"))
+    # Sorted digests instead of sorted paths: where a file lies is no part of what it computes.
+    return digest_of([SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)])
+
+
+@cache
+def features_code_digest() -> str:
+    """sha256 over the code that computes features from images and texts."""
+    files = {path for pattern in COMPUTES_FEATURES for path in _matching(ROOT, pattern)}
+    return digest_of([SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)])
+
+
+@cache
+def tree_digest(source: str) -> str:
+    """sha256 of a module's syntax tree without comments, docstrings, and the paths of fedcache's own modules.
+
+    >>> tree_digest("x = 1  # one") == tree_digest('x = 1')
+    True
+    >>> tree_digest("x = 1") == tree_digest("x = 2")
+    False
+    """
+    digest = hashlib.sha256()
+    for part in _parts(ast.parse(source)):
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _parts(node: ast.AST) -> Iterator[str]:
+    """A syntax tree as words. Empty fields are left out, so that a field that a later Python adds changes nothing."""
+    yield f"({type(node).__name__}"
+    for name, value in ast.iter_fields(node):
+        if value is None or value == [] or name in ("kind", "type_comment", "type_ignores"):
+            continue
+        if name == "module" and isinstance(node, ast.ImportFrom) and str(value).startswith("fedcache"):
+            continue
+        yield f" {name}="
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, ast.AST):
+                yield f"{item!r},"
+            elif not _says_nothing(item):
+                yield from _parts(item)
+    yield ")"
+
+
+def _says_nothing(node: ast.AST) -> bool:
+    """Whether a statement is a docstring, or imports for type checkers alone."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _matching(root: Path, pattern: str) -> Iterator[Path]:
+    if pattern.endswith("/**"):
+        return (root / pattern.removesuffix("/**")).rglob("*.py")
+    return root.glob(pattern)
+
+
+def _with_imports(folder: Path, name: str) -> set[Path]:
+    """A method's file and the method files it imports, directly or through others."""
+    seen: set[Path] = set()
+    todo = [name]
+    while todo:
+        path = folder / f"{todo.pop()}.py"
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedcache.federate.methods"):
+                place = (node.module or "").removeprefix("fedcache.federate.methods").strip(".")
+                todo += [alias.name for alias in node.names] if not place else [place]
+    return seen

@@ -1,0 +1,175 @@
+"""Partitions of a store: made, saved in it, drawn, and cut into one store per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.planning.find_store import ingest_again
+from fedcache.federate.partition import partition as parts
+from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.federate.partition.rows import FEWER
+from fedcache.progress import Observer
+from fedcache.store.exchange import is_ingested
+from fedcache.store.store import Store
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.method import Method
+
+
+def columns_of(store: Store) -> Columns:
+    """What a partition may know of a store: one entry per row, no features."""
+    s = store.samples
+    return Columns(s.label, s.domain, s.split, s.ok, s.uid, s.classes, s.domains, str(store.dataset["digest"]))
+
+
+def partition_flags(
+    clients: int | None, alpha: float | None, shards: int | None, shots: int | None, options: Mapping[str, str]
+) -> dict[str, Any]:
+    """The scheme's arguments that were given on the command line."""
+    given = {"clients": clients, "alpha": alpha, "shards": shards, "shots": shots}
+    return {**{k: v for k, v in given.items() if v is not None}, **{k.replace("-", "_"): v for k, v in options.items()}}
+
+
+def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Words from the command line as the types the scheme declares; unknown names are left for ``make`` to refuse."""
+    if scheme not in parts.SCHEMES:
+        raise unknown("partition scheme", scheme, parts.SCHEMES)
+    kinds = {a.name: a.kind for a in parts.SCHEMES[scheme].arguments}
+    return {name: _typed(kinds.get(name), value) for name, value in given.items()}
+
+
+def _typed(kind: str | None, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if kind == "names":
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if kind == "bool":
+        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}.get(value.lower(), value)
+    if kind in ("int", "float"):
+        try:
+            return int(value) if kind == "int" else float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def make_partition(
+    store: Store, scheme: str, *, seed: int = 0, name: str | None = None, save: bool = True, **arguments: Any
+) -> Partition:
+    """Deal the store's readable rows to clients and save the partition in the store.
+
+    Args:
+        store: whose rows are dealt.
+        scheme: one of ``SCHEMES``.
+        seed: of the draws.
+        name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
+        save: whether to save it.
+        arguments: of the scheme.
+
+    Raises:
+        FedcacheError: USAGE, for arguments that are unknown, out of range or infeasible (with the value that works).
+    """
+    made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
+    if save:
+        store.put_partition(name or made.default_name(), made.to_payload())
+    return made
+
+
+def tell_notes(made: Partition, observer: Observer) -> None:
+    """The notes of a partition; clients with fewer rows than were asked for are warned of."""
+    for note in made.notes:
+        (observer.warn if FEWER in note else observer.note)(note)
+
+
+def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
+    """Refuse training rows without a label where the method reads labels.
+
+    Args:
+        method: what it reads.
+        store: whose rows are trained on.
+        rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
+
+    Raises:
+        FedcacheError: USAGE, with what to add and the command that brings it.
+    """
+    if "labels" not in method.needs:
+        return
+    s = store.samples
+    # Train and test: some schemes deal both.
+    label = s.label[(s.split <= 1) & (s.ok == 1)] if rows is None else s.label[rows]
+    lacking = int((label < 0).sum())
+    if not lacking or (rows is None and lacking < len(label)):
+        return
+    raise FedcacheError(
+        Exit.USAGE,
+        f"{method.name} needs labels, and {lacking:,} of the {len(label):,} rows of {store.path.name} have none.",
+        (
+            ""
+            if lacking == len(label)
+            else "A scheme that deals by class leaves them out, for example --scheme dirichlet.\n"
+        )
+        + (
+            f"Add labels to the file, then:  {ingest_again(store)}"
+            if is_ingested(store)
+            else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
+        ),
+    )
+
+
+def only_class(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
+    """What is to be warned of where a method that reads labels is given training rows of one class only.
+
+    Args:
+        method: what it reads.
+        label: of the training rows; negative where there is none.
+        classes: names.
+    """
+    found = np.unique(label[label >= 0])
+    if "labels" not in method.needs or len(found) != 1:
+        return None
+    return (
+        f"There is only one class among the training rows ({classes[found[0]]}): whatever is trained says that one, "
+        "and its accuracy says nothing. The counts:  fedcache inspect"
+    )
+
+
+def load_partition(store: Store, name: str) -> Partition:
+    """A saved partition by name, or a partition file by path; it must be of this store's dataset.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name; STORE for a partition of another dataset; CORRUPT for a damaged one.
+    """
+    digest = str(store.dataset["digest"])
+    if name.endswith(".json") and Path(name).exists():
+        return parts.load(Path(name), dataset=digest, rows=store.rows)
+    if name not in store.partitions:
+        raise unknown(
+            "partition",
+            name,
+            store.partitions,
+            hint="Saved partitions: "
+            + (", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"),
+        )
+    return parts.from_payload(store.partition(name), dataset=digest, rows=store.rows, origin=f"partition {name}")
+
+
+def write_shards(
+    store: Store, partition: Partition, out: str | Path | None, observer: Observer, name: str | None = None
+) -> Path:
+    """One ordinary store per client: its training rows and its test rows, every array and text feature.
+
+    Returns:
+        the directory that holds them, as ``train --clients-from`` takes it.
+    """
+    from fedcache.store.shard import write_shards as write
+
+    target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+    observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
+    write(store, [(c.name, c.train, c.test) for c in partition.clients], target)
+    return target

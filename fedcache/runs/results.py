@@ -1,0 +1,278 @@
+"""A result: what one seed gave, and what all seeds of a run say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.runs.trust import told
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.outcome import Evaluation, Outcome
+    from fedcache.runs.identity import Identity
+    from fedcache.runs.prepare import Setting
+
+MOST_CONFUSED = 100
+"""Classes up to which a result holds its confusion matrix: 10,000 numbers."""
+
+
+@dataclass
+class Seeded:
+    """One seed of a run.
+
+    Attributes:
+        seed: of init, batches, sampling and noise.
+        accuracy: headline of the last round, a fraction.
+        per_client: fractions; None for a client that could not be scored.
+        mean_client: unweighted mean over clients.
+        macro_f1: headline of the last round, a fraction.
+        by_domain: accuracy per domain name.
+        fairness: spread over clients.
+        traffic: totals of the run in scalars and bytes.
+        per_round: scalars one participating client sends and receives in a round, exact (mean) and paper.
+        rounds: records without times.
+        protocol: global | personalised.
+        fidelity: exact | cached_views | approx.
+        lift: the lift that ran, with its chunk.
+        points: of a grid that were computed together; 1 for a run alone.
+        classes_owned: per client, of its training rows.
+        trainable: scalars of the deployed model that training sets.
+        warnings: sentences.
+        seconds: wall time; lives in measured.json only.
+        measured: seconds per round and lift details; likewise.
+        attackers: names of the clients that lied.
+        confusion: ``confusion_of``.
+    """
+
+    seed: int
+    accuracy: float | None
+    per_client: list[float | None]
+    mean_client: float | None
+    macro_f1: float | None
+    by_domain: dict[str, float]
+    fairness: dict[str, float | None]
+    traffic: dict[str, int]
+    per_round: dict[str, float]
+    rounds: list[dict[str, Any]]
+    protocol: str
+    fidelity: str
+    lift: str
+    chunk: int
+    points: int
+    threads: int
+    clients: list[str]
+    classes_owned: list[int]
+    trainable: int
+    warnings: list[str]
+    seconds: float
+    measured: dict[str, Any]
+    attackers: list[str] = field(default_factory=list)
+    confusion: list[list[int]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Seeded:
+        """The inverse of ``to_dict``."""
+        return cls(**data)
+
+
+def number(value: float | None) -> float | None:
+    """A float that JSON has, or None."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int) -> list[list[int]] | None:
+    """Labelled test rows by (label, predicted class); None above ``MOST_CONFUSED`` classes.
+
+    A row that several personal models are scored on counts once for each; a model that predicts nothing is left out.
+    """
+    if classes > MOST_CONFUSED:
+        return None
+    truth, predicted = label[evaluation.rows], evaluation.predictions
+    known = (truth >= 0) & (predicted >= 0)
+    cells = np.bincount(truth[known] * classes + predicted[known], minlength=classes * classes)
+    counts: list[list[int]] = cells.reshape(classes, classes).tolist()
+    return counts
+
+
+def seed_record(outcome: Outcome, setting: Setting, seconds: float) -> Seeded:
+    """What a run of one seed gave, as JSON values."""
+    totals = outcome.traffic.totals()
+    served = sum(r.clients for r in outcome.traffic.rounds)
+    per_round = {
+        "up": totals["up"] / max(1, served),
+        "down": totals["down"] / max(1, served),
+        "paper_up": totals["paper_up"] / max(1, served),
+        "paper_down": totals["paper_down"] / max(1, served),
+        "up_bytes": totals["up_bytes"] / max(1, served),
+        "down_bytes": totals["down_bytes"] / max(1, served),
+    }
+    rounds = [
+        {
+            "seed": outcome.seed,
+            "round": r.round,
+            "clients": list(r.clients),
+            "accuracy": number(r.accuracy),
+            "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
+            "traffic": asdict(r.traffic),
+        }
+        for r in outcome.records
+    ]
+    evaluation, domains = outcome.evaluation, setting.domains
+    return Seeded(
+        seed=outcome.seed,
+        accuracy=number(evaluation.accuracy),
+        per_client=[number(a) for a in evaluation.client_accuracy.tolist()],
+        mean_client=number(evaluation.mean_accuracy),
+        macro_f1=number(evaluation.macro_f1),
+        by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
+        fairness={k: number(v) for k, v in outcome.fairness.items()},
+        traffic=totals,
+        per_round=per_round,
+        rounds=rounds,
+        protocol=outcome.protocol,
+        fidelity=outcome.fidelity,
+        lift=outcome.lift,
+        chunk=outcome.chunk,
+        points=outcome.points,
+        threads=outcome.threads,
+        clients=list(outcome.clients),
+        classes_owned=list(outcome.classes_owned),
+        trainable=outcome.trainable,
+        warnings=list(outcome.warnings),
+        seconds=seconds,
+        measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
+        attackers=list(outcome.attackers),
+        confusion=confusion_of(evaluation, setting.data.y.cpu().numpy(), setting.data.classes),
+    )
+
+
+def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds (ddof 1); None where a value is missing or there is one seed only."""
+    if not values or any(v is None for v in values):
+        return None, None
+    known = np.array(values, np.float64)
+    return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
+
+
+def summarise(
+    setting: Setting, resolved: Mapping[str, Any], identity: Identity, done: Sequence[Seeded]
+) -> dict[str, Any]:
+    """``result.json`` of a run: promised values only."""
+    first = done[0]
+    mean, std = mean_std([d.accuracy for d in done])
+    per_client = [[d.per_client[i] for d in done] for i in range(len(first.clients))]
+    domains = {name: mean_std([d.by_domain.get(name) for d in done])[0] for name in first.by_domain}
+    partition = setting.partitions[first.seed]
+    fairness = {k: mean_std([d.fairness[k] for d in done])[0] for k in first.fairness}
+    f1, f1_std = mean_std([d.macro_f1 for d in done])
+    owned = np.array([d.classes_owned for d in done], np.float64).mean(0)
+    fixed = [PARAMETERS.get(name) for name in setting.backbones]
+    totals = {k: sum(d.traffic[k] for d in done) for k in first.traffic}
+    last = [d.rounds[-1].get("diagnostics", {}) for d in done]
+    return {
+        "method": setting.method.name,
+        "preset": resolved["preset"],
+        "hyperparameters": dict(resolved["set"]),
+        "fidelity": first.fidelity,
+        "protocol": first.protocol,
+        "dataset": setting.dataset,
+        "backbones": list(setting.backbones),
+        "arrays": list(setting.keys),
+        "text_templates": list(setting.templates),
+        "widths": list(setting.data.widths),
+        "classes": setting.data.classes,
+        "class_names": list(setting.classes),
+        "partition": {
+            "name": setting.named,
+            "scheme": partition.scheme,
+            "args": _plain(partition.args),
+            "seed": partition.seed,
+            "digest": partition.digest,
+            "clients": len(partition.clients),
+            "dropped": partition.dropped,
+            "digests": [setting.partitions[d.seed].digest for d in done],
+        },
+        "rounds": resolved["rounds"],
+        "participation": resolved["participation"],
+        "seeds": [d.seed for d in done],
+        "accuracy": {
+            "mean": mean,
+            "std": std,
+            "per_seed": [d.accuracy for d in done],
+            "per_client": [mean_std(values)[0] for values in per_client],
+            "per_domain": domains,
+            "client_mean": mean_std([d.mean_client for d in done])[0],
+            "per_round": _curve(done),
+        },
+        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [d.macro_f1 for d in done]},
+        "parameters": {
+            "trainable": first.trainable,
+            "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
+        },
+        "classes_owned": {"per_client": owned.tolist(), "mean": float(owned.mean())},
+        "clients": list(first.clients),
+        "fairness": fairness,
+        "traffic": {
+            "up": totals["up"],
+            "down": totals["down"],
+            "paper": {
+                "up": totals["paper_up"],
+                "down": totals["paper_down"],
+                "per_client_round": {"up": first.per_round["paper_up"], "down": first.per_round["paper_down"]},
+            },
+            "exact": {
+                "up": totals["up"],
+                "down": totals["down"],
+                "up_bytes": totals["up_bytes"],
+                "down_bytes": totals["down_bytes"],
+                "per_client_round": {"up": first.per_round["up"], "down": first.per_round["down"]},
+            },
+            "unit": "scalars, summed over rounds, clients and seeds",
+        },
+        "confusion": _summed([d.confusion for d in done]),
+        **told(resolved, [d.attackers for d in done], len(first.clients), _rejected(done)),
+        "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
+        "lift": first.lift,
+        "chunk": first.chunk,
+        "points": first.points,
+        "threads": first.threads,
+        "dtype": resolved["dtype"],
+        "device": resolved["device"],
+        "features": list(identity.features),
+        "code": identity.code,
+        "digest": identity.digest,
+    }
+
+
+def _curve(done: Sequence[Seeded]) -> list[dict[str, Any]]:
+    """Mean accuracy over seeds of every round that was scored; the last one always is."""
+    seen = [{r["round"]: r["accuracy"] for r in d.rounds if r["accuracy"] is not None} for d in done]
+    return [{"round": r, "mean": mean_std([s.get(r) for s in seen])[0]} for r in seen[0]]
+
+
+def _rejected(done: Sequence[Seeded]) -> int:
+    """Uploads that the gate refused, over all seeds and rounds."""
+    return int(sum(r.get("diagnostics", {}).get("rejected") or 0 for d in done for r in d.rounds))
+
+
+def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:
+    """Counts over all seeds; None where a seed has none (a run begun by an earlier version)."""
+    known = [m for m in matrices if m is not None]
+    if len(known) < len(matrices):
+        return None
+    summed: list[list[int]] = np.sum(known, axis=0).tolist()
+    return summed
+
+
+def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in args.items()}

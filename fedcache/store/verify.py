@@ -1,0 +1,299 @@
+"""``verify``: every byte of a store against the manifest; ``repair``: drop what is damaged and can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import FedcacheError
+from fedcache.store import chunks as files
+from fedcache.store import history, manifest, quarantine
+from fedcache.store.disk_errors import writing
+from fedcache.store.files import digest_of, file_sha256, sha256_hex, write_atomic
+from fedcache.store.journal import chunk_line, header_line, journal_path, journals
+from fedcache.store.lock import held
+from fedcache.store.manifest import COLUMNS, Manifest, read_manifest
+from fedcache.store.samples import sidecars_of
+from fedcache.store.signed_json import seal
+from fedcache.store.store import Store
+
+
+@dataclass
+class Report:
+    """What ``verify`` found.
+
+    Attributes:
+        path: of the store.
+        problems: {file, what} for everything that is not what the manifest says.
+        notes: unfinished arrays and files the manifest does not know.
+        checked: files read.
+        bytes: read.
+    """
+
+    path: Path
+    problems: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checked: int = 0
+    bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "problems": self.problems,
+            "notes": self.notes,
+            "files": self.checked,
+            "bytes": self.bytes,
+        }
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        head = f"{self.path}: {self.checked:,} files, {self.bytes / 1e6:,.1f} MB read; "
+        head += "all as the manifest says." if self.ok else f"{len(self.problems)} problems."
+        shown = [f"  {p['file']}: {p['what']}" for p in self.problems]
+        if self.problems:
+            shown.append(
+                f"fedcache repair {self.path} drops what is damaged; the extract command then makes only that again."
+            )
+        return [head, *shown, *(f"  note: {note}" for note in self.notes)]
+
+    def add(self, place: Path, what: str) -> None:
+        """Note a problem with a file."""
+        self.problems.append({"file": str(place.relative_to(self.path)), "what": what})
+
+    def read(self, place: Path) -> None:
+        """Count a file."""
+        self.checked += 1
+        if place.is_file():
+            self.bytes += place.stat().st_size
+
+
+def verify(path: Path) -> Report:
+    """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
+
+    Raises:
+        FedcacheError: STORE when there is no store; CORRUPT when its manifest is damaged.
+    """
+    store = Store.open(path)
+    report = Report(path)
+    ok = files.chunk_path(path / "samples" / "ok", 0, 1)
+    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME, ok}
+    for place, crc, size, what in chunk_files(store.path, store.manifest):
+        known.add(place)
+        report.read(place)
+        try:
+            files.read_checked(place, crc, what, size=size)
+        except FedcacheError as error:
+            report.add(place, error.message)
+    report.read(path / manifest.NAME)
+    for relative, digest in sorted(store.manifest.files.items()):
+        place = path / relative
+        if place in known:
+            continue
+        known.add(place)
+        report.read(place)
+        why = _sidecar(place, digest)
+        if why:
+            report.add(place, why)
+    _check_rows(store, report)
+    _check_history(path, report)
+    known |= _check_journals(store, report)
+    for file in sorted(path.rglob("*")):
+        inside = file.relative_to(path)
+        if not file.is_dir() and file not in known and inside.parts[0] != "locks":
+            report.notes.append(f"{inside} is not part of the store")
+    return report
+
+
+def known_files(store: Store) -> set[Path]:
+    """Every file that the manifest or a journal of a store speaks of; nothing is read but these two."""
+    path = store.path
+    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME}
+    known |= {files.chunk_path(path / "samples" / "ok", 0, 1)}
+    known |= {place for place, *_ in chunk_files(path, store.manifest)}
+    known |= {path / relative for relative in store.manifest.files}
+    for journal in journals(path):
+        known.add(journal.path)
+        if journal.key not in store.arrays:
+            folder = path / "features" / journal.key
+            known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
+    return known
+
+
+def leftover_files(store: Store) -> list[Path]:
+    """Files inside a store that nothing knows, but for its locks."""
+    known = known_files(store)
+    inside = (f for f in sorted(store.path.rglob("*")) if not f.is_dir() and f not in known)
+    return [f for f in inside if f.relative_to(store.path).parts[0] != "locks"]
+
+
+def _check_rows(store: Store, report: Report) -> None:
+    """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
+    place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
+    for where, read in ((place, store.readable), (store.path / quarantine.NAME, store.quarantined)):
+        report.read(where)
+        try:
+            read()
+        except FedcacheError as error:
+            report.add(where, error.message)
+
+
+def _check_history(path: Path, report: Report) -> None:
+    report.read(path / history.NAME)
+    _, damaged = history.read_history(path)
+    for number in damaged:
+        report.add(path / history.NAME, f"line {number} is torn or does not have the digest it ends with")
+
+
+def _check_journals(store: Store, report: Report) -> set[Path]:
+    known = set()
+    for journal in journals(store.path):
+        known.add(journal.path)
+        report.read(journal.path)
+        if journal.key in store.arrays:
+            continue  # complete; only the removal of its journal is outstanding
+        folder = store.path / "features" / journal.key
+        known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
+        if journal.header is None or journal.torn:
+            report.add(journal.path, "has a line that is torn or damaged; the extract command makes its chunks again")
+        if journal.header is None:
+            continue
+        shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
+        size = files.array_bytes(shape, journal.header["dtype"])
+        for chunk, vouched in sorted(journal.chunks.items()):
+            place = files.chunk_path(folder, chunk, len(shape))
+            report.read(place)
+            try:
+                files.read_checked(place, vouched.crc, f"chunk {chunk} of unfinished {journal.key}", size=size)
+            except FedcacheError as error:
+                report.add(place, error.message)
+        report.notes.append(
+            f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
+        )
+    return known
+
+
+def _sidecar(place: Path, digest: str) -> str | None:
+    try:
+        return None if file_sha256(place) == digest else "does not have the sha256 of the manifest"
+    except OSError:
+        return "is missing or unreadable"
+
+
+def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
+    """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
+    rows = max(1, listed.rows)
+    for key, dtype in COLUMNS.items():
+        shape = (rows, 16) if key == "uid" else (rows,)
+        if key != "ok":
+            place = files.chunk_path(path / "samples" / key, 0, len(shape))
+            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
+    yield files.chunk_path(path / "samples" / "name", 0, 1), listed.samples["name"], None, "samples/name"
+    for key, info in listed.arrays.items():
+        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
+        for number, crc in enumerate(info.chunks):
+            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            yield place, crc, size, f"chunk {number} of {key}"
+    for slug, entries in listed.texts.items():
+        for entry in entries:
+            size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
+            place = files.chunk_path(path / "text" / slug / entry["id"], 0, 2)
+            yield place, entry["crc"], size, f"text features of {slug}"
+
+
+def repair(path: Path) -> list[str]:
+    """Drop what is damaged and can be made again, and say what was done.
+
+    A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
+    only the others. Damaged text features and partitions are forgotten, damaged lines of the history removed, and the
+    ``zarr.json`` of groups and columns written anew. The manifest, the columns and the list of unreadable images cannot
+    be made from the rest of a store: they stay as they are, and ``verify`` still names them.
+
+    Returns:
+        one sentence per thing done.
+
+    Raises:
+        FedcacheError: STORE, also while an array to repair is being written; CORRUPT, for the manifest or the list of
+            unreadable images; ENVIRONMENT.
+    """
+    problems = sorted({problem["file"] for problem in verify(path).problems})
+    done = []
+    for key in sorted({p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}):
+        with held(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
+            done += _reopen(path, key)
+    if history.NAME in problems:
+        with held(path / "locks" / "history.lock", f"the history of {path}", wait=True):
+            events, damaged = history.read_history(path)
+            with writing(path, 0):
+                write_atomic(path / history.NAME, *(seal(event) + b"\n" for event in events))
+        done.append(f"{len(damaged)} damaged lines of the history are gone.")
+    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+        now = read_manifest(path)
+        whole = sidecars_of(now)
+        for relative in problems:
+            parts = relative.split("/")
+            if relative in whole and sha256_hex(whole[relative]) == now.files.get(relative):
+                files.make_directories((path / relative).parent)
+                write_atomic(path / relative, whole[relative])
+                done.append(f"{relative} is written anew.")
+            elif parts[0] == "partitions" and relative in now.files:
+                del now.files[relative]
+                done.append(f"{relative} is forgotten: make the partition again.")
+            elif parts[0] == "text" and parts[1] in now.texts:
+                done += _forget_text(now, parts[1], parts[2])
+        now.write(path)
+    return done
+
+
+def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
+    """Forget one entry of a backbone's text features, or all when it is their group that is damaged."""
+    entries = now.texts.pop(slug)
+    kept = [] if name == "zarr.json" else [e for e in entries if e["id"] != name]
+    if kept:
+        now.texts[slug] = kept
+    else:
+        now.files = {k: v for k, v in now.files.items() if k != f"text/{slug}/zarr.json"}
+    gone = [e["id"] for e in entries if e not in kept]
+    now.files = {k: v for k, v in now.files.items() if k not in {f"text/{slug}/{i}/zarr.json" for i in gone}}
+    return [f"text features {i} of {slug} are forgotten: extract them again." for i in gone]
+
+
+def _reopen(path: Path, key: str) -> list[str]:
+    """Turn a complete array into an unfinished one. Its journal is in place before the manifest forgets it."""
+    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+        now = read_manifest(path)
+        info = now.arrays.pop(key, None)
+        if info is None:
+            return []
+        header = {
+            "format": manifest.FORMAT,
+            "recipe": digest_of(info.recipe),
+            "how": info.how,
+            "shape": list(info.shape),
+            "dtype": info.dtype,
+            "chunk_rows": info.chunk_rows,
+        }
+        bad = quarantine.read_quarantine(path, now)
+        size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
+        lines = [header_line(header)]
+        for number, crc in enumerate(info.chunks):
+            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            try:
+                files.read_checked(place, crc, key, size=size)
+            except FedcacheError:
+                continue
+            rows = range(number * info.chunk_rows, (number + 1) * info.chunk_rows)
+            lines.append(chunk_line(number, crc, {row: why for row, why in bad.items() if row in rows}))
+        write_atomic(journal_path(path, key), b"\n".join(lines) + b"\n")
+        del now.files[f"features/{key}/zarr.json"]
+        now.write(path)
+        (path / "features" / key / "zarr.json").unlink(missing_ok=True)
+    return [f"{key} is unfinished again, with {len(lines) - 1} of {len(info.chunks)} chunks kept: extract it again."]

@@ -1,0 +1,65 @@
+"""What the command line and the documentation say of methods."""
+
+from __future__ import annotations
+
+import pytest
+from command import ok
+
+from fedcache.federate.methods import METHODS
+from fedcache.report.methods.facts import Sizes, traffic_of
+
+
+# methods.md 1, D = 512 (and 1536), C = 10: exact up, paper up
+@pytest.mark.parametrize(
+    ("name", "width", "exact", "paper"),
+    [
+        ("solo", 512, 0, 0),
+        ("fedavg", 512, 133_898, 133_632),
+        ("fedavg", 1024, 264_970, 264_704),
+        ("fedavg", 1536, 396_042, 395_776),
+        ("pfedme", 512, 133_898, 133_632),
+        ("perfedavg", 1536, 396_042, 395_776),
+        ("fedrep", 512, 131_328, 131_072),
+        ("fedrep", 1536, 393_472, 393_216),
+        ("fedproto", 512, 2_570, 2_560),
+        ("fedpcl", 1536, 2_570, 2_560),
+        ("fedntd", 1024, 10_250, 10_250),
+        ("fst-cbdg", 1024, 10_250, 10_250),
+        ("clip-zs", 512, 0, 0),
+        ("fedncm", 512, 5_130, 5_120),
+        ("fed3r", 512, 136_448, 136_448),
+    ],
+)
+def test_the_parameters_of_the_tables_come_out_of_the_counter(name: str, width: int, exact: int, paper: int) -> None:
+    sends = traffic_of(METHODS[name], Sizes(width, width, 10))
+    assert (sends["up"], sends["paper_up"]) == (exact, paper)
+
+
+def test_what_is_received_is_counted_after_the_first_round() -> None:
+    """FedPCL's first round brings nothing; then the mean and all five clients' prototypes, 256 x 10 each."""
+    sends = traffic_of(METHODS["fedpcl"], Sizes(512, 512, 10))
+    assert (sends["first_down"], sends["down"], sends["clients"]) == (0, 6 * 2_560, 5)
+    text = traffic_of(METHODS["fst-cbdg"], Sizes(512, 1024, 10))
+    assert (text["first_down"], text["down"], text["clients"]) == (10_250 + 10_240, 10_250, 0)
+    done = ok("methods", "info", "fedpcl")
+    assert done.data["traffic"]["down"] == sends["down"]
+
+
+def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
+    entries = {e["name"]: e for e in ok("methods", "list").data["methods"]}
+    assert list(entries) == list(METHODS)
+    for entry in entries.values():
+        assert entry["paper"]
+        assert entry["fidelity"] in {"exact", "cached_views", "approx", "approx; cached_views with views"}
+        assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
+    assert entries["flesd"]["fidelity"] == entries["atpfl"]["fidelity"] == "exact"
+    assert entries["atpfl-feat"]["fidelity"] == "approx"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_info_shows_the_objective_every_switch_and_both_sides(name: str) -> None:
+    data = ok("methods", "info", name).data
+    assert len(data["objective"]) > 80
+    assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
+    for side in data["disagreements"]:
+        assert side["d"].startswith("D-")

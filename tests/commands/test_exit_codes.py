@@ -1,0 +1,125 @@
+"""Every exit code comes out of the command line with a hint, and no error can be raised without one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from command import Done, fedcache, ok
+from pictures import folder
+
+import fedcache as package
+from fedcache.errors import Exit
+
+PACKAGE = Path(package.__file__).parent
+IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes", train=6, test=2)
+
+
+def extract(images: Path, *more: object) -> Done:
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return fedcache(*words, *more, "--json")
+
+
+def hint_of(done: Done) -> str:
+    error = done.envelope["error"]
+    assert error["code"] == done.code
+    assert error["message"]
+    return str(error["hint"])
+
+
+def test_0_2_3_and_5_come_from_good_wrong_and_bad_input(images: Path) -> None:
+    assert extract(images).code == Exit.OK
+    misspelt = fedcache("train", "--method", "fedavgg", "--json")
+    assert misspelt.code == Exit.USAGE
+    assert "fedavg" in hint_of(misspelt)
+    next(images.rglob("*.png")).write_bytes(b"not an image")
+    bad = extract(images, "--max-bad", 1)
+    assert bad.code == Exit.QUARANTINED
+    assert bad.envelope["status"] == "problem"
+    for picture in sorted(images.rglob("*.png"))[::2]:
+        picture.write_bytes(b"not an image")
+    worse = extract(images, "--max-bad", 1)
+    assert worse.code == Exit.CORRUPT
+    assert "--max-bad" in hint_of(worse)
+
+
+def test_4_when_there_is_no_store(own_home: Path) -> None:
+    missing = fedcache("inspect", "nothing", "--json")
+    assert missing.code == Exit.STORE
+    assert "fedcache" in hint_of(missing)
+
+
+def test_5_when_a_store_is_damaged(images: Path) -> None:
+    path = Path(extract(images).data["path"])
+    chunk = next(p for p in sorted(path.joinpath("features").rglob("*")) if p.is_file() and p.suffix != ".json")
+    raw = bytearray(chunk.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    chunk.write_bytes(raw)
+    found = fedcache("verify", "--json")
+    assert found.code == Exit.CORRUPT
+    assert found.data["problems"]
+    assert "fedcache repair" in fedcache("verify").out
+
+
+def test_6_when_weights_are_not_there(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
+    lacking = fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "clip-rn50", "--json")
+    assert lacking.code == Exit.ENVIRONMENT
+    assert "fedcache backbones import FILE --as clip-rn50" in hint_of(lacking)
+
+
+def test_7_when_a_run_falls_apart(images: Path) -> None:
+    extract(images)
+    diverged = fedcache("train", "--method", "fedavg", "--set", "lr=1e30", *IID, "--rounds", 2, "--json")
+    assert diverged.code == Exit.FEDERATED
+    assert "learning rate" in hint_of(diverged)
+
+
+def test_10_is_a_bug_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extract(images)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr("fedcache.federate.engine.run.run", broken)
+    monkeypatch.setattr("fedcache.federate.engine.run_state.Rounds.start", broken)
+    bug = fedcache("train", "--method", "fedavg", *IID, "--rounds", 1, "--json")
+    assert bug.code == Exit.BUG
+    assert "nobody expected this" in str(bug.envelope["error"])
+    assert hint_of(bug)
+
+
+def test_130_goes_on_with_the_same_command(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcache.store.store.Store.create", interrupted)
+        assert extract(images).code == Exit.INTERRUPTED
+    assert ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+
+
+def calls() -> list[tuple[str, ast.Call]]:
+    """Every construction of a FedcacheError in the package."""
+    return [
+        (f"{path.relative_to(PACKAGE)}:{node.lineno}", node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "FedcacheError"
+    ]
+
+
+@pytest.mark.parametrize(("where", "call"), [pytest.param(w, c, id=w) for w, c in calls()])
+def test_every_error_has_a_message_and_a_hint(where: str, call: ast.Call) -> None:
+    if any(isinstance(a, ast.Starred) for a in call.args):
+        return  # of another error, taken whole
+    words = [*call.args, *(k.value for k in call.keywords)]
+    assert len(words) == 3, where
+    for text in words[1:]:
+        assert not (isinstance(text, ast.Constant) and len(str(text.value).strip()) < 8), where

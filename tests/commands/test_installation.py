@@ -1,0 +1,155 @@
+"""``doctor``, shell completion, and tables on narrow terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from arrays import embeddings
+from command import environment, fedcache, ok
+from pty_run import on_a_terminal, plain
+from rich.console import Console
+
+import fedcache as fc
+from fedcache.commands import doctor_checks as checks
+from fedcache.commands import doctor_home as installation
+from fedcache.commands.output import table
+from fedcache.config import Home
+from fedcache.store.lock import held
+
+
+def entries() -> dict[str, dict[str, str]]:
+    return {e["name"]: e for e in fedcache("doctor", "--json").data["entries"]}
+
+
+def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> None:
+    found = entries()
+    assert {
+        "Python",
+        "torch",
+        "zarr",
+        "torch + torchvision",
+        "device",
+        "CUDA",
+        "weights",
+        "FEDCACHE_HOME",
+        "locks",
+    } <= set(found)
+    assert {e["status"] for e in found.values()} <= {"ok", "warn", "fail"}
+    assert all(e["hint"] for e in found.values() if e["status"] != "ok"), found
+    assert "efficientnet-lite0" in found["weights"]["found"]
+    assert str(own_home) in found["FEDCACHE_HOME"]["found"]
+    assert "GB free" in found["FEDCACHE_HOME"]["found"]
+
+
+def test_a_failed_check_is_exit_6_and_a_warning_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = installation.check
+    for status, code, status_of_all in (("warn", 0, "ok"), ("fail", 6, "problem")):
+        monkeypatch.setattr(checks, "torch_pair", lambda status=status: row("torch + torchvision", status, "x", "y"))
+        done = fedcache("doctor", "--json")
+        assert (done.code, done.envelope["status"]) == (code, status_of_all)
+        assert done.data["problems"] == (code == 6)
+
+
+def test_a_package_that_is_too_old_or_missing_names_the_line_that_installs_it() -> None:
+    assert checks.package("zarr", (99, 0))["status"] == "fail"
+    assert checks.package("zarr", (99, 0))["hint"] == "pip install -U 'zarr>=99.0'"
+    assert checks.package("no-such-package-here", (1, 2))["hint"] == "pip install 'no-such-package-here>=1.2'"
+
+
+def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(own_home)
+    monkeypatch.setattr(installation, "ROOM", 1 << 60)
+    assert installation.place(home)["status"] == "fail"
+    assert "fedcache gc" in installation.place(home)["hint"]
+    monkeypatch.setattr("fedcache.extract.backbones.known", lambda **_: [{"name": "a", "ready": False}])
+    assert installation.weights(home)["status"] == "warn"
+    assert "0 of 1" in installation.weights(home)["found"]
+
+
+def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
+    def told() -> dict[str, dict[str, str]]:
+        return {row["name"]: row for row in installation.locks(Home(own_home))}
+
+    x, y, _ = embeddings()
+    store = fc.Store.from_arrays({"mine": x}, labels=y)
+    place = store.path / "locks" / "manifest.lock"
+    assert told()["locks"]["found"] == "nobody is writing"
+    with held(place, "it", wait=False):
+        live = told()["lock"]
+        assert live["status"] == "warn"
+        assert f"process {os.getpid()}" in live["found"]
+        assert store.path.name in live["found"]
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    import socket
+
+    place.with_suffix(".json").write_text(json.dumps({"pid": gone.pid, "host": socket.gethostname(), "started": 1}))
+    stale = told()["stale locks"]
+    assert entries()["stale locks"] == stale
+    assert stale["status"] == "ok"
+    assert "1 left by killed processes: manifest of mine-" in stale["found"]
+    place.with_suffix(".json").write_text(json.dumps({"pid": gone.pid, "host": "another-host", "started": 1}))
+    assert "stale locks" not in told(), "who lives on another host is not known here"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
+    def run(*words: str, **env: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedcache", *words], capture_output=True, text=True, check=False,
+            env={**environment(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", **env},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "_FEDCACHE_COMPLETE=" in run("--show-completion", shell)
+    if shell == "bash":
+        line = {"COMP_WORDS": "fedcache tr", "COMP_CWORD": "1"}
+        assert run(_FEDCACHE_COMPLETE="complete_bash", **line).split() == ["train"]
+        line = {"COMP_WORDS": "fedcache train --tra", "COMP_CWORD": "2"}
+        assert run(_FEDCACHE_COMPLETE="complete_bash", **line).split() == ["--track"]
+
+
+CELLS = ("/a/very/long/path/that/fits/nowhere/at/all/" + "x" * 40, "words that can be broken", "12,345")
+
+
+def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:
+    out = StringIO()
+    Console(file=out, width=width).print(table("", ("path", "says", "n"), rows, right=("n",)))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 80, 100, 160])
+def test_no_width_loses_a_cell(width: int) -> None:
+    lines = drawn(width, CELLS, CELLS)
+    assert all(len(line) <= width for line in lines)
+    asked, found = (Counter("".join(words).replace(" ", "")) for words in ((*CELLS, *CELLS), lines))
+    assert asked <= found, asked - found
+
+
+def test_a_narrow_terminal_gets_blocks_and_breaks_no_word() -> None:
+    lines = drawn(
+        60,
+        ("pip install 'fedcache[tensorboard]'", "a-word-of-thirty-letters-at-all", "another-of-about-thirty-letters"),
+    )
+    assert lines[0] == "path: pip install 'fedcache[tensorboard]'"
+    assert lines[1] == "says: a-word-of-thirty-letters-at-all"
+    assert drawn(60, ("short", "words", "1"))[1].split() == ["path", "says", "n"], "what fits is a table"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of this kind are of Unix")
+def test_the_list_of_backbones_is_whole_at_60_columns_and_without_colour(own_home: Path) -> None:
+    every = ok("backbones", "list").data["backbones"]
+    code, out = on_a_terminal("backbones", "list", home=own_home, width=60, env={"NO_COLOR": "1"})
+    assert code == 0
+    text = plain(out)
+    assert all(e["name"] in text for e in every)
+    assert "\x1b[3" not in out
+    assert all(len(line) <= 60 for line in text.replace("\r", "").splitlines())

@@ -1,0 +1,188 @@
+"""The live view: rounds, accuracy, bytes and time left while a run trains, and what it does not invent."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from arrays import ingested
+from command import fedcache, ok
+from pty_run import on_a_terminal, plain
+
+from fedcache.commands import live_view, output
+from fedcache.progress import Round, Silent
+
+TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
+DUAL = ("--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set", "batch=8")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    return ingested(tmp_path)
+
+
+@pytest.fixture
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for every round, where a file gets one per 10 seconds."""
+    monkeypatch.setattr(output, "LINE_EVERY", 0.0)
+
+
+def lines_of(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("training ")]
+
+
+@pytest.mark.usefixtures("mine", "every_line")
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left() -> None:
+    done = fedcache(*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    assert done.code == 0, done.err
+    lines = lines_of(done.err)
+    assert len(lines) == 8
+    assert "round 1 of 4, seed 1 of 2" in lines[0]
+    assert "accuracy" not in lines[0], "nothing is measured yet, and nothing is invented"
+    result = json.loads(Path(done.out.splitlines()[-1].strip(), "result.json").read_bytes())
+    told = [json.loads(r) for r in Path(done.out.splitlines()[-1].strip(), "rounds.jsonl").read_text().splitlines()]
+    assert f"accuracy {100 * told[1]['accuracy']:.2f} %, " in lines[1]
+    assert f"accuracy {100 * told[1]['accuracy']:.2f} % in round 2, " in lines[2]
+    assert f"accuracy {100 * told[3]['accuracy']:.2f} % in round 4 of seed 1, " in lines[4]
+    per_round = told[0]["traffic"]
+    assert f"{live_view.size(per_round['up_bytes'])} up, {live_view.size(per_round['down_bytes'])} down" in lines[0]
+    total = result["traffic"]["exact"]
+    assert f"{live_view.size(total['up_bytes'])} up, {live_view.size(total['down_bytes'])} down" in lines[-1]
+    assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
+
+
+@pytest.mark.usefixtures("mine", "every_line")
+@pytest.mark.parametrize("exact", [True, False], ids=["one by one", "together"])
+def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool) -> None:
+    words = ("grid", *TRAIN[1:], *DUAL, "--lift", "dual", "--rounds", 2, "--sweep", "lr=0.1,0.02")
+    done = fedcache(*words, *(["--exact"] if exact else []))
+    assert done.code == 0, done.err
+    assert ("They are one program" in done.err) is not exact
+    lines = lines_of(done.err)
+    assert len(lines) == 4
+    assert f"{int(exact)} of 2 points done" in lines[-1]
+    assert re.search(r"accuracy [\d.]+ % with lr=0.02, ", lines[-1]), lines[-1]
+
+
+@pytest.mark.usefixtures("mine")
+def test_nothing_more_is_printed_where_no_ten_seconds_pass_and_stdout_is_the_envelope() -> None:
+    done = fedcache(*TRAIN, "--rounds", 3, "--json")
+    assert done.code == 0
+    assert not lines_of(done.err)
+    assert done.envelope["status"] == "ok"
+
+
+def test_the_view_changes_no_bit_of_a_result(mine: Path, tmp_path: Path, every_line: None) -> None:
+    words = (*TRAIN, "--rounds", 3, "--seeds", "0-1", "--store", mine)
+    watched = Path(ok(*words, "--runs", tmp_path / "watched").data["path"])
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.runs.loop import train
+
+    config = TrainConfig(method="fedavg", rounds=3, seeds="0-1", participation="all", store=str(mine))
+    silent = train(config, Home.from_environment(), partition=PartitionConfig("iid", 3), runs=tmp_path / "silent")
+    for name in ("result.json", "rounds.jsonl"):
+        assert (watched / name).read_bytes() == (silent.path / name).read_bytes()
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    def told(self, round_: Round) -> None:
+        self.rounds.append(round_)
+
+
+class StopAfter(Told):
+    def __init__(self, rounds: int) -> None:
+        from fedcache.extract.stop import Stop
+
+        super().__init__()
+        self.left, self.flag = rounds, Stop()
+
+    def advance(self, units: int) -> None:
+        self.left -= units
+        if self.left <= 0:
+            self.flag.ask()
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@pytest.mark.parametrize("points", [1, 2])
+def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, lift: str, points: int) -> None:
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.errors import Exit, FedcacheError
+    from fedcache.grids.grid import grid
+
+    settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
+    config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all", lift=lift,
+                         eval_every=2, set=settings)  # fmt: skip
+    home, dealt, sweeps = Home.from_environment(), PartitionConfig("iid", 3), {"lr": ("0.1", "0.02")[:points]}
+
+    def go(name: str, observer: Told, **more: object) -> None:
+        grid(["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name, observer=observer, **more)
+
+    whole, first, rest, again = Told(), StopAfter(3), Told(), Told()
+    go("whole", whole)
+    with pytest.raises(FedcacheError) as caught:
+        go("parts", first, stop=first.flag)
+    assert caught.value.code is Exit.INTERRUPTED
+    go("parts", rest)
+    go("parts", again)
+
+    def of_a_point(told: Told, point: str) -> list[Round]:
+        return [replace(r, path=Path(), stored=False, points_done=0) for r in told.rounds if r.point == point]
+
+    for point in {r.point for r in whole.rounds}:
+        mine_ = of_a_point(whole, point)
+        assert [(r.seed, r.round) for r in mine_] == [(s, r) for s in (0, 1) for r in (1, 2, 3, 4)]
+        assert [r.accuracy is not None for r in mine_] == [False, True] * 4
+        assert of_a_point(rest, point) == of_a_point(again, point) == mine_
+        assert mine_[3].sent_bytes == sum(r.up_bytes for r in mine_[:4])
+    assert len({r.point for r in whole.rounds}) == points
+    assert not any(r.stored for r in whole.rounds)
+    assert 0 < sum(r.stored for r in rest.rounds) < len(rest.rounds)
+    assert all(r.stored for r in again.rounds)
+
+
+def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
+    stretch = live_view.Stretch("training", 100, "rounds")
+    begun = stretch.begun
+    read = Round(Path(), "fedavg", 0, 1, 1, 90, 100, None, {}, 10, 20, 900, 1800, stored=True)
+    stretch.take(read)
+    stretch.advance(90, begun + 0.001)
+    assert "left" not in stretch.words(begun + 0.001)
+    for i in range(1, 6):
+        stretch.take(replace(read, round=90 + i, stored=False))
+        stretch.advance(1, begun + 2.0 * i)
+    assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (10**16, "10,000.0 TB")]
+)
+def test_bytes_are_written_as_people_read_them(count: int, words: str) -> None:
+    assert live_view.size(count) == words
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of this kind are of Unix")
+@pytest.mark.parametrize(
+    ("env", "drawn", "coloured"),
+    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
+    ids=["colour", "NO_COLOR", "dumb"],
+)
+def test_a_narrow_terminal_gets_whole_words(
+    mine: Path, own_home: Path, env: dict[str, str], drawn: bool, coloured: bool
+) -> None:
+    words = (*TRAIN, "--rounds", 60, "--seeds", "0-1", "--eval-every", 1)
+    code, out = on_a_terminal(*words, home=own_home, width=60, env=env)
+    assert code == 0, out
+    assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
+    assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"
+    text = plain(out)
+    assert ("round 60 of 60, seed 2 of 2, accuracy" in text) is drawn
+    for line in text.replace("\r", "\n").splitlines():
+        if line.startswith(("round ", "training ")):
+            assert len(line) <= 60, line

@@ -1,0 +1,287 @@
+"""Checkpoints are read as data: never run, never half loaded, and refused with the way on."""
+
+from __future__ import annotations
+
+import collections
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones.checkpoints import kind_of, load_strict, read_state
+
+SCRIPT = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0])}
+
+
+class Payload:
+    """Pickles to a call that creates a file when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def same(state):
+    return state.keys() == STATE.keys() and all(torch.equal(state[k], STATE[k]) for k in STATE)
+
+
+def refused(path: Path, match: str, **options) -> FedcacheError:
+    with pytest.raises(FedcacheError, match=match) as caught:
+        read_state(path, **options)
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
+    save_file(STATE, tmp_path / "a.safetensors")
+    np.savez(tmp_path / "b.npz", **{k: v.numpy() for k, v in STATE.items()})
+    torch.save(STATE, tmp_path / "c.pt")
+    torch.save(STATE, tmp_path / "d.pth.tar", _use_new_zipfile_serialization=False)
+    torch.save(collections.OrderedDict((f"module.{k}", v) for k, v in STATE.items()), tmp_path / "e.bin")
+    for wrapper in ("state_dict", "model_state_dict", "model"):
+        torch.save({"epoch": 3, wrapper: STATE, "best": np.float64(0.5), "n": np.int64(4)}, tmp_path / f"{wrapper}.pt")
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 8
+    for file in files:
+        assert same(read_state(file)), file.name
+
+
+def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
+    # numpy 1 spelt the module numpy.core; files from before 2024 say so
+    raw = io.BytesIO()
+    torch.save({"state_dict": STATE, "best_acc": np.float64(71.5)}, raw)
+    path = tmp_path / "old.pt"
+    with zipfile.ZipFile(raw) as old, zipfile.ZipFile(path, "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            new.writestr(item.filename, data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert same(read_state(path))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("inside", ["top", "beside", "within"])
+def test_a_payload_is_never_run(tmp_path, legacy, inside):
+    mark = tmp_path / "ran"
+    payload = Payload(mark)
+    content = {"top": payload, "beside": {"state_dict": STATE, "args": payload}, "within": {"w": payload}}[inside]
+    path = tmp_path / "model_best.pth.tar"
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    error = refused(path, "not a checkpoint of tensors alone")
+    assert "it asks for posix.mkdir" in error.message
+    assert "tools/convert_checkpoint.py" in error.hint
+    assert not mark.exists()
+
+
+def test_a_bare_pickle_and_a_joblib_file_are_never_run(tmp_path):
+    import joblib
+
+    mark = tmp_path / "ran"
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Payload(mark)))
+    joblib.dump({"w": Payload(mark)}, tmp_path / "b.pt")
+    refused(tmp_path / "a.pkl", "not a checkpoint of tensors alone")
+    refused(tmp_path / "b.pt", "not a checkpoint of tensors alone")
+    assert not mark.exists()
+
+
+def test_object_arrays_are_refused(tmp_path):
+    mark = tmp_path / "ran"
+    np.savez(tmp_path / "a.npz", w=np.array([Payload(mark)], dtype=object))
+    refused(tmp_path / "a.npz", "cannot be read as plain numbers")
+    assert not mark.exists()
+
+
+def test_a_namespace_beside_the_weights_is_refused_with_the_way_on(tmp_path):
+    import argparse
+
+    torch.save({"state_dict": STATE, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pt")
+    error = refused(tmp_path / "a.pt", r"it asks for argparse\.Namespace")
+    assert f"tools/convert_checkpoint.py {tmp_path / 'a.pt'}" in error.hint
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchscript_is_refused_with_the_safetensors_of_the_same_weights(tmp_path):
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "RN50.pt"))
+    error = refused(tmp_path / "RN50.pt", "TorchScript", hub="timm/resnet50_clip.openai")
+    assert "timm/resnet50_clip.openai" in error.hint
+    assert "tools/convert_checkpoint.py" in refused(tmp_path / "RN50.pt", "TorchScript").hint
+
+
+def test_a_legacy_tar_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "old.tar", "w") as archive:
+        info = tarfile.TarInfo("storages")
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"\0\0\0\0"))
+    refused(tmp_path / "old.tar", "neither safetensors, npz nor a torch checkpoint")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 4_000_000]}},  # more than the file holds
+        {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},  # shape and bytes disagree
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},  # a hole at the start
+        {"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}},
+        {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+        ["no", "dict"],
+    ],
+)
+def test_a_lying_safetensors_header_is_an_error_of_ours(tmp_path, header):
+    text = json.dumps(header).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
+    refused(tmp_path / "a.safetensors", "header does not describe it")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("start", [b"PK", b"\x80", b"<"])
+def test_a_safetensors_length_that_looks_like_another_kind_is_still_a_length(tmp_path, start, count):
+    # the header is padded with spaces, as the format allows, until its length starts with the bytes of another magic
+    save_file({str(i): torch.ones(1) for i in range(count)}, tmp_path / "a.safetensors")
+    raw = (tmp_path / "a.safetensors").read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    longer = next(n for n in range(size, 2**16) if struct.pack("<Q", n).startswith(start))
+    padded = struct.pack("<Q", longer) + raw[8 : 8 + size].ljust(longer) + raw[8 + size :]
+    (tmp_path / "b.bin").write_bytes(padded)
+    assert len(read_state(tmp_path / "b.bin")) == count
+
+
+@pytest.mark.parametrize("length", [2**62, 2**64 - 1, 10**6, 1])
+def test_a_safetensors_length_beyond_the_file_allocates_nothing(tmp_path, length):
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", length) + b"{}" + b"\0" * 20)
+    refused(tmp_path / "a.safetensors", "header does not describe it")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "it is empty"),
+        (b"<!DOCTYPE html><html>404</html>", "HTML"),
+        (b"\n  <html>", "HTML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "Git LFS pointer"),
+        (b"\x89HDF\r\n\x1a\n" + b"\0" * 90, "neither safetensors"),
+        (b"PK\x03\x04 cut short", "zip directory cannot be read"),
+        (b"PK\x05\x06" + b"\0" * 18, "without weights"),
+        (b"\x80\x02}q\x00.", "not a checkpoint of tensors alone"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path, data, said):
+    (tmp_path / "a.pt").write_bytes(data)
+    refused(tmp_path / "a.pt", said)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    refused(tmp_path / "gone.pt", "No such file")
+    refused(tmp_path, "Is a directory")
+
+
+def test_a_checkpoint_without_tensors_or_with_more_is_named(tmp_path):
+    for name, content, said in (
+        ("empty", {}, "no tensors"),
+        ("mixed", {"a": torch.ones(1), "epoch": 3}, "beside tensors it holds epoch"),
+        ("list", [torch.ones(1)], "holds a list"),
+        ("tensor", torch.ones(1), "holds a Tensor"),
+    ):
+        torch.save(content, tmp_path / name)
+        refused(tmp_path / name, said)
+
+
+def test_an_archive_of_images_is_no_checkpoint(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("cat/1.png", b"x")
+    refused(tmp_path / "a.zip", "without weights")
+
+
+def test_an_npz_that_claims_too_much_is_refused_before_unpacking(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcache.extract.backbones.checkpoints.NPZ_LIMIT", 1 << 20)
+    np.savez_compressed(tmp_path / "bomb.npz", w=np.zeros(1 << 20, np.uint8))
+    assert (tmp_path / "bomb.npz").stat().st_size < 5_000
+    refused(tmp_path / "bomb.npz", "claims to unpack to")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(["", "PK\x03\x04", "\x80\x02", "{", "\x93NUMPY"]))
+def test_random_bytes_are_only_ever_refused(tmp_path_factory, data, start):
+    path = tmp_path_factory.mktemp("fuzz") / "a.pt"
+    path.write_bytes(start.encode("latin1") + data)
+    with pytest.raises(FedcacheError) as caught:
+        read_state(path)
+    assert caught.value.code is Exit.ENVIRONMENT
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_damaged_checkpoint_loads_only_what_has_the_right_names_and_shapes(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("flip") / "a.safetensors"
+    save_file(STATE, path)
+    raw = bytearray(path.read_bytes())
+    header = 8 + struct.unpack("<Q", raw[:8])[0]
+    raw[data.draw(st.integers(0, header - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(raw)
+    holder = nn.Module()
+    holder.add_module("a", nn.Linear(3, 2))
+    try:
+        load_strict(holder, read_state(path), backbone="linear", path=path)
+    except FedcacheError as error:
+        assert error.code is Exit.ENVIRONMENT  # noqa: PT017 - most flips are refused, some change a name's spelling only
+
+
+def test_a_strict_load_names_what_is_missing_unexpected_and_misshapen(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    state = dict(model.state_dict())
+    del state["2.bias"], state["1.num_batches_tracked"]
+    state["2.weight"] = torch.zeros(1, 4)
+    state["extra"] = torch.zeros(1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(FedcacheError) as caught:
+        load_strict(model, state, backbone="net", path=tmp_path)
+    message = caught.value.message
+    assert "1 missing: 2.bias" in message
+    assert "1 unexpected: extra" in message
+    assert "1 of another shape: 2.weight (1, 4) instead of (1, 2)" in message
+    assert "num_batches_tracked" not in message
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_strict_load_keeps_every_value(tmp_path):
+    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    half = {k: v.half() for k, v in source.state_dict().items()}
+    load_strict(target, {**half, "head.weight": torch.zeros(9)}, backbone="net", path=tmp_path, ignore=("head.",))
+    assert all(torch.equal(v, half[k].float()) for k, v in target.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_converter_runs_only_when_told_and_gives_what_fedcache_reads(tmp_path):
+    import argparse
+
+    torch.save({"state_dict": STATE, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pt")
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "a.pt"), str(tmp_path / "a.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--i-trust-this-file" in done.stderr
+    assert not (tmp_path / "a.safetensors").exists()
+    subprocess.run([*command, "--i-trust-this-file"], check=True, capture_output=True)
+    assert same(load_file(tmp_path / "a.safetensors"))
+    assert kind_of(tmp_path / "a.safetensors") == "safetensors"
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "b.pt"))
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "b.pt"), str(tmp_path / "b.safetensors")]
+    subprocess.run([*command, "--i-trust-this-file"], check=True, capture_output=True)
+    assert read_state(tmp_path / "b.safetensors").keys() == {"weight", "bias"}

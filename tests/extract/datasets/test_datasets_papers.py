@@ -1,0 +1,540 @@
+"""The datasets of the papers: every layout as its authors publish it, what is refused, and a run from end to end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from make_images import write_directory
+from paper_trees import DIGITS, TREES, python2, write
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, known, open_dataset, paper, peek
+from fedcache.extract.datasets.paper_check import check
+from fedcache.extract.datasets.paper_formats import FORMATS, _letters
+from fedcache.extract.digests import DigestMemory
+from fedcache.extract.images import BadImage
+from fedcache.federate.partition.partition import partition
+from fedcache.store.store import Store
+
+SMALL = ("--batch", 8, "--chunk-rows", 8, "--workers", 0, "--size", 8)
+IDS = [f"{name}-{number}" for name, number in TREES]
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return DigestMemory(tmp_path / "digests")
+
+
+def refused(name, memory, root, code, *words):
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset(f"paper:{name}", memory=memory, roots={name: root})
+    assert caught.value.code == code, caught.value
+    for word in words:
+        assert word in str(caught.value), caught.value
+    return caught.value
+
+
+def test_every_layout_of_every_dataset_has_a_tree_here():
+    assert sorted(TREES) == sorted((n, i) for n in paper.NAMES for i in range(len(paper.read(n).layouts)))
+    assert len(paper.NAMES) == 15
+
+
+@pytest.mark.parametrize(("name", "layout"), TREES, ids=IDS)
+def test_a_layout_gives_its_rows(name, layout, tmp_path, memory):
+    expected = write(name, layout, tmp_path / "here")
+    held = paper.read(name)
+    data = open_dataset(f"paper:{name}", memory=memory, roots={name: tmp_path / "here"})
+    assert held.layouts[layout].name in data.reading
+    assert (data.classes, data.domains, data.slug) == (held.classes, held.domains, name)
+    assert (data.template, data.mirror) == (held.template, name != "digit5")
+    assert data.names == tuple(row.name for row in expected)
+    assert data.label.tolist() == [row.label for row in expected]
+    assert [data.domains[d] for d in data.domain] == [row.domain for row in expected]
+    if (name, layout) != ("office10", 1):  # has no split of its own
+        assert data.split.tolist() == [row.split for row in expected]
+    source = pickle.loads(pickle.dumps(data.source))
+    for i, row in enumerate(expected):
+        read = source.read(i)
+        assert type(read) is type(row.image)
+        assert np.array_equal(read, row.image) if isinstance(read, np.ndarray) else read == row.image
+        raw = read if isinstance(read, bytes) else read.tobytes()
+        assert data.uid[i].tobytes() == hashlib.sha256(raw).digest()[:16]
+
+
+@pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("office10", 0), ("eurosat", 0), ("tiny-imagenet", 0)])
+def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(name, layout, tmp_path, memory):
+    write(name, layout, tmp_path / "a")
+    top = next(at for at in paper.read(name).layouts[layout].at if at)
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / name / top)
+    a = open_dataset(f"paper:{name}", memory=memory, roots={name: tmp_path / "a"})
+    b = open_dataset(f"paper:{name}", memory=memory, data=tmp_path / "b")
+    assert a.digest == b.digest
+    assert peek(f"paper:{name}", memory=memory, data=tmp_path / "b") == (name, b.digest)
+
+
+def test_what_was_read_is_remembered_until_a_file_changes(tmp_path, memory):
+    write("eurosat", 0, tmp_path)
+    roots = {"eurosat": tmp_path}
+    assert peek("paper:eurosat", memory=memory, roots=roots) is None
+    data = open_dataset("paper:eurosat", memory=memory, roots=roots)
+    assert peek("paper:eurosat", memory=memory, roots=roots) == ("eurosat", data.digest)
+    for changed in ("2750/River/image_test_0008.jpg", "split_zhou_EuroSAT.json"):
+        os.utime(tmp_path / changed, ns=(1, 1))
+        assert peek("paper:eurosat", memory=memory, roots=roots) is None
+        open_dataset("paper:eurosat", memory=memory, roots=roots)
+    write_directory(tmp_path, {"notes.txt": b"beside the data"})
+    assert peek("paper:eurosat", memory=memory, roots=roots) is not None
+
+
+def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, memory, monkeypatch):
+    datasets = pytest.importorskip("torchvision.datasets")
+    write("cifar10", 0, tmp_path)
+    folder = tmp_path / "cifar-10-batches-py"
+    names = paper.read("cifar10").classes
+    (folder / "batches.meta").write_bytes(python2({"label_names": list(names)}))
+    md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+    cifar = datasets.CIFAR10
+    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{i}", md5[f"data_batch_{i}"]] for i in range(1, 6)])
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", md5["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5["batches.meta"]})
+    ours = open_dataset("paper:cifar10", memory=memory, roots={"cifar10": tmp_path})
+    theirs = open_dataset("torchvision:CIFAR10", memory=memory, roots={"CIFAR10": tmp_path})
+    assert (ours.digest, ours.slug) == (theirs.digest, theirs.slug)
+
+
+def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, memory, monkeypatch):
+    """FedBN cuts train.pkl at 743.8 n, n = 0..10: the ten parts are its first 7,438 rows."""
+    write("digit5", 0, tmp_path / "parts")
+    write("digit5", 1, tmp_path / "whole")
+    more = tmp_path / "whole" / "SVHN" / "train.pkl"
+    images, labels = pickle.loads(more.read_bytes())
+    more.write_bytes(pickle.dumps((np.concatenate([images, images]), np.concatenate([labels, labels])), 5))
+    layouts = list(paper.read("digit5").layouts)
+    assert layouts[1].options["first"] == int(743.8 * 10)
+    monkeypatch.setitem(layouts[1].options, "first", 40)
+    digests = {
+        open_dataset("paper:digit5", memory=memory, roots={"digit5": tmp_path / kind}).digest
+        for kind in ("parts", "whole")
+    }
+    assert len(digests) == 1
+
+
+def test_files_read_one_after_the_other_are_let_go(tmp_path, memory):
+    rows = write("cifar10", 0, tmp_path)
+    source = open_dataset("paper:cifar10", memory=memory, roots={"cifar10": tmp_path}).source
+    for i in (0, 23, 5, 11, 23, 2):
+        assert np.array_equal(source.read(i), rows[i].image)
+        assert len(source._open) <= 2
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    batch.write_bytes(python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8)}))
+    fresh = pickle.loads(pickle.dumps(source))
+    last = next(i for i, row in enumerate(rows) if row.name == "train/00011")
+    with pytest.raises(BadImage, match="fewer than when it was listed"):
+        fresh.read(last)
+
+
+# What is missing
+
+
+@pytest.mark.parametrize("name", paper.NAMES)
+def test_a_missing_dataset_ends_in_exit_6_with_the_steps(name, tmp_path, memory):
+    error = refused(name, memory, tmp_path / "nowhere", Exit.ENVIRONMENT, str(tmp_path / "nowhere"), f"--data {name}=")
+    for step in paper.read(name).steps:
+        assert step in error.hint
+    with pytest.raises(FedcacheError, match="no --data was given"):
+        open_dataset(f"paper:{name}", memory=memory)
+
+
+def test_the_file_that_is_missing_is_named(tmp_path, memory):
+    write("eurosat", 0, tmp_path)
+    (tmp_path / "split_zhou_EuroSAT.json").unlink()
+    refused("eurosat", memory, tmp_path, Exit.ENVIRONMENT, "2750 is there, split_zhou_EuroSAT.json is not")
+    report = check("eurosat", tmp_path)
+    assert len(report["missing"]) == 1
+    assert "split_zhou_EuroSAT.json" in report["missing"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "lost"),
+    [
+        ("cifar10", 0, "cifar-10-batches-py/data_batch_3"),
+        ("digit5", 0, "USPS/partitions/train_part7.pkl"),
+        ("domainnet10", 0, "sketch_test.pkl"),
+        ("domainnet10", 1, "real_train.txt"),
+        ("cinic10", 0, "valid/dog"),
+        ("imagenet100", 0, "val/n01558993"),
+        ("tiny-imagenet", 0, "train/n02124075"),
+    ],
+)
+def test_a_part_that_is_missing_stops_the_reading(name, layout, lost, tmp_path, memory):
+    write(name, layout, tmp_path)
+    path = tmp_path / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    refused(name, memory, tmp_path, Exit.ENVIRONMENT, lost.rpartition("/")[2])
+    assert lost.rpartition("/")[2] in check(name, tmp_path)["missing"][0]
+
+
+def test_an_image_that_is_missing_keeps_its_row(tmp_path, memory):
+    rows = write("office10", 0, tmp_path)
+    (tmp_path / "dslr/mug/train_0001.jpg").unlink()
+    data = open_dataset("paper:office10", memory=memory, roots={"office10": tmp_path})
+    assert len(data) == len(rows)
+    assert "1 cannot be read" in data.reading
+    (missing,) = check("office10", tmp_path)["missing"]
+    assert missing == f"1 of {len(rows)} images are listed and not there: dslr/mug/train_0001.jpg"
+
+
+def test_the_split_may_lie_beside_the_unpacked_folder(tmp_path, memory):
+    rows = write("dtd", 0, tmp_path / "dtd")
+    (tmp_path / "dtd" / "split_zhou_DescribableTextures.json").rename(tmp_path / "split_zhou_DescribableTextures.json")
+    assert len(open_dataset("paper:dtd", memory=memory, roots={"dtd": tmp_path})) == len(rows)
+
+
+# What is wrong
+
+
+def change_json(path, change):
+    held = json.loads(path.read_text())
+    change(held)
+    path.write_text(json.dumps(held))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("test"), "train, val and test"),
+        (lambda s: s["train"].append(["River/x.jpg", 10, "x"]), "train has the entry ['River/x.jpg', 10"),
+        (lambda s: s["train"].append(["River/x.jpg", "8", "River"]), "train has the entry"),
+        (lambda s: s["train"].append("River/x.jpg"), "train has the entry"),
+        (lambda s: s["train"].append(["../../x.jpg", 8, "River"]), "'../../x.jpg'"),
+        (lambda s: s["train"].append(["/etc/passwd", 8, "River"]), "'/etc/passwd'"),
+        (lambda s: s["test"].append(s["train"][0]), "twice"),
+        (
+            lambda s: s.update({k: [[p, 9 - n, w] for p, n, w in v] for k, v in s.items()}),
+            "expected 'Annual Crop Land'",
+        ),
+        (
+            lambda s: s.update({k: [[p, n, "banded"] for p, n, w in v] for k, v in s.items()}),
+            "are not those of EuroSAT",
+        ),
+        (lambda s: s.update({k: [] for k in s}), "names no image"),
+    ],
+)
+def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_path, memory):
+    write("eurosat", 0, tmp_path)
+    change_json(tmp_path / "split_zhou_EuroSAT.json", change)
+    refused("eurosat", memory, tmp_path, Exit.CORRUPT, words)
+    assert words in check("eurosat", tmp_path)["wrong"][-1]
+
+
+def test_another_spelling_of_a_class_is_no_matter(tmp_path, memory):
+    write("eurosat", 0, tmp_path)
+    change_json(
+        tmp_path / "split_zhou_EuroSAT.json",
+        lambda s: s.update(
+            {k: [[p, n, "sea" if n == 9 else w.upper().replace(" ", "_")] for p, n, w in v] for k, v in s.items()}
+        ),
+    )
+    data = open_dataset("paper:eurosat", memory=memory, roots={"eurosat": tmp_path})
+    assert data.classes == paper.read("eurosat").classes
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def bad_cifar(**changes):
+    return python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8), **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "file", "content", "words"),
+    [
+        ("cifar10", 0, "cifar-10-batches-py/data_batch_2", python2({"labels": [0]}), "does not hold 'data'"),
+        ("cifar10", 0, "cifar-10-batches-py/data_batch_2", bad_cifar(labels=[0, 1]), "1 images and 2 labels"),
+        ("cifar10", 0, "cifar-10-batches-py/data_batch_2", bad_cifar(labels=[10]), "the label 10; expected 0 to 9"),
+        ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar(data=np.zeros((1, 768), np.uint8)), "[1, 768]"),
+        ("cifar10", 0, "cifar-10-batches-py/test_batch", bad_cifar()[:-900], "is not a pickle of arrays"),
+        ("cifar100", 0, "cifar-100-python/test", b"<!doctype html>", "is not a pickle of arrays"),
+        ("digit5", 0, "SVHN/test.pkl", pickle.dumps((np.zeros((2, 9, 9, 3)), np.zeros(2))), "float64 [2, 9, 9, 3]"),
+        ("digit5", 0, "SVHN/test.pkl", pickle.dumps(np.zeros(2)), "the pair (images, labels)"),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/b/c.jpg"], ["b", "c"])), "the pair (paths, class names)"),
+        ("office10", 0, "webcam_test.pkl", pickle.dumps((["a/webcam/chair/c.jpg"], ["chair"])), "the class 'chair'"),
+        ("dtd", 1, "labels/val1.txt", b"fluffy/fluffy_1.jpg\n", "the class 'fluffy'"),
+        ("pets", 1, "annotations/test.txt", b"Abyssinian_1 38 1 1\n", "expected a name and a class from 1"),
+        ("ucf101", 1, "ucfTrainTestlist/testlist01.txt", b"Yodelling/v_1.avi\n", "the class 'Yodelling'"),
+        ("tiny-imagenet", 0, "val/val_annotations.txt", b"val_0.JPEG n01443537\n", "expected an image and a class"),
+        ("flowers102", 1, "setid.mat", b"MATLAB 5.0 MAT-file, cut", "scipy cannot read it"),
+        ("flowers102", 1, "jpg", None, "holds no numbers 'valid'"),
+        ("cars", 1, "cars_test_annos_withlabels.mat", None, "annotations with fname and class"),
+        ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
+    ],
+)
+def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, content, words, tmp_path, memory):
+    import scipy.io
+
+    write(name, layout, tmp_path)
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    elif name == "cars":
+        scipy.io.savemat(tmp_path / file, {"other": np.zeros(3)})
+    else:
+        scipy.io.savemat(tmp_path / "setid.mat", {"trnid": np.array([[1]])})
+    refused(name, memory, tmp_path, Exit.CORRUPT, words)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize(
+    "make", [lambda p: Trap(p), lambda p: {"data": [Trap(p)]}, lambda p: (np.array([Trap(p)]), [0])]
+)
+def test_a_pickle_runs_nothing(make, protocol, tmp_path, memory):
+    sprung = str(tmp_path / "sprung")
+    write("cifar10", 0, tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps(make(sprung), protocol))
+    refused("cifar10", memory, tmp_path, Exit.CORRUPT, "mkdir", "Nothing in it was run")
+    assert not (tmp_path / "sprung").exists()
+
+
+# Counts
+
+
+def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path, memory):
+    write("pets", 0, tmp_path)
+    data = open_dataset("paper:pets", memory=memory, roots={"pets": tmp_path})
+    assert "train 37, published 2,944" in data.reading
+    write("digit5", 0, tmp_path / "digits")
+    data = open_dataset("paper:digit5", memory=memory, roots={"digit5": tmp_path / "digits"})
+    assert f"7 more such differences: fedcache datasets check digit5 {tmp_path / 'digits'}" in data.reading
+    report = check("pets", tmp_path)
+    assert report["counts"] == {"train": 37, "test": 37, "validation": 37}
+    assert "test: 37 images, published 3,669" in report["wrong"]
+    assert report["missing"] == []
+
+
+def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
+    write("office10", 0, tmp_path)
+    counts = paper.read("office10").layouts[0].counts
+    for domain in counts:
+        monkeypatch.setitem(counts, domain, 60)
+    report = check("office10", tmp_path)
+    assert (report["missing"], report["wrong"]) == ([], [])
+    assert report["counts"] == {"train": 120, "test": 120}
+    done = fedcache("datasets", "check", "office10", tmp_path)
+    assert (done.code, "Everything is there" in done.out) == (0, True)
+    monkeypatch.setitem(counts, "dslr", 61)
+    assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
+    assert fedcache("datasets", "check", "office10", tmp_path).code == 5
+
+
+def test_md5_lines_and_empty_classes_are_checked(tmp_path):
+    write("cifar10", 0, tmp_path / "c")
+    wrong = check("cifar10", tmp_path / "c")["wrong"]
+    assert any("data_batch_4 has another md5 than the published 634d18415352ddfa" in text for text in wrong)
+    write("domainnet10", 1, tmp_path / "d")
+    wrong = check("domainnet10", tmp_path / "d")["wrong"]
+    assert "clipart_test.txt has 11 lines; expected 14,604" in wrong
+    write("eurosat", 0, tmp_path / "e")
+    change_json(
+        tmp_path / "e" / "split_zhou_EuroSAT.json",
+        lambda s: s.update({k: [e for e in v if e[1] != 8] for k, v in s.items()}),
+    )
+    assert "1 of 10 classes have no image, such as 'River'" in check("eurosat", tmp_path / "e")["wrong"]
+
+
+# The data files
+
+
+@pytest.mark.parametrize("name", paper.NAMES)
+def test_a_data_file_agrees_with_itself(name):
+    held = paper.read(name)
+    assert len(set(held.classes)) == len(held.classes) == len(held.folders) == len(set(held.folders))
+    assert len({_letters(name) for name in held.classes}) == len(held.classes)  # told apart in CoOp's spelling too
+    assert held.title
+    assert held.paper
+    assert held.licence
+    assert held.steps
+    assert held.template is None or held.template.count("{}") == 1
+    words = {"train", "test", "validation"}
+    for layout in held.layouts:
+        assert layout.format in FORMATS
+        assert set(layout.counts) <= {*words, *held.domains, *(f"{d}/{w}" for d in held.domains for w in words)}
+        assert all(len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values())
+    for file in held.files:
+        assert file.url.startswith(("https://", "http://"))
+        assert len(file.md5) == 32 or not file.direct  # what is downloaded can be checked
+    assert set(info(f"paper:{name}")["splits"]) <= words
+
+
+def test_the_test_sets_are_those_the_papers_use():
+    expected = {
+        "caltech101": (100, 2465),
+        "flowers102": (102, 2463),
+        "pets": (37, 3669),
+        "dtd": (47, 1692),
+        "eurosat": (10, 8100),
+        "cars": (196, 8041),
+        "ucf101": (101, 3783),
+        "cifar10": (10, 10000),
+        "cifar100": (100, 10000),
+        "cinic10": (10, 90000),
+        "tiny-imagenet": (200, 10000),
+        "imagenet100": (100, 5000),
+    }
+    found = {name: (len(paper.read(name).classes), paper.read(name).layouts[0].counts["test"]) for name in expected}
+    assert found == expected
+    assert paper.read("digit5").domains == tuple(DIGITS)
+    assert paper.read("office10").domains == ("amazon", "caltech", "dslr", "webcam")
+    assert paper.read("domainnet10").domains == ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+
+
+def test_the_class_lists_are_those_of_torchvision_where_it_has_them():
+    flowers = pytest.importorskip("torchvision.datasets").Flowers102
+    assert paper.read("flowers102").classes == tuple(flowers.classes)
+    from torchvision.models._meta import _IMAGENET_CATEGORIES
+
+    for name in ("imagenet100", "tiny-imagenet"):
+        held = paper.read(name)
+        assert list(held.folders) == sorted(held.folders)
+        assert set(held.classes) <= set(_IMAGENET_CATEGORIES)
+
+
+# The command line
+
+
+def test_all_fifteen_are_listed_with_what_is_there(own_home):
+    write("eurosat", 0, own_home / "data" / "eurosat")
+    ready = {e["name"]: e["ready"] for e in ok("datasets", "list").data["datasets"] if e["name"].startswith("paper:")}
+    assert ready == {f"paper:{name}": name == "eurosat" for name in paper.NAMES}
+    assert [row["name"] for row in known() if row["name"].startswith("paper:")] == [f"paper:{n}" for n in paper.NAMES]
+
+
+def test_info_says_steps_licence_counts_and_template():
+    for name in ("eurosat", "paper:eurosat"):
+        told = ok("datasets", "info", name).data
+        assert told["template"] == "a centered satellite photo of {}."
+        assert told["licence"] == "MIT"
+        assert told["layouts"][0]["counts"] == {"train": 13500, "validation": 5400, "test": 8100}
+        assert any("drive.google.com" in step for step in told["steps"])
+    shown = fedcache("datasets", "info", "digit5").out
+    assert "mnistm/test 14000" in shown
+    assert "--recipe size=64,resize=squash,norm=half" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("datasets", "info", "cifr10"), 2, "Did you mean 'paper:cifar10'"),
+        (("datasets", "check", "eurosatt", "."), 2, "Did you mean 'eurosat'"),
+        (("datasets", "check", "eurosat", "nowhere"), 2, "nowhere is not a folder"),
+        (("extract", "--dataset", "paper:digit-5"), 2, "Did you mean 'digit5'"),
+        (("extract", "--dataset", "cifar10"), 2, "Did you mean 'paper:cifar10'"),
+        (("extract", "--dataset", "CIFAR10"), 2, "Did you mean 'torchvision:CIFAR10'"),
+        (("extract", "--dataset", "paper:"), 2, "paper:NAME"),
+        (("extract", "--dataset", "paper:cars", "--layout", "class"), 2, "--layout class"),
+    ],
+)
+def test_names_that_are_wrong_are_corrected(words, code, said):
+    done = fedcache(*words, *(("-b", "random-projection") if words[0] == "extract" else ()))
+    assert (done.code, said in done.err) == (code, True), done.err
+
+
+def test_check_tells_missing_from_wrong(tmp_path):
+    empty = fedcache("datasets", "check", "ucf101", tmp_path, "--json")
+    assert (empty.code, empty.envelope["status"]) == (4, "problem")
+    assert len(empty.data["missing"]) == 2
+    write("ucf101", 0, tmp_path)
+    few = fedcache("datasets", "check", "paper:ucf101", tmp_path, "--json")
+    assert (few.code, few.data["missing"]) == (5, [])
+    assert few.data["layout"] == "CoOp's split"
+
+
+# From end to end
+
+
+def extracted(name, layout, root):
+    """Write a dataset, extract it, and return its rows and its store."""
+    rows = write(name, layout, root)
+    done = ok("extract", "--dataset", f"paper:{name}", "--data", f"{name}={root}", "-b", "random-projection", *SMALL)
+    store = Store.open(done.data["path"])
+    assert list(store.samples.name) == [row.name for row in rows]
+    return rows, store
+
+
+def named(store, rows):
+    return sorted(store.samples.name[i] for i in rows)
+
+
+def dealt(tmp_path, *words):
+    ok("partition", *words, "--out", tmp_path / "p.json")
+    return partition.load(tmp_path / "p.json")
+
+
+def first(rows, count, domain, split):
+    """Names of the first ``count`` rows of each class, in the order of the files."""
+    seen = Counter()
+    found = []
+    for row in rows:
+        if (row.domain, row.split) == (domain, split):
+            seen[row.label] += 1
+            if seen[row.label] <= count:
+                found.append(row.name)
+    return found
+
+
+def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
+    """A client is a domain, in the paper's order, with the first images of each class in the order of the files."""
+    rows, store = extracted("digit5", 0, tmp_path / "digits")
+    made = dealt(tmp_path, "--scheme", "feature-shift", "--shots", 2, "--option", "tests=3")
+    assert [client.name for client in made.clients] == ["mnist", "svhn", "usps", "synth", "mnistm"]
+    for client in made.clients:
+        assert named(store, client.train) == first(rows, 2, client.name, 0)
+        assert named(store, client.test) == first(rows, 3, client.name, 1)
+
+
+def test_office10_by_label_shift_as_in_fedpcl(tmp_path):
+    """One domain, Caltech, of whose training set a part is for testing."""
+    rows, store = extracted("office10", 0, tmp_path / "office")
+    words = ("--scheme", "label-shift", "--clients", 2, "--domain", "caltech", "--shots", 1)
+    made = dealt(tmp_path, *words, "--option", "pool=train", "--option", "ratio=1.5", "--alpha", 10)
+    held = np.concatenate([np.concatenate([c.train, c.test]) for c in made.clients])
+    assert len(held) == len(set(held.tolist()))
+    assert set(named(store, held)) <= {row.name for row in rows if (row.domain, row.split) == ("caltech", 0)}
+    assert len(held) > 20
+
+
+def test_pets_by_few_shot_as_in_tpfl(tmp_path):
+    _, store = extracted("pets", 0, tmp_path / "pets")
+    made = dealt(tmp_path, "--scheme", "few-shot", "--clients", 3, "--shots", 1)
+    train = np.concatenate([client.train for client in made.clients])
+    assert len(train) == 37  # classes are dealt disjointly, an image each
+    assert set(store.samples.split[train].tolist()) == {0}
+    assert sorted(store.samples.label[train].tolist()) == list(range(37))
+    assert np.bincount(store.samples.split).tolist() == [37, 37, 37]  # validation is neither trained on nor tested
+
+
+def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path):
+    rows = write("cinic10", 0, tmp_path / "cinic")
+    (tmp_path / "cinic/train/cat/cifar10-train-3.png").write_bytes(b"not an image")
+    done = fedcache(
+        "extract", "--dataset", "paper:cinic10", "--data", f"cinic10={tmp_path / 'cinic'}", "-b", "random-projection",
+        *SMALL, "--json",
+    )  # fmt: skip
+    assert done.code == 3, done.err
+    store = Store.open(done.data["path"])
+    assert len(store.samples.name) == len(rows)
+    assert named(store, np.flatnonzero(store.samples.ok == 0)) == ["train/cat/cifar10-train-3.png"]
+    trained = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--no-extract")
+    assert trained.data["method"] == "fed3r"

@@ -1,0 +1,335 @@
+"""Extraction of a dataset that has got new images: what is reused, what is computed, and that it is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import apart, fedcache, ok, start
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pictures import folder, picture
+
+from fedcache.store.quarantine import VANISHED
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+
+
+def extract(images: Path, *words: object, backbones: str = "random-projection") -> Any:
+    return fedcache("extract", "--dataset", f"folder:{images}", "--backbones", backbones, *SMALL, *words, "--json")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return folder(tmp_path / "shapes")  # 3 classes of 12 and 4: 48 rows, 6 chunks
+
+
+def store_of(done: Any) -> Store:
+    assert done.code in (0, 3), done.err + done.out
+    return Store.open(Path(done.data["path"]))
+
+
+def add(images: Path, name: str, seed: int, label: int = 0) -> None:
+    place = images / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    picture(seed, label).save(place)
+
+
+def by_uid(store: Store) -> dict[tuple[str, bytes], dict[str, Any]]:
+    """Every row that may be used, by name and uid, with its columns in words and its features."""
+    s = store.samples
+    features = {key: store.reader(key).all() for key in store.arrays}
+    return {
+        (s.name[r], s.uid[r].tobytes()): {
+            "label": s.classes[s.label[r]] if s.label[r] >= 0 else None,
+            "domain": s.domains[s.domain[r]],
+            "split": int(s.split[r]),
+            **{key: x[r].tobytes() for key, x in features.items()},
+        }
+        for r in np.flatnonzero(s.ok).tolist()
+    }
+
+
+def fresh(images: Path, tmp_path: Path, **words: Any) -> Store:
+    """A store of the same images in a home that knows no other, and without one beside it."""
+    before = os.environ["FEDCACHE_HOME"]
+    os.environ["FEDCACHE_HOME"] = str(tmp_path / "other")
+    shutil.rmtree(tmp_path / "other", ignore_errors=True)
+    try:
+        return store_of(extract(images, **words))
+    finally:
+        os.environ["FEDCACHE_HOME"] = before
+
+
+def test_new_images_are_appended_and_whole_chunks_are_linked(images: Path, tmp_path: Path) -> None:
+    add(images, "train/class1/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
+    before = store_of(extract(images))
+    add(images, "train/class0/000a.png", 2)
+    add(images, "test/class2/zzz.png", 3, 2)
+    (images / "train/class0/005.png").unlink()
+    add(images, "train/class2/003.png", 4, 2)  # other content under the same name
+    plan = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--dry-run").data
+    done = extract(images)
+    after = store_of(done)
+    assert done.code == 0
+    # 3 new (one of them the changed one), 2 gone; the partial chunk's one row and the 3 new rows are computed
+    expected = {"new": 3, "vanished": 2, "reused_chunks": 6, "forward_passes": 4}
+    assert plan["growth"] == expected == done.data["growth"]
+    assert (done.data["images"], done.data["ok"], done.data["vanished"], done.data["bad"]) == (50, 50, 2, [])
+    assert done.data["decoded"] == 4
+    key = next(iter(after.arrays))
+    for chunk in range(6):
+        places = [s.path / "features" / key / f"c/{chunk}/0/0" for s in (before, after)]
+        assert places[0].stat().st_ino == places[1].stat().st_ino
+    names = after.samples.name
+    assert names[:49] == before.samples.name
+    assert names[49:] == ("test/class2/zzz.png", "train/class0/000a.png", "train/class2/003.png")
+    gone = np.flatnonzero(after.samples.ok == 0)
+    assert sorted(names[r] for r in gone) == ["train/class0/005.png", "train/class2/003.png"]
+    assert {q["reason"] for q in after.quarantined()} == {VANISHED}
+    assert by_uid(after) == by_uid(fresh(images, tmp_path))
+    assert verify(after.path).ok
+    assert verify(before.path).ok  # and the earlier store is what it was
+    again = extract(images)
+    assert (again.data["decoded"], again.data["path"], again.data["growth"]) == (0, done.data["path"], None)
+
+
+def test_the_story_says_what_was_new(images: Path) -> None:
+    extract(images)
+    add(images, "train/class1/zzz.png", 9, 1)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL)
+    assert "Would grow from shapes-" in fedcache(*words, "--dry-run").err
+    told = fedcache(*words)
+    assert "1 image new, 0 vanished, 6 chunks reused, 1 forward pass." in told.out
+    assert "Grows from shapes-" in told.err
+
+
+def test_only_removals_compute_nothing(images: Path, tmp_path: Path) -> None:
+    add(images, "train/class1/extra.png", 1, 1)
+    extract(images)
+    (images / "train/class1/extra.png").unlink()
+    done = extract(images)
+    assert done.data["growth"] == {"new": 0, "vanished": 1, "reused_chunks": 7, "forward_passes": 0}
+    assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
+
+
+def test_an_image_that_comes_back_is_a_new_row(images: Path, tmp_path: Path) -> None:
+    extract(images)
+    kept = (images / "train/class0/005.png").read_bytes()
+    (images / "train/class0/005.png").unlink()
+    add(images, "train/class2/new.png", 7, 2)
+    middle = store_of(extract(images))
+    (images / "train/class0/005.png").write_bytes(kept)
+    add(images, "train/class2/newer.png", 8, 2)
+    last = store_of(extract(images))
+    assert last.dataset["grown"] == middle.dataset["digest"]  # the store with the most of these images, not the first
+    assert (last.samples.name.count("train/class0/005.png"), int(last.samples.ok.sum())) == (2, 50)
+    assert by_uid(last) == by_uid(fresh(images, tmp_path))
+
+
+def test_a_new_class_moves_the_codes_and_no_label(images: Path, tmp_path: Path) -> None:
+    before = store_of(extract(images))
+    for split in ("train", "test"):
+        add(images, f"{split}/aaa/0.png", 11)
+        add(images, f"{split}/aaa/1.png", 12)
+    shutil.rmtree(images / "train/class2")
+    shutil.rmtree(images / "test/class2")
+    after = store_of(extract(images))
+    assert before.samples.classes == ("class0", "class1", "class2")
+    assert after.samples.classes == ("aaa", "class0", "class1")
+    gone = after.samples.ok == 0
+    assert set(after.samples.label[gone].tolist()) == {-1}  # of a class there is no more
+    assert by_uid(after) == by_uid(fresh(images, tmp_path))
+
+
+def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(images: Path, tmp_path: Path) -> None:
+    (images / "train/class1/broken.png").write_bytes(b"not a picture")
+    extract(images, backbones="random-projection")
+    (images / "train/class0/001.png").unlink()
+    add(images, "train/class1/zzz.png", 9, 1)
+    done = extract(images)
+    assert done.code == 3
+    assert [entry["name"] for entry in done.data["bad"]] == ["train/class1/broken.png"]
+    assert (done.data["images"] - done.data["ok"], done.data["vanished"]) == (1, 1)
+    assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
+    many = extract(images, "--max-bad", 1)
+    assert many.code == 3  # what has vanished is not counted as bad
+
+
+def test_vanished_rows_are_dealt_to_nobody(images: Path) -> None:
+    extract(images)
+    for name in ("train/class0/001.png", "train/class1/002.png", "test/class2/001.png"):
+        (images / name).unlink()
+    add(images, "train/class0/zzz.png", 5)
+    store = store_of(extract(images))
+    gone = set(np.flatnonzero(store.samples.ok == 0).tolist())
+    assert len(gone) == 3
+    from fedcache.runs.partitions import make_partition
+
+    made = make_partition(store, "iid", seed=0, clients=3)
+    dealt = {int(r) for c in made.clients for r in (*c.train, *c.test)}
+    assert not dealt & gone
+    assert len(store.samples.name) - 1 in dealt  # and the new row is
+    assert fedcache("train", "--method", "fedncm", "--clients", 3, "--json").code == 0
+
+
+def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: Path) -> None:
+    both = "random-projection,glyph-clip"
+    before = store_of(extract(images, "--views", 2, "--text", "a {}.", backbones=both))
+    add(images, "train/class0/zzz.png", 5)
+    plan = extract(images, "--views", 2, "--text", "a {}.", "--dry-run", backbones=both)
+    assert plan.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 12, "forward_passes": 2}
+    done = extract(images, "--views", 2, "--text", "a {}.", backbones=both)
+    after = store_of(done)
+    assert done.data["growth"]["forward_passes"] == 2
+    assert after.arrays.keys() == before.arrays.keys()
+    assert np.array_equal(after.text("glyph-clip"), before.text("glyph-clip"))
+    assert [t["state"] for t in done.data["text"]] == ["current"]
+    new, old = after.reader(next(iter(after.arrays))), before.reader(next(iter(after.arrays)))
+    assert np.array_equal(new.all()[:48], old.all())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--batch", 8), ("--chunk-rows", 16), ("--fresh",), ("--size", 16)],
+    ids=["how", "chunks", "fresh", "recipe"],
+)
+def test_what_was_computed_otherwise_is_computed_again(images: Path, words: tuple[object, ...]) -> None:
+    extract(images)
+    add(images, "train/class0/zzz.png", 5)
+    done = extract(images, *words)
+    assert done.code == 0, done.err
+    assert (done.data["growth"], done.data["decoded"]) == (None, 49)
+    assert list(store_of(done).samples.name) == sorted(store_of(done).samples.name)
+
+
+def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images: Path, tmp_path: Path) -> None:
+    before = store_of(extract(images))
+    file = before.path / "features" / next(iter(before.arrays)) / "c/2/0/0"
+    raw = bytearray(file.read_bytes())
+    raw[5] ^= 1
+    file.write_bytes(raw)
+    add(images, "train/class0/zzz.png", 5)
+    done = extract(images)
+    assert done.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 5, "forward_passes": 9}
+    assert by_uid(store_of(done)) == by_uid(fresh(images, tmp_path))
+
+
+def test_chunks_are_copied_where_they_cannot_be_linked(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store_of(extract(images))
+    add(images, "train/class0/zzz.png", 5)
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    done = extract(images)
+    after = store_of(done)
+    assert done.data["growth"]["reused_chunks"] == 6
+    key = next(iter(after.arrays))
+    places = [s.path / "features" / key / "c/0/0/0" for s in (before, after)]
+    assert places[0].stat().st_ino != places[1].stat().st_ino
+    assert places[0].read_bytes() == places[1].read_bytes()
+    assert verify(after.path).ok
+
+
+def test_a_second_store_of_the_same_content_is_computed_for_itself(images: Path, tmp_path: Path) -> None:
+    extract(images)
+    done = extract(images, "--store", tmp_path / "second.zarr")
+    assert (done.data["growth"], done.data["decoded"]) == (None, 48)
+
+
+def test_partitions_of_a_fresh_store_do_not_fit_a_grown_one(images: Path, tmp_path: Path) -> None:
+    extract(images)
+    add(images, "test/class0/000a.png", 5)  # sorts before most rows: another order
+    grown, other = store_of(extract(images)), fresh(images, tmp_path)
+    assert grown.path.name == other.path.name
+    assert grown.content == other.dataset["digest"] != grown.dataset["digest"]
+
+
+def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
+    images = folder(tmp_path / "many", train=60, test=20)  # 240 rows, 30 chunks
+    home = os.environ["FEDCACHE_HOME"]
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", *SMALL, "--json")
+    first = apart(*words, home=home)
+    assert first.code == 0, first.err
+    for i in range(120):
+        add(images, f"train/class1/new{i:03}.png", 100 + i, 1)
+    (images / "train/class0/001.png").unlink()
+    kills = 0
+    for share in (3, 18, 33, 40):
+        process = start(*words, home=home)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            lines = sum(f.read_bytes().count(b'"chunk":') for f in Path(home).glob("stores/*/journal-*.jsonl"))
+            if lines >= share:
+                break
+            time.sleep(0.002)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 2
+    done = apart(*words, home=home)
+    store = store_of(done)
+    assert verify(store.path).ok
+    assert not [p for p in store.path.rglob("*") if p.name.endswith(".partial")]
+    assert store.samples.name[:240] == store_of(first).samples.name
+    assert int(store.samples.ok.sum()) == 359
+    assert by_uid(store) == by_uid(fresh(images, tmp_path))
+
+
+def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: Path) -> None:
+    before = store_of(extract(images))
+    add(images, "train/class0/zzz.png", 5)
+    (images / "train/class1/002.png").unlink()
+    grown = store_of(extract(images))
+    shutil.rmtree(before.path)
+    done = extract(images, backbones="pixels")
+    assert store_of(done).path == grown.path
+    assert done.data["decoded"] == 48  # of 49 rows, one of which has vanished
+    assert verify(grown.path).ok
+    assert fedcache("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", *SMALL, "--rehash").code == 0
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    place = tmp_path / str(seed)
+    shutil.rmtree(place, ignore_errors=True)
+    images = folder(place / "shapes", train=8, test=3)
+    os.environ["FEDCACHE_HOME"] = str(place / "home")
+    expected = {p.relative_to(images).as_posix() for p in images.rglob("*.png")}
+    previous = store_of(extract(images))
+    for step in range(2):
+        for name in draw.sample(sorted(expected), draw.randrange(5)):
+            if draw.random() < 0.5:
+                (images / name).unlink()
+                expected.discard(name)
+            else:
+                add(images, name, draw.randrange(10**6))
+        for _ in range(draw.randrange(8)):
+            name = f"{draw.choice(['train', 'test'])}/class{draw.randrange(4)}/{draw.randrange(100)}.png"
+            add(images, name, draw.randrange(10**6))
+            expected.add(name)
+        done = extract(images)
+        store = store_of(done)
+        assert {n for n, good in zip(store.samples.name, store.samples.ok, strict=True) if good} == expected, step
+        if done.data["growth"] is not None:
+            assert store.samples.name[: previous.rows] == previous.samples.name
+            assert store.samples.name[previous.rows :] == tuple(sorted(store.samples.name[previous.rows :]))
+            grown = done.data["growth"]
+            assert grown["forward_passes"] <= grown["new"] + 7  # and the rest of a partial chunk of 8
+        assert by_uid(store) == by_uid(fresh(images, place))
+        assert verify(store.path).ok
+        previous = store

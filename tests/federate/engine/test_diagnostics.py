@@ -1,0 +1,175 @@
+"""Diagnostics: the numbers checked in the papers, references written another way, and limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import BACKBONES
+from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.federate.engine.diagnostics import (
+    flesd_exchange,
+    fusion_similarity,
+    generalisation_bound,
+    linear_cka,
+    pseudo_label_entropy,
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def unit(*shape, seed=0):
+    return torch.nn.functional.normalize(draw(*shape, seed=seed), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "printed", "corrected"), [(100, 42.82371, 0.80662), (513, 43.10113, 1.08404)]
+)  # 500 rows of 5 clients, 10 classes, delta 0.05
+def test_the_bound_of_theorem_4_1(dimension, printed, corrected):
+    bound = generalisation_bound(500, 5, 10, dimension, 0.05)
+    assert bound.printed == pytest.approx(printed, abs=5e-6)
+    assert bound.corrected == pytest.approx(corrected, abs=5e-6)
+    assert bound.printed - bound.capacity == pytest.approx(42.10130, abs=5e-6)
+    assert bound.corrected - bound.capacity == pytest.approx(0.08420, abs=5e-6)
+
+
+def test_only_the_corrected_bound_falls_with_rows():
+    few, many = (generalisation_bound(n, 5, 10, 100) for n in (500, 5000))
+    assert many.corrected < few.corrected
+    assert many.printed > few.printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((500, 5, 10, 1537), r"d = 1537 and e N = 1359\.1"),
+        ((500, 5, 0, 10), "classes is 0"),
+        ((0, 5, 10, 10), "rows is 0"),
+        ((500, 5, 10, 10, 0.0), "delta is 0.0"),
+        ((500, 5, 10, 10, 1.0), "delta is 1.0"),
+    ],
+)
+def test_a_bound_that_says_nothing_is_refused(arguments, message):
+    with pytest.raises(FedcacheError, match=message) as info:
+        generalisation_bound(*arguments)
+    assert info.value.code == Exit.USAGE
+    if arguments[3] == 1537:  # the hint's number of rows is the smallest that works
+        assert "at least 566" in info.value.hint
+        assert generalisation_bound(566, 5, 10, 1537).capacity > 0
+        with pytest.raises(FedcacheError):
+            generalisation_bound(565, 5, 10, 1537)
+
+
+def test_what_flesd_sends():  # T-X6: 10,000 public rows, 512 features, ResNet-18
+    once = flesd_exchange(10_000, 512, 11_689_512, 1)
+    assert (once.representations, once.weights, once.cheaper) == (5_120_000, 11_689_512, True)
+    assert not flesd_exchange(10_000, 512, 5_120_000, 1).cheaper  # the inequality is strict
+    cheap = [flesd_exchange(10_000, 512, 11_689_512, rounds, 10).cheaper for rounds in range(1, 30)]
+    assert cheap == sorted(cheap, reverse=True)  # monotone in T
+    assert cheap.count(True) == 22  # 5.12 T < 116.9
+    assert flesd_exchange(10_000, 512, 1, 3, 7).weights == 7
+    with pytest.raises(FedcacheError, match="width is -1"):
+        flesd_exchange(10, -1, 5, 1)
+
+
+@pytest.mark.parametrize(("width", "send"), [(511, "reps"), (512, "matrix"), (513, "matrix")])
+def test_representations_are_sent_while_they_are_smaller(width, send):  # d < (N_pub - 1) / 2 = 512
+    exchange = flesd_exchange(1025, width, 1, 2)
+    assert exchange.send == send
+    assert exchange.matrices == 2 * 1025 * 512
+
+
+def test_zero_shot_labels_are_nearly_uniform():  # T-X7
+    x, text = unit(1000, 512), unit(10, 512, seed=1)
+    bits = pseudo_label_entropy(x, text)
+    assert bits.shape == (1000,)
+    assert float(bits.mean()) > 0.99 * math.log2(10)
+    assert pseudo_label_entropy(0 * x, text).tolist() == pytest.approx([math.log2(10)] * 1000)
+    assert float(pseudo_label_entropy(text, text, 100.0).max()) < 1e-6
+    p = np.exp(2.0 * (x[0] @ text.T).numpy())
+    p /= p.sum()
+    assert float(pseudo_label_entropy(x[:1], text, 2.0)) == pytest.approx(-(p * np.log2(p)).sum())
+
+
+def test_fusion_similarity_by_loops():
+    K, M, C, P = 3, 4, 5, 6
+    single, fused = draw(K, M, C, P).abs(), draw(M, C, P, seed=1).abs()
+    owned = torch.rand(M, C, generator=torch.Generator().manual_seed(2)) < 0.6
+    owned[:, 0] = True
+    want = np.zeros((K, M))
+    for k in range(K):
+        for i in range(M):
+            cosines = []
+            for j in range(C):
+                a, b = single[k, i, j].numpy(), fused[i, j].numpy()
+                if owned[i, j]:
+                    cosines.append(a @ b / math.sqrt((a @ a) * (b @ b)))
+            want[k, i] = np.mean(cosines)
+    assert fusion_similarity(single, fused, owned, "none").numpy() == pytest.approx(want)
+    shares = fusion_similarity(single, fused, owned)
+    assert shares.numpy() == pytest.approx(want / want.sum(0))
+    assert shares.sum(0).tolist() == pytest.approx([1.0] * M)  # T-X8
+
+
+def test_one_backbone_has_all_the_similarity():  # T-X8
+    fused, owned = draw(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
+    assert fusion_similarity(draw(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
+    assert fusion_similarity(2 * fused[None], fused, owned, "none").numpy() == pytest.approx(np.ones((1, 4)))
+    owned[2] = False
+    assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [[False, False, True, False]]
+    assert fusion_similarity(-fused[None], fused, owned).isnan().all(), "no share of a negative whole"
+    with pytest.raises(FedcacheError, match="Did you mean 'column'"):
+        fusion_similarity(fused[None], fused, owned, "columns")
+
+
+def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
+    x, y = draw(40, 6), draw(40, 9, seed=1) + 3.0
+    centre = torch.eye(40, dtype=torch.float64) - 1 / 40
+    a, b = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    hsic = float((a * b).sum() / math.sqrt(float((a * a).sum() * (b * b).sum())))
+    assert linear_cka(x, y) == pytest.approx(hsic)
+    assert linear_cka(y, x) == pytest.approx(hsic)
+    turn = torch.linalg.qr(draw(6, 6, seed=2))[0]
+    assert linear_cka(x, 5.0 * x @ turn + 1.0) == pytest.approx(1.0)
+    assert linear_cka(x @ turn, y) == pytest.approx(hsic)
+    assert math.isnan(linear_cka(torch.ones(40, 2), y))
+    with pytest.raises(FedcacheError, match="40 and 39 rows"):
+        linear_cka(x, y[1:])
+
+
+def image_tower(name):
+    """The layers that compute the features, without memory."""
+    import open_clip
+    import timm
+    import torchvision
+
+    from fedcache.extract.backbones import cnn, glyph_clip
+
+    row = BACKBONES[name]
+    with torch.device("meta"):
+        if row.provider in ("timm", "packaged"):
+            return timm.create_model(row.architecture, pretrained=False, num_classes=0)
+        if row.provider == "torchvision":
+            return torchvision.models.get_model(name, weights=None).features
+        if row.provider == "metadataset":
+            model = torchvision.models.resnet18(weights=None)
+            model.conv1 = torch.nn.Conv2d(3, 64, 5, bias=False)
+            model.fc = torch.nn.Identity()
+            return model
+        if row.provider == "open_clip":
+            config = open_clip.get_model_config(row.architecture)
+            return open_clip.CLIP(**{k: config[k] for k in ("embed_dim", "vision_cfg", "text_cfg")}).visual
+        if row.provider == "glyph_clip":
+            return glyph_clip.build().visual
+        return {"cnn": cnn.build, "pixels": torch.nn.Identity}[row.provider]()
+
+
+@pytest.mark.parametrize("name", [n for n in BACKBONES if n != "random-projection"])
+def test_the_fixed_parameters_are_those_of_the_image_tower(name):
+    assert PARAMETERS[name] == sum(p.numel() for p in image_tower(name).parameters())

@@ -1,0 +1,350 @@
+"""Parts of the engine: switches, features, metrics, batches, draws, lift choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, gap, go
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.client_data import Data, lane_data, prepare
+from fedcache.federate.engine.context import Draws, dot, over
+from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
+from fedcache.federate.engine.metrics import fairness, macro_f1
+from fedcache.federate.execution.choose import Load, choose
+from fedcache.federate.methods import METHODS, lookup
+
+
+def draws(*clients, axes=1, seed=0):
+    return Draws(seed, 0, clients, axes, torch.float64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_presets_are_legal_and_written_as_they_are_read(name, preset):
+    hp = METHODS[name].resolve(preset)
+    assert METHODS[name].resolve(preset, hp) == hp
+    words = {h.name: h.show(hp[h.name]) for h in METHODS[name].hparams}
+    assert METHODS[name].resolve("paper", words) == hp
+    assert len(hp) == len(METHODS[name].hparams)
+    assert all(h.help and h.legal() for h in METHODS[name].hparams)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lrr": "1"}, "Did you mean 'lr'"),
+        ({"lr": "fast"}, "expected a number of at least 0"),
+        ({"lr": "-1"}, "expected a number of at least 0"),
+        ({"lr": "nan"}, "'lr' is 'nan'"),
+        ({"momentum": 1.5}, "from 0 to 1"),
+        ({"batch": "2.5"}, "an integer of at least 1"),
+        ({"batch": True}, "an integer"),
+        ({"opt": "sdg"}, "adam | sgd"),
+        ({"drop_last": "maybe"}, "true | false"),
+    ],
+)
+def test_an_illegal_setting_is_refused(settings, message):
+    with pytest.raises(FedcacheError) as info:
+        METHODS["fedavg"].resolve("paper", settings)
+    assert message in info.value.message
+    assert info.value.code == Exit.USAGE
+    assert info.value.hint
+
+
+def test_words_become_typed_values():
+    hp = METHODS["fedavg"].resolve("paper", {"lr": "1e-2", "batch": "64", "drop_last": "yes", "opt": "sgd"})
+    assert (hp["lr"], hp["batch"], hp["drop_last"], hp["opt"]) == (0.01, 64, True, "sgd")
+    assert METHODS["fst-cbdg"].resolve("paper", {"sigma": "auto"})["sigma"] is None
+    assert METHODS["fst-cbdg"].resolve("paper", {"sigma": "0.1"})["sigma"] == 0.1
+
+
+def test_unknown_names_are_guessed():
+    with pytest.raises(FedcacheError, match="Did you mean 'fedavg'"):
+        lookup("fedavgg")
+    with pytest.raises(FedcacheError, match="Did you mean 'official'"):
+        METHODS["solo"].resolve("oficial")
+    assert lookup("fedpcl") is METHODS["fedpcl"]
+
+
+def test_the_papers_settings():
+    hp = METHODS["fst-cbdg"].resolve()
+    wanted = {
+        "beta": 0.9,
+        "gamma": 0.0,
+        "lambda": 1.0,
+        "lr": 0.01,
+        "momentum": 0.9,
+        "wd": 1e-5,
+        "batch": 50,
+        "epochs": 1,
+    }
+    assert {k: hp[k] for k in wanted} == wanted
+    assert (hp["agg"], hp["opt"], hp["feat_post"], hp["sigma"]) == ("uniform", "sgd", "l2", None)
+    hp = METHODS["fedpcl"].resolve()
+    wanted = {"lr": 1e-3, "wd": 1e-4, "batch": 32, "epochs": 1, "dim": 256, "tau": 0.07, "opt": "adam"}
+    assert {k: hp[k] for k in wanted} == wanted
+    official = METHODS["fedpcl"].resolve("official")
+    assert (official["objective"], official["terms"], official["lp_reduce"]) == ("proto_anchor", "p", "sum")
+    assert (official["views"], official["warmup"], official["infer_score"]) == ("2", "zero_loss", "mse")
+    assert METHODS["fedavg"].resolve("official")["agg"] == "uniform"
+
+
+def test_a_text_start_needs_text_and_a_linear_head():
+    data, clients = federation()
+    without = Data(data.x, data.y, data.classes)
+    with pytest.raises(FedcacheError, match="have none") as info:
+        go("fedavg", {"head": "linear", "init": "text"}, without, clients)
+    assert info.value.code == Exit.STORE
+    with pytest.raises(FedcacheError, match="head=mlp"):
+        go("fedavg", {"init": "text"}, data, clients)
+    start = go("fedavg", {"head": "linear", "epochs": 0}, data, clients, rounds=1).server
+    assert gap(start["W"], data.text) < 1e-15  # auto: a linear head on features with text
+    assert gap(go("fedavg", {"head": "linear", "epochs": 0}, without, clients, rounds=1).server["W"], data.text) > 0.01
+
+
+def test_augmented_views_must_be_stored():
+    with pytest.raises(FedcacheError, match="hold 1 view"):
+        go("fst-cbdg", {"train_view": "aug"})
+    data, clients = federation(views=3)
+    assert go("fst-cbdg", {"train_view": "aug"}, data, clients).fidelity == "cached_views"
+    assert go("fst-cbdg", {}, data, clients).fidelity == "exact"
+
+
+def test_data_that_does_not_fit_is_refused():
+    with pytest.raises(FedcacheError, match=r"text has shape \(3, 5\), expected \(3, 4\)"):
+        Data(torch.zeros(2, 1, 4), torch.zeros(2, dtype=torch.int64), 3, torch.zeros(3, 5))
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_batches_hold_every_row_once(n, batch, drop, bn):
+    sizes = batch_sizes(n, {"batch": batch, "drop_last": drop, "bn": bn})
+    left_out = n % batch if drop else n if bn and n == 1 else 0
+    if not (bn and batch == 1):
+        assert sum(sizes) == n - left_out
+    assert all(s == batch for s in sizes[:-1])
+    if bn and batch > 1:
+        assert 1 not in sizes
+
+
+def test_minibatches_cover_every_lane_and_rest_in_order():
+    from test_methods_grid import lanes
+
+    data, clients = federation()
+    group = sorted(clients, key=lambda c: -len(c.train))
+    ctx = lanes("fedavg", {"batch": 16}, lead=(9,), who=[c.name for c in group])
+    rows = lane_data(data.x, data.y, [c.train for c in group], 1)
+    seen = [[] for _ in group]
+    alive = []
+    for k, batch in minibatches(rows, ctx, 0):
+        alive.append(k)
+        assert torch.allclose(batch["w"].sum(-1), torch.ones(k, dtype=torch.float64))
+        for i in range(k):
+            real = batch["w"][i] > 0
+            at = batch["i"][i][real]
+            assert torch.equal(batch["x"][i][real], data.x[group[i].train, 0][at])
+            assert torch.equal(batch["y"][i][real], data.y[group[i].train][at])
+            seen[i] += at.tolist()
+    assert alive == sorted(alive, reverse=True)
+    assert [sorted(s) for s in seen] == [list(range(len(c.train))) for c in group]
+
+
+def test_large_clients_are_gathered_step_by_step(monkeypatch):
+    settings = {"head": "linear", "opt": "sgd", "batch": 16}
+    for lift in ("loop", "stack"):
+        at_once = go("fedavg", settings, lift=lift)
+        monkeypatch.setattr("fedcache.federate.engine.local_training.GATHER_BYTES", 0)
+        assert gap(at_once.server, go("fedavg", settings, lift=lift).server) == 0.0
+        monkeypatch.undo()
+
+
+def test_lanes_that_are_done_do_not_move():
+    from test_methods_grid import lanes
+
+    ctx = lanes("fedavg", {}, lead=(3,), who=("a", "b", "c"))
+    carry = {"count": torch.zeros(3), "replaced": torch.zeros(3, 2)}
+
+    def step(p, _batch, now):
+        p["count"] += 1  # in place
+        return {"replaced": p["replaced"] + now.lead[0]}
+
+    done = scan(carry, iter([(3, {}), (3, {}), (2, {}), (1, {})]), step, ctx)
+    assert done["count"].tolist() == [4, 3, 2]
+    assert done["replaced"][:, 0].tolist() == [3 + 3 + 2 + 1, 3 + 3 + 2, 3 + 3]
+
+
+def test_pairs_of_views_differ():
+    from test_methods_grid import lanes
+
+    data, clients = federation(views=4)
+    ctx = lanes("fedpcl", {}, lead=(9,), who=[c.name for c in clients])
+    rows = lane_data(data.x, data.y, [c.train for c in clients], 1)
+    a, b = drawn_views(rows, ctx, 0, 2)
+    real = rows.mask() > 0
+    assert (a != b)[real].all()
+    assert set(a[real].tolist()) == set(b[real].tolist()) == {1, 2, 3}
+    assert drawn_views(lane_data(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (1, 0)
+    assert drawn_views(lane_data(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (0, 0)
+
+
+def test_pooling_is_weighted_uniform_summed_or_stacked():
+    pool = Pool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
+    for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):  # as they come; stacks are in client order
+        pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
+    # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
+    assert {n: t.flatten().tolist() for n, t in pool.done().items()} == {
+        "a": [3.25],
+        "u": [2.5],
+        "s": [5.0],
+        "k": [1.0, 4.0],
+    }
+
+
+def test_pooling_is_in_float64():
+    pool = Pool({"": "mean"}, 2)
+    for value in [1e8, *[1.0] * 1000]:
+        pool.add({"a": torch.tensor([value])}, 1.0, 0)
+    assert float(pool.done()["a"]) == pytest.approx((1e8 + 1000) / 1001, rel=1e-7)
+
+
+@pytest.mark.parametrize("width", [3, 16, 25])
+def test_a_draw_does_not_know_its_neighbours(width):
+    together = draws("a", "b", "c").normal("synth", [5, 2, 40], width, 0, 7)
+    for i, (name, n) in enumerate((("a", 5), ("b", 2), ("c", 40))):
+        alone = draws(name, axes=0).normal("synth", [n], width, 0, 7)
+        assert torch.equal(together[i, :n], alone)
+        assert float(together[i, n:].abs().sum()) == 0.0
+        assert torch.equal(draws(name, axes=0).normal("synth", [n + 9], width, 0, 7)[:n], alone)  # a prefix
+    assert not torch.equal(together[0, :2], together[1, :2])
+
+
+def test_streams_differ_by_purpose_round_client_and_key():
+    def one(seed=0, purpose="batch", client="a", key=(0,)):
+        return draws(client, axes=0, seed=seed).each(purpose, lambda g, _: g.permutation(50), *key).tolist()
+
+    assert one() == one()
+    assert all(one() != other for other in (one(seed=1), one(purpose="x"), one(client="b"), one(key=(1,))))
+
+
+def test_shared_weights_are_shared_and_independent_ones_are_not():
+    shared = draws("a", "b").uniform("init", independent=False)((2, 3))
+    assert shared.shape == (1, 2, 3)
+    own = draws("a", "b").uniform("init", independent=True)((2, 3))
+    assert own.shape == (2, 2, 3)
+    assert not torch.equal(own[0], own[1])
+    assert torch.equal(draws("b", axes=0).uniform("init", independent=True)((2, 3)), own[1])
+    assert float(own.abs().max()) <= 1.0
+
+
+def test_numbers_are_shaped_by_their_lanes():
+    from test_methods_grid import lanes
+
+    h = torch.tensor([[2.0], [3.0]])
+    assert over(h, torch.zeros(2, 3, 4, 5)).shape == (2, 1, 1, 1)
+    assert over(0.5, torch.zeros(3)) == 0.5
+    ctx = lanes("fedavg", {}, lead=(2, 3), who=("a", "b", "c"))
+    a = torch.arange(24.0).view(2, 3, 4)
+    assert torch.equal(dot(a, a, ctx), (a * a).sum(-1))
+
+
+def test_the_lift_follows_bytes_and_optimiser():
+    fedavg, fed3r = METHODS["fedavg"], METHODS["fed3r"]
+    sgd, adam = fedavg.resolve("paper", {"opt": "sgd"}), fedavg.resolve()
+
+    def pick(method, hp, head_bytes, clients, *args, rows=(600,) * 100, **load):
+        return choose(method, hp, Load(head_bytes, clients, 10, rows, 1024, **load), *args)
+
+    assert pick(fedavg, adam, 41_000, 100).name == "stack"  # a linear head, C = 10
+    assert pick(fedavg, adam, 535_000, 100).name == "loop"  # P and Q with Adam
+    projection = pick(fedavg, sgd, 535_000, 100)  # 600 rows are more than half of 1,024 features
+    assert projection.name == "stack"
+    assert 1 < projection.chunk * 535_000 * 4 <= 8 << 20
+    assert pick(fed3r, fed3r.resolve(), 41_000, 100).name == "loop"
+    assert pick(fedavg, sgd, 41_000, 1).name == "loop"
+    assert pick(fedavg, adam, 535_000, 100, "stack", 7).chunk == 7
+    assert pick(fedavg, adam, 535_000, 5, "stack", 7).chunk == 5
+    few = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100)
+    assert few.name == "dual"
+    assert pick(fedavg, adam, 41_000, 100, rows=(50,) * 100).name == "stack"
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, views=4).name == "stack"
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 40 + (600,) * 60).name == "stack"  # most rows are with the large
+    many = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, points=240)
+    assert (many.name, many.points) == ("dual", 240)
+    assert pick(fedavg, adam, 535_000, 100, points=48).name == "loop"
+    with pytest.raises(FedcacheError, match="chunk is 0"):
+        pick(fedavg, sgd, 1, 1, "stack", 0)
+
+
+def test_fairness_by_hand():
+    # 40 clients at 1, 2, .. 40 %: worst 10 % = mean of 1..4, 20 % of 1..8, 40 % of 1..16, best 10 % of 37..40.
+    f = fairness(np.arange(1, 41)[::-1] / 100)
+    got = [f[k] for k in ("mean", "worst10", "worst20", "worst40", "best10")]
+    assert got == pytest.approx([0.205, 0.025, 0.045, 0.085, 0.385])
+    assert f["var_pp2"] == f["std_pp"] ** 2 == pytest.approx((40**2 - 1) / 12)  # T-X1, uniform variance
+    assert np.isnan(fairness(np.array([0.5, np.nan, 0.7]))["worst10"])
+    assert fairness(np.array([0.5, np.nan, 0.7]))["mean"] == pytest.approx(0.6)
+
+
+def test_macro_f1_is_scikit_learns():
+    from sklearn.metrics import f1_score
+
+    g = np.random.default_rng(0)
+    y, p = g.integers(0, 5, 200), g.integers(0, 5, 200)
+    assert macro_f1(p, y, 5) == pytest.approx(f1_score(y, p, average="macro"))
+    few = np.array([0, 0, 3, 3, 3])  # class 4 is predicted and never there; 1 and 2 are neither
+    other = np.array([0, 4, 3, 3, 4])
+    assert macro_f1(other, few, 7) == pytest.approx(f1_score(few, other, average="macro", labels=np.unique(few)))
+    assert macro_f1(other, few, 7) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert macro_f1(np.array([0, 4, 3, 3, 4, 1]), np.array([*few, -1]), 7) == macro_f1(other, few, 7)
+    assert np.isnan(macro_f1(np.empty(0, np.int64), np.empty(0, np.int64), 7))
+
+
+def test_features_are_prepared_as_asked():
+    g = np.random.default_rng(0)
+    a, b = g.standard_normal((6, 2, 3)).astype(np.float16), 5 + g.standard_normal((6, 2, 4)).astype(np.float32)
+    a[4] = np.nan  # a quarantined image
+    plain = prepare([a, b], "none").numpy()
+    assert plain.dtype == np.float32
+    assert np.array_equal(plain[..., :3], a.astype(np.float32), equal_nan=True)
+    assert np.array_equal(plain[..., 3:], b)
+    ok = [0, 1, 2, 3, 5]
+    l2 = prepare([a, b], "l2").numpy()[ok]
+    assert np.allclose(np.linalg.norm(l2[..., :3], axis=-1), 1)
+    assert np.allclose(np.linalg.norm(l2[..., 3:], axis=-1), 1)
+    assert np.allclose(np.linalg.norm(prepare([a, b], "l2_concat").numpy()[ok], axis=-1), 1)
+    sign = prepare([a, b], "sign").numpy()
+    assert np.array_equal(sign[ok], (plain[ok] > 0).astype(np.float32))
+    assert np.isnan(sign[4, :, :3]).all()
+    train = np.array([0, 1, 3])
+    scaled = prepare([a, b], "standardize", train).numpy()
+    assert np.allclose(scaled[train, 0].mean(0), 0, atol=1e-5)
+    assert np.allclose(scaled[train, 0].std(0), 1, atol=1e-5)
+
+
+def test_standardising_never_looks_at_other_rows():
+    g = np.random.default_rng(0)
+    a = g.standard_normal((6, 1, 3)).astype(np.float32)
+    train, other = np.array([0, 1, 3]), a.copy()
+    other[[2, 4, 5]] = 1e6
+    both = [prepare([x], "standardize", train).numpy()[train] for x in (a, other)]
+    assert np.array_equal(*both)
+    a[:, 0, 1] = 3.0
+    assert np.array_equal(prepare([a], "standardize", train).numpy()[:, 0, 1], np.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "post", "message"),
+    [
+        ([np.zeros((2, 1, 3))], "l3", "Did you mean"),
+        ([np.zeros((2, 1, 3)), np.zeros((2, 2, 3))], "none", "different rows or views"),
+        ([np.zeros((2, 1, 3))], "standardize", "needs training rows"),
+    ],
+)
+def test_features_that_cannot_be_prepared(arrays, post, message):
+    with pytest.raises(FedcacheError, match=message):
+        prepare(arrays, post)

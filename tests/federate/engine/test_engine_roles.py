@@ -1,0 +1,172 @@
+"""Runs whose clients differ, hold a public set, or are scored everywhere, and what evaluation trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import C, D, difference, federation, gap, go, small
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.method import everywhere
+from fedcache.federate.engine.run import run
+from fedcache.federate.methods import METHODS
+from fedcache.heads.linear import affine
+
+LEFT = Own(columns=((0, 4),))
+ENDS = Own(columns=((8, D), (0, 2)))
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "backbones" in m.mixed])
+def test_all_columns_by_name_are_all_columns(name):
+    data, clients = federation()
+    same = {1: Own(columns=((0, D),)), 3: Own()}
+    a, b = go(name, small(name), data, clients, lift="loop"), go(name, small(name), data, clients, own=same)
+    assert difference(a, b) == 0.0
+
+
+def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():
+    data, clients = federation()
+    out = go("solo", {"dim": 5}, data, clients, own={1: LEFT, 3: ENDS}, participation=None)
+    left = go("solo", {"dim": 5}, replace(data, x=data.x[..., :4], text=None), clients, participation=None, lift="loop")
+    ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
+    other = go("solo", {"dim": 5}, replace(data, x=ends, text=None), clients, participation=None, lift="loop")
+    whole = go("solo", {"dim": 5}, data, clients, participation=None, lift="loop")
+    for client, alone in ((1, left), (3, other), (0, whole)):
+        assert gap(out.states[client], alone.states[client]) == 0.0
+        assert out.client_accuracy[client] == alone.client_accuracy[client]
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
+def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(name):
+    out = go(name, {"dim": 5, "batch": 16}, own={1: LEFT, 3: ENDS}, participation=None)
+    assert {t.shape[-1] for c in (1, 3) for t in (out.states[c]["proto"],)} == {5}
+    weights = next(k for k, t in out.states[0].items() if t.dim() == 2 and t.shape[-1] == D)
+    assert out.states[1][weights].shape[-1] == 4
+    assert out.states[3][weights].shape[-1] == D - 8 + 2
+    assert not np.isnan(out.client_accuracy).any()
+
+
+def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compare():
+    out = go("solo", {"dim": 5}, own={2: Own(hp={"dim": 9})}, participation=None)
+    shapes = {c: {t.shape[0] for t in s.values()} for c, s in out.states.items()}
+    assert 9 in shapes[2]
+    assert 9 not in shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "message"),
+    [
+        ("fedavg", {0: LEFT}, "Clients of fedavg may differ in nothing, not in backbones"),
+        ("fedproto", {0: Own(hp={"dim": 9})}, "may differ in backbones, not in dim"),
+        ("solo", {0: Own(columns=((0, D + 1),))}, "there are 9 clients and 11 columns"),
+        ("solo", {9: LEFT}, "Client 9"),
+    ],
+)
+def test_differences_a_method_cannot_bear_are_refused(name, own, message):
+    with pytest.raises(FedcacheError, match=message) as info:
+        go(name, {}, own=own)
+    assert info.value.code == Exit.USAGE
+
+
+def test_a_mixed_run_has_no_client_axis():
+    with pytest.raises(FedcacheError, match="cannot serve solo when its clients differ"):
+        go("solo", {}, own={0: LEFT}, lift="stack")
+
+
+def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
+    data, clients = federation()
+    method = replace(METHODS["solo"], paper_count=lambda width, *_: (width, 2 * width))
+    out = run(method, method.resolve(), data, clients, rounds=1, own={1: LEFT}, dtype=torch.float64)
+    assert out.traffic.totals()["paper_up"] == 8 * D + 4
+    assert out.traffic.totals()["paper_down"] == 2 * (8 * D + 4)
+
+
+def test_everywhere_scores_each_model_on_all_test_rows():
+    data, clients = federation()
+    method = replace(METHODS["solo"], protocol=everywhere)
+    out = run(method, method.resolve(), data, clients, rounds=2, dtype=torch.float64)
+    union = np.concatenate([c.test for c in clients])
+    assert len(out.evaluation.rows) == len(clients) * len(union)
+    guess = out.evaluation.predictions.reshape(len(clients), -1)
+    right = guess == data.y.numpy()[np.sort(union)]
+    assert np.array_equal(out.client_accuracy, right.mean(1))
+    assert out.accuracy == right.mean(1).mean()
+    lowest = run(replace(method, headline="min"), method.resolve(), data, clients, rounds=2, dtype=torch.float64)
+    assert lowest.accuracy == right.mean(1).min() < out.accuracy
+
+
+def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
+    data, clients = federation()
+    seen = []
+
+    def fit(down, state, lanes, ctx):
+        seen.append(ctx.public)
+        return METHODS["solo"].fit(down, state, lanes, ctx)
+
+    method = replace(METHODS["solo"], needs=frozenset({"labels", "public"}), fit=fit)
+    out = run(method, method.resolve(), data, clients, rounds=1, dtype=torch.float64, lift="loop")
+    assert out.records[0].clients == tuple(range(1, 9))
+    assert np.isnan(out.client_accuracy[0])
+    assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
+    empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
+    with pytest.raises(FedcacheError, match="client 0 as the public set"):
+        run(method, method.resolve(), data, empty, rounds=1, dtype=torch.float64)
+
+
+def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run():
+    data, clients = federation()
+
+    def deploy(down, _state, lanes, ctx):
+        x, y = lanes.full()[0], lanes.labels(lanes.positions())
+        means = torch.stack([x[y == c].mean(0) if (y == c).any() else x[0] * 0 for c in range(ctx.env.classes)])
+        return {**down, "probe": means}
+
+    probed = replace(METHODS["fst-cbdg"], deploy=deploy, predict=lambda down, _s, _d, x, _c: affine(x, down["probe"]))
+    a = run(METHODS["fst-cbdg"], METHODS["fst-cbdg"].resolve(), data, clients, rounds=2, dtype=torch.float64)
+    b = run(probed, probed.resolve(), data, clients, rounds=2, dtype=torch.float64, eval_every=1)
+    assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
+    rows = np.concatenate([c.train for c in clients])
+    test = np.sort(np.concatenate([c.test for c in clients]))
+    means = torch.stack([data.x[rows, 0][data.y[rows] == c].mean(0) for c in range(C)])
+    assert np.array_equal(b.evaluation.predictions, (data.x[test, 0] @ means.mT).argmax(-1).numpy())
+    assert torch.equal(b.predict(data.x[test]), torch.from_numpy(b.evaluation.predictions))
+
+
+def test_a_method_of_one_lift_says_so():
+    data, clients = federation()
+    method = replace(METHODS["fedncm"], lifts=("loop",))
+    with pytest.raises(FedcacheError, match="'stack' cannot serve fedncm"):
+        run(method, method.resolve(), data, clients, rounds=1, lift="stack")
+
+
+@pytest.mark.parametrize("need", ["pixels", "text tower", "image tower"])
+def test_what_only_images_bring_is_asked_for(need):
+    data, clients = federation()
+    method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
+    with pytest.raises(FedcacheError, match=f"fedncm needs {need}") as info:
+        run(method, method.resolve(), data, clients, rounds=1)
+    assert info.value.code == Exit.STORE
+
+
+def test_images_stay_bytes():
+    data, clients = federation()
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (len(data.y), 1, 4 * 3 * 3), generator=g, dtype=torch.uint8)
+    seen = []
+
+    def fit(_down, _state, lanes, ctx):
+        x, mask = lanes.full()
+        seen.append((x.dtype, mask.dtype, ctx.env.image))
+        return {}, {}
+
+    method = replace(
+        METHODS["fedncm"], needs=frozenset({"labels", "pixels"}), fit=fit, pool=lambda _hp: {"": "sum"},
+        aggregate=lambda server, _up, _ctx: server,
+        predict=lambda _d, _s, _l, x, ctx: torch.zeros(len(x), ctx.env.classes),
+    )  # fmt: skip
+    run(method, method.resolve(), replace(data, x=images, image=(4, 3)), clients, rounds=1, dtype=torch.float64)
+    assert seen[0] == (torch.uint8, torch.float32, (4, 3))

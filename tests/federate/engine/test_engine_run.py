@@ -1,0 +1,194 @@
+"""Runs of the engine: who takes part, what is refused, what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from federation import C, federation, gap, go
+from sklearn.metrics import f1_score
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.outcome import Snapshot
+
+
+def test_a_client_without_rows_is_skipped_with_a_warning():
+    data, clients = federation()
+    clients[2] = replace(clients[2], train=np.empty(0, np.int64))
+    out = go("solo", {}, data, clients, participation=None)
+    assert "client-2" in out.warnings[0]
+    assert "1 of 9" in out.warnings[0]
+    assert np.isnan(out.client_accuracy[2])
+    assert all(2 not in r.clients for r in out.records)
+
+
+def test_a_client_without_a_whole_batch_is_skipped_when_the_last_is_dropped():
+    out = go("fedavg", {"drop_last": True, "batch": 32}, participation=None)
+    assert out.records[0].clients == (1, 3, 5, 8)  # 64, 33, 50 and 40 rows
+    assert "5 of 9 clients have too few rows" in out.warnings[0]
+
+
+def test_no_client_can_train():
+    data, clients = federation(sizes=(3, 4))
+    with pytest.raises(FedcacheError, match="None of the 2 clients") as info:
+        go("fedavg", {"drop_last": True}, data, clients)
+    assert info.value.code == Exit.FEDERATED
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_a_result_that_is_not_finite_names_round_and_client(lift):
+    data, clients = federation()
+    x = data.x.clone()
+    x[clients[3].train[5]] = torch.inf
+    with pytest.raises(FedcacheError, match=r"is nan in round 1 for client 3 \('client-3'\)") as info:
+        go("fedavg", {"head": "linear"}, replace(data, x=x), clients, participation=None, lift=lift)
+    assert info.value.code == Exit.FEDERATED
+
+
+@pytest.mark.parametrize(("asked", "clients"), [(None, 9), (4, 4), (100, 9), (0.25, 2), (1.0, 9), (0.01, 1)])
+def test_participation_is_a_number_or_a_share(asked, clients):
+    assert {len(r.clients) for r in go("fedncm", {}, participation=asked).records} == {clients}
+
+
+@pytest.mark.parametrize("asked", [0, -1, 0.0, 1.5])
+def test_a_senseless_participation_is_refused(asked):
+    with pytest.raises(FedcacheError, match="participation is") as info:
+        go("fedncm", {}, participation=asked)
+    assert info.value.code == Exit.USAGE
+
+
+def test_clients_are_sampled_without_replacement_and_anew_each_round():
+    rounds = [r.clients for r in go("fedavg", {"epochs": 0}, rounds=20, participation=4).records]
+    assert all(len(set(r)) == 4 and list(r) == sorted(r) for r in rounds)
+    assert len(set(rounds)) > 10
+    assert set().union(*rounds) == set(range(9))
+
+
+def test_accuracy_is_measured_when_asked():
+    out = go("fedavg", {}, rounds=5, eval_every=2)
+    assert [r.accuracy is not None for r in out.records] == [False, True, False, True, True]
+    assert out.records[-1].accuracy == out.accuracy
+
+
+def test_accuracies_are_those_of_the_predictions():
+    data, clients = federation()
+    out = go("fedavg", {}, data, clients)
+    right = (out.predict(data.x) == data.y).numpy()
+    assert list(out.client_accuracy) == [right[c.test].mean() for c in clients]
+    union = np.concatenate([c.test for c in clients])
+    assert out.evaluation.global_accuracy == right[union].mean()
+    f1 = partial(f1_score, average="macro")
+    assert out.evaluation.macro_f1 == pytest.approx(f1(data.y[union], out.predict(data.x)[union]))
+    own = go("solo", {}, data, clients, participation=None).evaluation
+    each = np.split(own.predictions, np.cumsum([len(c.test) for c in clients])[:-1])
+    scores = [f1(data.y[c.test], p, labels=data.y[c.test].unique()) for c, p in zip(clients, each, strict=True)]
+    assert own.macro_f1 == pytest.approx(np.mean(scores))
+    for d, accuracy in out.evaluation.by_domain.items():
+        assert accuracy == right[union[union % 2 == d]].mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "trained"),
+    [
+        ("fedavg", {"dim": 5}, 5 * 11 + 5 + 6 * 5 + 6),
+        ("fedavg", {"dim": 5, "bn": True, "bn_mode": "local", "batch": 16}, 5 * 11 + 5 + 6 * 5 + 6 + 2 * 5),
+        ("fedavg", {"head": "linear", "reset_opt": False}, 6 * 11 + 6),
+        ("solo", {"dim": 5}, 96),
+        ("scaffold", {"dim": 5}, 96),
+        ("ditto", {"dim": 5}, 96),
+        ("moon", {"dim": 5}, 96),
+        ("fedpcl", {"dim": 5}, 60),
+        ("fedproto", {"dim": 5}, 96),
+        ("fst-cbdg", {}, 72),
+        ("fed3r", {}, 72),
+        ("clip-zs", {}, 0),
+    ],
+)
+def test_only_what_is_trained_and_deployed_counts_as_trained(name, settings, trained):
+    assert go(name, settings).trainable == trained
+
+
+def test_classes_are_owned_by_training_rows():
+    data, clients = federation()
+    out = go("clip-zs", {}, data, clients)
+    assert out.classes_owned == tuple(len(set(data.y[c.train].tolist())) for c in clients)
+    assert out.classes_owned[4] == 1  # it has one row
+    assert max(out.classes_owned) == 3
+    unknown = go("clip-zs", {}, replace(data, y=torch.where(data.y == 0, -1, data.y)), clients)
+    assert unknown.classes_owned == tuple(len(set(data.y[c.train].tolist()) - {0}) for c in clients)
+
+
+def test_a_test_row_that_two_clients_hold_counts_once_globally():
+    data, clients = federation()
+    shared = [replace(c, test=clients[0].test) for c in clients]
+    out = go("fedncm", {}, data, shared)
+    assert len(out.evaluation.rows) == len(clients[0].test)
+    assert set(out.client_accuracy) == {out.accuracy}
+
+
+@pytest.mark.parametrize(
+    ("lift", "message"),
+    [
+        ("dual", "cannot serve fed3r: it has no linear map"),
+        ("stak", "Did you mean 'stack'"),
+        ("looop", "Did you mean 'loop'"),
+    ],
+)
+def test_a_lift_that_cannot_serve_is_refused(lift, message):
+    with pytest.raises(FedcacheError, match=message) as info:
+        go("fed3r", {}, lift=lift)
+    assert info.value.code == Exit.USAGE
+
+
+def test_dual_names_the_switch_that_forbids_it():
+    with pytest.raises(FedcacheError, match=r"opt=adam: its second moment") as info:
+        go("fedavg", {"opt": "adam"}, lift="dual")
+    assert info.value.hint == "Use one that can: --lift loop | stack"
+
+
+def test_a_state_of_another_run_is_refused():
+    saved: list[Snapshot] = []
+    go("solo", {}, rounds=1, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    with pytest.raises(FedcacheError, match="saved state has method 'solo'"):
+        go("fedavg", {}, state=saved[0])
+    with pytest.raises(FedcacheError, match="saved state has seed 0"):
+        go("solo", {}, state=saved[0], seed=1)
+
+
+def test_two_clients_of_one_name_are_refused():
+    data, clients = federation()
+    clients[1] = replace(clients[1], name="client-0")
+    with pytest.raises(FedcacheError, match="'client-0' 2 times"):
+        go("fedavg", {}, data, clients)
+
+
+def test_text_methods_say_which_features_they_need():
+    data, clients = federation()
+    with pytest.raises(FedcacheError, match="needs class text features") as info:
+        go("clip-zs", {}, replace(data, text=None), clients)
+    assert info.value.code == Exit.STORE
+
+
+def test_the_snapshot_is_not_a_view_of_the_run():
+    saved: list[Snapshot] = []
+    out = go("solo", {}, on_round=lambda _r, _m, _t, snap: saved.append(snap()))
+    held = {t.data_ptr() for state in out.states.values() for t in state.values()}
+    assert held.isdisjoint(t.data_ptr() for t in saved[-1].tensors.values())
+    total = sum(t.numel() * t.element_size() for t in saved[-1].tensors.values())
+    assert sum(t.untyped_storage().nbytes() for t in saved[-1].tensors.values()) == total
+    assert gap(saved[-1].tensors, {f"client/{c}/{k}": t for c, s in out.states.items() for k, t in s.items()}) == 0.0
+
+
+def test_classes_are_not_read_from_the_labels():
+    data, clients = federation()
+    assert go("fedavg", {"head": "linear"}, replace(data, classes=C + 2, text=None), clients).server["W"].shape[0] == 8
+
+
+def test_personal_models_have_no_global_prediction():
+    data, clients = federation()
+    with pytest.raises(FedcacheError, match="one model per client") as info:
+        go("solo", {}, data, clients).predict(data.x)
+    assert info.value.code == Exit.USAGE

@@ -1,0 +1,227 @@
+"""``--engine ray`` without Ray: what is refused, and the ranges that its workers compute."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract import extraction
+from fedcache.extract.workers import chunk_tasks as ranges
+from fedcache.extract.workers.chunk_tasks import Order, plan_ranges
+from fedcache.federate.engines.ray import cluster
+from fedcache.store.store import Store
+
+COMMANDS = [
+    ("extract", "--dataset", "digits", "--backbones", "random-projection"),
+    ("grid", "--method", "fedavg"),
+    ("reproduce", "fedpcl-table5", "--on", "digits"),
+]
+SMALL = ("--backbones", "random-projection,pixels", "--size", 16, "--batch", 4)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "need_ray", lambda: None)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
+def test_wrong_engines_are_refused_before_any_work(command, monkeypatch, installed):
+    wrong = fedcache(*command, "--engine", "rey", "--json")
+    assert (wrong.code, "Did you mean 'ray'?" in wrong.err) == (Exit.USAGE, True)
+    alone = fedcache(*command, "--ray-address", "10.0.0.1:6379", "--json")
+    assert (alone.code, "--engine ray" in alone.err) == (Exit.USAGE, True)
+    for word in ("10.0.0.1", "ray://10.0.0.1:10001", "auto", ":6379", "h:0", "h:99999"):
+        assert fedcache(*command, "--engine", "ray", "--ray-address", word, "--json").code == Exit.USAGE, word
+    monkeypatch.undo()
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    missing = fedcache(*command, "--engine", "ray", "--json")
+    assert missing.code == Exit.ENVIRONMENT
+    assert missing.envelope["error"]["hint"] == "pip install 'fedcache[ray]'"
+
+
+def test_workers_0_and_a_cluster_exclude_each_other(installed):
+    done = fedcache(*COMMANDS[0], "--engine", "ray", "--workers", 0, "--json")
+    assert (done.code, "--workers 0" in done.err) == (Exit.USAGE, True)
+
+
+def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(cluster, "ANSWER_WITHIN", 0.3)
+    with socket.socket() as closed, socket.socket() as silent:
+        closed.bind(("127.0.0.1", 0))
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for line, words in ((closed, "No Ray cluster answers"), (silent, "is no Ray cluster")):
+            with pytest.raises(FedcacheError, match=words) as info:
+                cluster.check_address(f"127.0.0.1:{line.getsockname()[1]}")
+            assert info.value.code is Exit.ENVIRONMENT
+            assert "ray start --head" in info.value.hint
+
+
+class Clumsy:
+    """Helpers in this process. A call may be computed twice, its first result lost; answers come in any order."""
+
+    slots = 3
+
+    def __init__(self, order: Order, seed: int) -> None:
+        self.helper, self.draw = ranges.enter(order), random.Random(seed)
+        self.ready: list[tuple[Any, dict[str, Any]]] = []
+        self.orders: list[Any] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self.ready)
+
+    def submit(self, tag: Any, *args: Any) -> None:
+        self.orders.append(args[0])
+        for _ in range(self.draw.randint(1, 2)):
+            answer = ranges.compute(self.helper, *args)
+        self.ready.insert(self.draw.randint(0, len(self.ready)), (tag, answer))
+
+    def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
+        return [self.ready.pop()]
+
+    def ask(self, *args: Any) -> dict[str, Any]:
+        return ranges.compute(self.helper, *args)
+
+
+def content(store: Path) -> dict[str, bytes]:
+    return {
+        str(f.relative_to(store)): f.read_bytes()
+        for f in sorted(store.rglob("*"))
+        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
+    }
+
+
+@pytest.fixture
+def clumsy(installed, monkeypatch) -> list[Clumsy]:
+    """Helpers as ``Clumsy`` in the place of a cluster."""
+    made: list[Clumsy] = []
+
+    @contextmanager
+    def open_(order: Order) -> Iterator[Clumsy]:
+        made.append(Clumsy(order, len(made)))
+        yield made[-1]
+
+    monkeypatch.setattr(extraction, "helpers", lambda *_: open_)
+    return made
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_ranges_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
+    images = folder(tmp_path / "shapes")
+    (images / "train" / "class1" / "broken.png").write_bytes(b"not a picture")
+    words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--json")
+    whole, apart = tmp_path / "whole.zarr", tmp_path / "apart.zarr"
+    local = fedcache(*words, "--workers", 0, "--store", whole)
+    assert local.code == Exit.QUARANTINED
+    order_of = ranges.order_of
+    monkeypatch.setattr("fedcache.extract.run.order_of", lambda *a: order_of(*a[:-1], decoders))
+    done = fedcache(*words, "--engine", "ray", "--store", apart)
+    assert done.code == Exit.QUARANTINED, done.err
+    assert content(apart) == content(whole)
+    for key in ("images", "ok", "decoded", "bad"):
+        assert done.data[key] == local.data[key]
+    assert [a["forward_batches"] for a in done.data["arrays"]] == [a["forward_batches"] for a in local.data["arrays"]]
+
+
+def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
+    images = folder(tmp_path / "shapes")
+    words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8)
+    first = Path(ok(*words, "--engine", "ray").data["path"])
+    more = folder(tmp_path / "more", train=20)
+    shutil.copytree(more, images, dirs_exist_ok=True)
+    grown = ok(*words, "--engine", "ray").data
+    assert grown["growth"]["reused_chunks"] > 0
+    here = Path(grown["path"])
+    assert here != first
+    there = tmp_path / "there.zarr"
+    shutil.move(here, there)
+    again = ok(*words, "--workers", 0).data
+    assert content(Path(again["path"])) == content(there)
+
+
+def test_more_bad_images_than_allowed_end_it_and_finished_chunks_stay(tmp_path, clumsy):
+    images = folder(tmp_path / "shapes")
+    for n in range(6):
+        (images / "train" / "class1" / f"broken{n}.png").write_bytes(b"not a picture")
+    words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--max-bad", 2, "--json")
+    done = fedcache(*words, "--engine", "ray", "--store", tmp_path / "s.zarr")
+    assert done.code == Exit.CORRUPT
+    assert "more than --max-bad 2" in done.err
+    assert list((tmp_path / "s.zarr").glob("journal-*.jsonl"))
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 32), (12, 20), (4, 52)])
+def test_ranges_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
+    class Writer:
+        def __init__(self, chunk_rows: int, seed: int) -> None:
+            self.chunk_rows = chunk_rows
+            count = -(-101 // chunk_rows)
+            self.left = sorted(random.Random(seed).sample(range(count), max(1, count // 2)))
+
+        def missing(self) -> list[int]:
+            return self.left
+
+    from fedcache.extract.run import plan_tasks
+
+    for seed in range(20):
+        writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
+        tasks = plan_tasks(writers, 101, 4)
+        made = plan_ranges(writers, tasks, 101, 4)
+        assert sorted(c for r in made for c in r.chunks) == sorted((k, c) for k, w in writers.items() for c in w.left)
+        assert [b for r in made for b in r.batches] == tasks  # each batch once, in order
+        for r in made:
+            for key, chunk in r.chunks:
+                size = writers[key].chunk_rows
+                wanted = set(range(chunk * size // 4, -(-min((chunk + 1) * size, 101) // 4)))
+                assert wanted <= {b for b, keys in r.batches if key in keys}
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Any]:
+    from toy_store import samples
+
+    store = Store.create(
+        tmp_path / "s.zarr", samples(20), dataset={"slug": "toy", "digest": "0" * 64, "template": None}
+    )
+    with store.writer("a", shape=(20, 1, 3), dtype="float32", chunk_rows=8, recipe={"backbone": "a"}, how={}) as made:
+        yield made
+
+
+def test_nothing_of_a_helper_counts_before_it_is_committed(writer):
+    rows = np.arange(24, dtype=np.float32).reshape(8, 1, 3)
+    written = writer.apart().write(0, rows)
+    assert written.file.exists()
+    assert writer.missing() == [0, 1, 2]
+    writer.commit(written)
+    assert (writer.missing(), written.file.exists()) == ([1, 2], False)
+    left = writer.apart().write(1, rows)  # of a helper that was given up
+    writer.sweep()
+    assert not left.file.exists()
+
+
+def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    monkeypatch.setattr("fedcache.store.writer.time.sleep", lambda seconds: None)
+    writer.apart().check()
+    for other in (replace(writer.apart(), store=tmp_path / "elsewhere"), replace(writer.apart(), header="0" * 64)):
+        with pytest.raises(FedcacheError, match="does not see the store") as info:
+            other.check()
+        assert info.value.code is Exit.ENVIRONMENT
+    written = writer.apart().write(0, np.zeros((8, 1, 3), np.float32))
+    written.file.unlink()
+    with pytest.raises(FedcacheError, match="is missing") as info:
+        writer.commit(written)
+    assert (info.value.code, "all nodes share" in info.value.hint) == (Exit.ENVIRONMENT, True)

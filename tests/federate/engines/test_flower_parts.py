@@ -1,0 +1,475 @@
+"""Federations over sites without Flower: the same figures as in one process, and what happens when a site fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from fake_grid import FakeGrid, grid_of
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import folder
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower import network
+from fedcache.federate.engines.flower.app import read_app, write_app
+from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, Raw, pack, unpack
+from fedcache.federate.engines.flower.network import Address
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.processes import Process, free_port, start
+from fedcache.federate.engines.flower.session import federate
+from fedcache.federate.engines.flower.site_store import ShardSite
+from fedcache.federate.engines.flower.supported import why_not
+from fedcache.federate.methods import METHODS
+from fedcache.progress import Silent
+from fedcache.runs.loop import train
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+C, D, ROWS = 4, 6, 90
+OVER_SITES = [name for name, method in METHODS.items() if why_not(method, method.resolve()) is None]
+
+
+class Heard(Silent):
+    """Keeps the story."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = note
+
+    def said(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+
+def store_at(path: Path) -> Store:
+    draw = np.random.default_rng(3)
+    y = draw.integers(0, C, ROWS)
+    centre = draw.standard_normal((C, D))
+    x = (centre[y] + 0.9 * draw.standard_normal((ROWS, D))).astype(np.float32)
+    return Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), text={"mine": centre}, path=path)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """Three shards of one store, of different sizes, the first without one class."""
+    store = store_at(tmp_path / "whole.zarr")
+    made = ok("partition", "--store", store.path, "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.7, "--seed", 4,
+              "--name", "three")  # fmt: skip
+    assert any(0 in client["counts"] for client in made.data["clients"])
+    ok("shard", "--store", store.path, "-p", "three", "--out", tmp_path / "sites")
+    return tmp_path / "sites"
+
+
+def plan(method: str, **words: Any) -> Plan:
+    own = {f.name for f in dataclasses.fields(Plan)}
+    train = {"method": method, "rounds": 2, "lift": "loop", **{k: v for k, v in words.items() if k not in own}}
+    rest = {"sites": 3, "wait": 0.01, **{k: v for k, v in words.items() if k in own}}
+    return Plan(TrainConfig(**train), **rest).checked()
+
+
+def together(asked: Plan, grid: FakeGrid, tmp_path: Path, heard: Heard | None = None) -> list[Run]:
+    return federate(dataclasses.replace(asked, runs=str(tmp_path / "runs")), grid, Home(tmp_path), heard or Silent())
+
+
+def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
+    config = TrainConfig(method=method, **{"rounds": 2, "lift": "loop", **words}, clients_from=str(sites))
+    return train(config, Home(tmp_path), runs=tmp_path / "alone")
+
+
+@pytest.mark.parametrize("method", OVER_SITES)
+def test_sites_give_the_result_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
+    (run,) = together(plan(method), grid_of(sites, tmp_path / "state"), tmp_path)
+    reference = alone(method, sites, tmp_path)
+    # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
+    apart = {"partition", "digest", "files", "diagnostics"}
+    for key in reference.result.keys() - apart:
+        assert run.result[key] == reference.result[key], key
+    assert run.result["federation"]["missed"] == []
+
+
+@pytest.mark.parametrize("words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}])
+def test_sampling_scoring_and_types_are_those_of_one_process(
+    words: dict[str, Any], sites: Path, tmp_path: Path
+) -> None:
+    (run,) = together(plan("fedproto", **words), grid_of(sites, tmp_path / "state"), tmp_path)
+    reference = alone("fedproto", sites, tmp_path, **words)
+    assert run.result["accuracy"] == reference.result["accuracy"]
+    assert run.result["traffic"] == reference.result["traffic"]
+
+
+def test_a_grid_and_its_seeds_travel_in_one_message_each_way(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    runs = together(plan("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
+    assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
+    for run, lr in zip(runs, (0.1, 0.01), strict=True):
+        reference = alone("fedavg", sites, tmp_path, seeds="0,1", rounds=1, set={"lr": lr})
+        assert run.result["accuracy"] == reference.result["accuracy"]
+
+
+def test_points_that_differ_at_the_server_share_one_upload(sites: Path, tmp_path: Path) -> None:
+    one, many = (grid_of(sites, tmp_path / name) for name in ("one", "many"))
+    together(plan("fed3r"), one, tmp_path / "a")
+    together(plan("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
+    grown = many.bytes_up - one.bytes_up
+    assert grown < one.bytes_up  # counts and words of two more points, and no Gram matrix
+
+
+def test_a_prototype_of_an_absent_class_does_not_travel() -> None:
+    proto = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+    packed = pack(Parcel({}, [{"proto": proto, "count": torch.tensor([2.0, 0.0, 1.0, 0.0])}]))
+    assert packed.arrays["0"].shape == (2, 2)
+    assert np.frombuffer(packed.arrays["0/rows"].data, "<i4").tolist() == [0, 2]
+    back = unpack(packed).trees[0]
+    assert torch.equal(back["proto"], proto)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@pytest.mark.cases(100)
+@given(shape=shapes, kind=st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]), seed=st.integers(0, 99))
+def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = (draw.standard_normal(shape) * (draw.random(shape) < 0.5)).astype(kind)
+    trees = [
+        {"a": torch.from_numpy(np.asarray(values))},
+        {"b": torch.from_numpy(np.asarray(values)), "c": torch.ones(1)},
+    ]
+    packed = pack(Parcel({"round": 3, "x": None}, trees))
+    back = unpack(packed)
+    assert back.words == {"round": 3, "x": None}
+    for tree, other in zip(trees, back.trees, strict=True):
+        for name in tree:
+            assert other[name].dtype == tree[name].dtype
+            assert other[name].shape == tree[name].shape
+            assert other[name].numpy().tobytes() == tree[name].numpy().tobytes()
+
+
+GOOD = pack(Parcel({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
+RAW = GOOD.arrays["0"]
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        Packed("", GOOD.arrays),
+        Packed("[]", GOOD.arrays),
+        Packed("{}", GOOD.arrays),
+        Packed(GOOD.words, {}),
+        Packed(GOOD.words.replace("[2, 3]", "[3, 2]"), GOOD.arrays),
+        Packed(GOOD.words.replace("[2, 3]", "[-2, -3]"), GOOD.arrays),
+        Packed(GOOD.words.replace("[2, 3]", "[1000000000000, 3]"), GOOD.arrays),
+        Packed(GOOD.words.replace("[2, 3]", '"xy"'), GOOD.arrays),
+        Packed(GOOD.words, {"0": dataclasses.replace(RAW, data=RAW.data[:-1])}),
+        Packed(GOOD.words, {"0": dataclasses.replace(RAW, dtype="object")}),
+        Packed(GOOD.words, {"0": dataclasses.replace(RAW, shape=(10**9, 10**9))}),
+        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (2,), np.array([0, 2], "<i4").tobytes())}),
+        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (2,), np.array([1, 0], "<i4").tobytes())}),
+        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (1,), np.array([-1], "<i4").tobytes())}),
+        Packed("[" * 100_000, GOOD.arrays),
+    ],
+)
+def test_a_malformed_message_is_refused_whatever_is_wrong(packed: Packed) -> None:
+    with pytest.raises(MalformedError):
+        unpack(packed)
+
+
+def changed(packed: Packed, change: Any) -> Packed:
+    """An answer with another tree in it."""
+    parcel = unpack(packed)
+    words = json.loads(json.dumps(parcel.words))
+    trees = [dict(tree) for tree in parcel.trees]
+    change(words, trees)
+    return pack(Parcel(words, trees))
+
+
+def first(name: str, value: Any) -> Any:
+    def change(_words: Any, trees: Any) -> None:
+        trees[0][name] = value(trees[0][name]) if name in trees[0] else value(torch.zeros(1))
+
+    return change
+
+
+def late(words: Any, _trees: Any) -> None:
+    words["jobs"][0]["round"] = 7
+
+
+BAD = {
+    "W is nan": first("W", lambda t: torch.full_like(t, torch.nan)),
+    "W has shape": first("W", lambda t: t[:-1].clone()),
+    "W is float64": first("W", lambda t: t.double()),
+    "nobody asked for": first("extra", lambda t: t),
+    "it answers round 7": late,
+    "it lacks W": lambda _w, trees: trees[0].pop("W"),
+}
+"""What is wrong -> how an upload of fedavg's linear head is made so."""
+
+
+@pytest.mark.parametrize("why", BAD)
+@pytest.mark.parametrize("on_bad", ["fail", "reject"])
+def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
+    asked = plan("fedavg", on_bad_update=on_bad, set={"head": "linear"})
+    if on_bad == "fail":
+        with pytest.raises(FedcacheError, match=why) as caught:
+            together(asked, grid, tmp_path)
+        assert caught.value.code is Exit.FEDERATED
+        assert "Round 2" in caught.value.message
+        assert "client-0" in caught.value.message
+        return
+    (run,) = together(asked, grid, tmp_path)
+    (missed,) = run.result["federation"]["missed"]
+    assert missed["site"] == "client-0"
+    assert why in missed["why"]
+    assert run.result["trust"]["rejected"] == 1
+
+
+def test_an_answer_that_is_no_parcel_is_no_upload(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    grid.meddle[101] = lambda kind, _n, packed: Packed("?", {}) if kind == "fit" else packed
+    (run,) = together(plan("fed3r"), grid, tmp_path)
+    (missed,) = run.result["federation"]["missed"]
+    assert "malformed" in missed["why"]
+
+
+def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(sites: Path, tmp_path: Path) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind != "facts" and n > 1 else packed
+    (run,) = together(plan("fedavg", rounds=3), grid, tmp_path, heard)
+    assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
+    assert heard.said("goes on without site 'client-2': its node went away")
+    again = grid_of(sites, tmp_path / "state")
+    (whole,) = together(plan("fedavg", rounds=3), again, tmp_path)  # what lacked a site is not what was asked for
+    assert not whole.reused
+    assert whole.result["accuracy"] == alone("fedavg", sites, tmp_path, rounds=3).result["accuracy"]
+    assert together(plan("fedavg", rounds=3), again, tmp_path)[0].reused
+
+
+def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(sites: Path, tmp_path: Path) -> None:
+    grid, asked = grid_of(sites, tmp_path / "state"), plan("fedpcl", rounds=3, quorum=3)
+    grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("fit", 2) else packed
+    with pytest.raises(FedcacheError, match="2 of 3 sites have a sound upload, and 3 are needed"):
+        together(asked, grid, tmp_path)
+    heard, grid = Heard(), grid_of(sites, tmp_path / "state")
+    (run,) = together(asked, grid, tmp_path, heard)
+    assert heard.said("going on after round 1")
+    assert [kind for kind, _ in grid.log].count("fit") == 2
+    assert run.result["accuracy"] == alone("fedpcl", sites, tmp_path, rounds=3).result["accuracy"]
+
+
+def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_path: Path) -> None:
+    """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
+    lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
+    lost.meddle[100] = lambda kind, n, packed: "lost" if (kind, n) == ("fit", 2) else packed
+    (first_run,) = together(plan("ditto", rounds=3), lost, tmp_path / "1")
+    site = never.sites[100]
+    answer, asked = site.answer, []
+
+    class Away:
+        def answer(self, kind: str, parcel: Parcel) -> Parcel:
+            asked.append(kind)
+            if asked.count("fit") == 2 and kind == "fit":
+                return Parcel({"refused": {"code": 7, "message": "lost", "hint": ""}})
+            return answer(kind, parcel)
+
+    never.sites[100] = Away()  # type: ignore[assignment]
+    (second_run,) = together(plan("ditto", rounds=3), never, tmp_path / "2")
+    assert first_run.result["accuracy"] == second_run.result["accuracy"]
+
+
+def test_a_site_that_lost_what_it_held_says_so(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+
+    def forget(kind: str, number: int, packed: Packed) -> Packed:
+        if (kind, number) == ("fit", 1):
+            for file in grid.sites[100].state.rglob("after-*"):
+                file.unlink()
+        return packed
+
+    grid.meddle[100] = forget
+    (run,) = together(plan("fedrep"), grid, tmp_path)
+    assert "has lost what it held after round 1" in run.result["federation"]["missed"][0]["why"]
+
+
+def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(sites: Path, tmp_path: Path) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.hidden = {101: 4}
+    (run,) = together(plan("fedavg", rounds=5, start_with=2), grid, tmp_path, heard)
+    (joined,) = run.result["federation"]["joined"]
+    assert joined["site"] == "client-1"
+    assert joined["round"] > 1
+    assert run.result["clients"] == ["client-0", "client-2", "client-1"]
+    assert heard.said("Site 'client-1' joins in round")
+    grid, heard = grid_of(sites, tmp_path / "state2"), Heard()
+    grid.sites[200], grid.hidden = grid.sites[100], {200: 4}
+    grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind == "fit" and n > 1 else packed
+    (run,) = together(plan("fedproto", rounds=6), grid, tmp_path / "back", heard)
+    assert heard.said("Site 'client-2' is back.")
+    assert max(m["round"] for m in run.result["federation"]["missed"]) < 6
+
+
+def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path, tmp_path: Path) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.hidden = {101: 4}
+    (run,) = together(plan("fedpcl", rounds=5, start_with=2), grid, tmp_path, heard)
+    assert run.result["federation"]["joined"] == []
+    assert "no place for it" in run.result["federation"]["missed"][0]["why"]
+
+
+def test_features_of_another_recipe_are_refused_by_digest(sites: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((40, D)).astype(np.float16), draw.integers(0, C, 40)
+    other = Store.from_arrays(
+        {"mine": x}, labels=y, classes=list("abcd"),
+        text={"mine": draw.standard_normal((C, D))}, path=tmp_path / "other.zarr",
+    )  # fmt: skip
+    grid = grid_of(sites, tmp_path / "state")
+    grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
+    heard = Heard()
+    (run,) = together(plan("fed3r"), grid, tmp_path, heard)
+    assert heard.said("site 'stranger' is refused: its features come from recipe")
+    assert run.result["clients"] == ["client-0", "client-1", "client-2"]
+    with pytest.raises(FedcacheError, match=r"3 of 4 sites take part .* 'stranger' is refused") as caught:
+        together(plan("fed3r", sites=4), grid, tmp_path)
+    assert caught.value.code is Exit.STORE
+
+
+def test_a_late_site_of_another_recipe_is_refused_also_by_one_that_is_alone(sites: Path, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((40, D)).astype(np.float16), np.arange(40) % C
+    other = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "other.zarr")
+    path = sorted(sites.glob("*.zarr"))[2]
+    ours = {0: ShardSite(path, tmp_path / "0"), 1: ShardSite(other.path, tmp_path / "1", "aaa")}
+    grid, heard = FakeGrid(ours, hidden={1: 3}), Heard()
+    (run,) = together(plan("fedavg", rounds=4, sites=1), grid, tmp_path, heard)
+    assert run.result["clients"] == ["client-2"]
+    assert heard.said("site 'aaa' is refused")
+
+
+def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedcacheError, match="has no features of 'resnet18-quickdraw'") as caught:
+        together(plan("fed3r", backbones=("resnet18-quickdraw",)), grid_of(sites, tmp_path / "state"), tmp_path)
+    assert caught.value.code is Exit.STORE
+    assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint
+
+
+def test_two_sites_of_one_name_are_refused(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    grid.sites[7] = grid.sites[100]
+    with pytest.raises(FedcacheError, match="2 sites say that they are 'client-2'"):
+        together(plan("fed3r", sites=4), grid, tmp_path)
+
+
+def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
+    stores = []
+    for i in range(3):
+        images = folder(tmp_path / f"images{i}", train=6 + i, test=2)
+        made = ("--dataset", f"folder:{images}", "--backbones", "random-projection", "--store", tmp_path / f"{i}.zarr")
+        ok("extract", *made, "--batch", 4, "--workers", 0)
+        stores.append(tmp_path / f"{i}.zarr")
+    named = zip("cab", stores, strict=True)
+    grid = FakeGrid({i: ShardSite(path, tmp_path / name, name) for i, (name, path) in enumerate(named)})
+    (run,) = together(plan("fedncm"), grid, tmp_path)
+    assert run.result["clients"] == ["a", "b", "c"]
+    assert run.result["dataset"]["rows"] == 3 * (8 + 9 + 10)
+    nameless = FakeGrid({0: ShardSite(stores[0], tmp_path / "x")})
+    with pytest.raises(FedcacheError, match="its client has no name"):
+        together(plan("fedncm", sites=1), nameless, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"method": "central"}, "it trains on all clients' rows in one place"),
+        ({"method": "flesd"}, "a public set of rows"),
+        ({"method": "promptfl"}, "shards hold features"),
+        ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "over all clients' rows"),
+        ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
+        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "every site is told"),
+        ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
+        ({"method": "fedavg", "quorum": 4}, "--quorum 4, and there are 3 sites"),
+        ({"method": "fedavg", "wait": 0.0}, "--wait 0 is not above 0"),
+        ({"method": "fedavg", "participation": "7"}, "--participation 7, but there are 3 clients"),
+        ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
+    ],
+)
+def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words: dict[str, Any], why: str) -> None:
+    with pytest.raises(FedcacheError, match=why) as caught:
+        plan(**words)
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "0.0.0.0", "server.example"])
+def test_without_keys_nothing_leaves_the_machine(host: str) -> None:
+    with pytest.raises(FedcacheError, match=f"--insecure at {host}") as caught:
+        Address(host, 8000).need_loopback("take keys")
+    assert caught.value.code is Exit.USAGE
+    Address(host, 8000, Path("ca.crt")).need_loopback("take keys")
+    Address("127.0.0.1", 8000).need_loopback("take keys")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FedcacheError(Exit.ENVIRONMENT, "slow", "wait")])
+def test_a_server_ends_with_whoever_waits_for_it(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Process] = []
+
+    def wait(process: Process, *_rest: object) -> None:
+        begun.append(process)
+        raise error
+
+    monkeypatch.setattr(network, "program", lambda _name: "sleep")
+    monkeypatch.setattr(network, "start", lambda name, _command, folder: start(name, ["sleep", "60"], folder))
+    monkeypatch.setattr(network, "wait_for_port", wait)
+    with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
+        network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
+    assert not begun[0].alive
+
+
+def test_an_app_is_its_plan(tmp_path: Path) -> None:
+    asked = plan(
+        "fedavg", sweep={"lr": ("0.1", "0.01")}, set={"epochs": 2}, backbones=("a", "b"), seeds="0-2", start_with=2
+    )
+    write_app(asked, tmp_path / "app")
+    read = read_app(tmp_path / "app").plan
+    assert read.to_config() == asked.to_config()
+    assert [c.set for _, c in read.points] == [{"epochs": "2", "lr": "0.1"}, {"epochs": "2", "lr": "0.01"}]
+    write_app(plan("fed3r"), tmp_path / "app")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    with pytest.raises(FedcacheError, match="is no app of fedcache"):
+        write_app(asked, tmp_path / "mine")
+
+
+def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app").data
+    assert made["config"]["method"] == "fed3r"
+    assert fedcache("flower", "app", "--method", "central").code == 2
+    assert fedcache("flower", "server").code == 2  # neither keys nor --insecure
+
+    def absent(_name: str) -> str:
+        from importlib.metadata import PackageNotFoundError
+
+        raise PackageNotFoundError
+
+    monkeypatch.setattr("fedcache.federate.engines.flower.requirement.version", absent)
+    for words in (
+        ("up", "--shards", sites, "--method", "fed3r"),
+        ("site", "--shard", next(sites.glob("*.zarr")), "--superlink", "127.0.0.1:8000", "--insecure"),
+        ("server", "--insecure"),
+        ("keys", "--out", tmp_path / "keys", "--sites", "a"),
+    ):
+        done = fedcache("flower", *words)
+        assert done.code == 6, words
+        assert "pip install 'fedcache[flower]'" in done.err

@@ -1,0 +1,91 @@
+"""What grid points find of one another: the same values, never more than the budget, and never another's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, fitted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.federate.engine.client_data import ALIGNED, cut_out, lane_data
+from fedcache.federate.engine.context import Draws
+from fedcache.federate.engine.run import run, run_points
+from fedcache.federate.execution.cache import Memo
+from fedcache.federate.methods import METHODS
+
+
+def draws(client="a", memo=None, *, seed=0, now=0, axes=0):
+    return Draws(seed, now, (client,), axes, torch.float32, torch.device("cpu"), memo)
+
+
+def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
+    memo, made = Memo(10), []
+
+    def get(key, size):
+        return memo.get(key, lambda: made.append(key) or key * 2, lambda _: size)
+
+    assert [get("a", 4), get("b", 4), get("a", 4), get("c", 4)] == ["aa", "bb", "aa", "cc"]  # c displaces b
+    assert [get("a", 4), get("b", 4)] == ["aa", "bb"]
+    assert made == ["a", "b", "c", "b"]
+    assert [get("d", 11), get("d", 11)] == ["dd", "dd"]
+    assert made[-2:] == ["d", "d"]
+    assert memo.nbytes == 8
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.booleans(), st.lists(st.sampled_from([(2, 3), (3,), (5, 1)]), max_size=4)),
+        max_size=8,
+    ),
+    st.sampled_from([0, 40, 10_000]),
+    st.sampled_from([0, 1, 2]),
+)
+def test_first_weights_are_those_of_a_run_alone_whatever_is_still_remembered(asked, budget, axes):
+    memo = Memo(budget)
+    for client, independent, shapes in asked:
+        alone = draws(client, axes=axes).uniform("init", independent=independent)
+        found = draws(client, memo, axes=axes).uniform("init", independent=independent)
+        for shape in shapes:
+            assert torch.equal(found(shape), alone(shape))
+
+
+def test_orders_are_remembered_by_all_that_they_depend_on():
+    memo = Memo()
+    for _ in range(2):
+        for seed in (0, 1):
+            for now in (0, 1):
+                for client, n, epoch in (("a", 9, 0), ("a", 9, 1), ("a", 8, 0), ("b", 9, 0)):
+                    remembered = draws(client, memo, seed=seed, now=now).permutations("batch", (n,), epoch)
+                    alone = draws(client, seed=seed, now=now).permutations("batch", (n,), epoch)
+                    assert torch.equal(remembered, alone)
+    assert memo.nbytes == 2 * 2 * (9 + 9 + 8 + 9) * 8
+
+
+def test_rows_cut_out_are_the_rows():
+    x, y, trains = torch.randn(9, 2, 3), torch.arange(9), [np.array([7, 2, 5]), np.array([0]), np.array([3, 3, 1])]
+    at = torch.tensor([2, 0])
+    for cut, train in zip(cut_out(x, y, trains), trains, strict=True):
+        data, some = lane_data(x, y, [train], 0), at[: len(train)] % len(train)
+        assert torch.equal(cut.take(some, 1), data.take(some, 1))
+        assert torch.equal(cut.labels(some), data.labels(some))
+        assert all(torch.equal(a, b) for a, b in zip(cut.full(), data.full(), strict=True))
+        assert cut.x.data_ptr() % ALIGNED == 0
+    assert cut_out(x, None, trains)[0].y is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg", "solo", "fedpcl", "fedproto", "fedrep", "moon", "scaffold", "fst-cbdg", "ditto", "perfedavg"],
+)
+def test_points_one_by_one_have_the_bits_of_runs_alone(name):
+    method, (data, clients) = METHODS[name], federation()
+    data = fitted(method, data)
+    rate = next(h.name for h in method.hparams if h.help.startswith("learning rate"))
+    hps = [method.resolve("paper", {rate: lr}) for lr in (0.05, 0.01, 0.05)]
+    how = {"rounds": 2, "participation": 5, "seed": 3, "lift": "loop"}
+    points = run_points(method, hps, data, clients, **how)
+    assert difference(points[0], points[2]) == 0.0
+    for hp, point in zip(hps, points, strict=True):
+        assert difference(run(method, hp, data, clients, **how), point) == 0.0

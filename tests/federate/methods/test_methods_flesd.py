@@ -1,0 +1,460 @@
+"""FLESD and its baselines against the facts of their papers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, gap, images_of, small, unit
+from federation import go as go_on
+from torch import nn
+from torchvision.models import resnet18
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.context import Ctx, Draws, Env
+from fedcache.federate.engine.run import run
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.methods import METHODS
+from fedcache.federate.methods.common import distillation as distil
+from fedcache.federate.methods.common import simclr as contrastive
+from fedcache.heads.augment import DRAWS, augment
+from fedcache.heads.encoder import Encoder
+from fedcache.heads.simclr import Ensemble, nt_xent, one_way, similarity_divergence
+
+SSL = ("fedavg-simclr", "fedprox-simclr", "flesd-head", "flesd-cc", "min-local", "non-fl")
+
+
+def go(name, settings=None, data=None, clients=None, **kwargs):
+    """A run with small encoders."""
+    return go_on(name, {**small(name), **(settings or {})}, data, clients, **kwargs)
+
+
+def units(seed, *shape):
+    return torch.from_numpy(unit(np.random.default_rng(seed).standard_normal(shape)))
+
+
+def even(n):
+    return torch.full((n,), 1.0 / n, dtype=torch.float64)
+
+
+# -- the local loss (eq 3, D-30, T-E6)
+
+
+def test_a_collapsed_encoder_has_the_loss_of_guessing():
+    z = units(0, 1, 5).expand(7, 5)
+    assert float(one_way(z, z, even(7), 0.4)) == pytest.approx(math.log(7))
+    assert float(nt_xent(z, z, even(7), 0.4)) == pytest.approx(math.log(13))
+
+
+def test_nt_xent_is_cross_entropy_over_the_other_embeddings():
+    a, b = units(0, 5, 4), units(1, 5, 4)
+    z = torch.cat([a, b])
+    expected = []
+    for i in range(10):
+        others = [j for j in range(10) if j != i]
+        s = z[others] @ z[i] / 0.3
+        expected.append(-torch.log_softmax(s, 0)[others.index((i + 5) % 10)])
+    assert float(nt_xent(a, b, even(5), 0.3)) == pytest.approx(float(torch.stack(expected).mean()))
+
+
+def test_one_way_is_cross_entropy_of_view_one_against_view_two():
+    a, b = units(0, 5, 4), units(1, 5, 4)
+    expected = nn.functional.cross_entropy(a @ b.T / 0.3, torch.arange(5))
+    assert float(one_way(a, b, even(5), 0.3)) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("loss", [nt_xent, one_way])
+def test_padding_is_neither_a_query_nor_a_candidate(loss):
+    a, b = units(0, 5, 4), units(1, 5, 4)
+    w = torch.cat([even(3), torch.zeros(2, dtype=torch.float64)])
+    assert float(loss(a, b, w, 0.4)) == pytest.approx(float(loss(a[:3], b[:3], even(3), 0.4)))
+
+
+def test_a_single_row_has_no_negative():
+    assert float(nt_xent(units(0, 1, 4), units(1, 1, 4), even(1), 0.4)) == pytest.approx(0.0)
+
+
+# -- the ensemble (eqs 4 to 8, T-E1, T-E2, T-E4, T-E7)
+
+
+def test_the_ensemble_is_the_mean_of_exponentials_up_to_one_constant():
+    R = torch.stack([units(s, 6, 4) for s in range(3)])
+    expected = torch.stack([torch.exp(r @ r.T / 0.5) for r in R]).mean(0)
+    rows = Ensemble(R, None, 0.5).rows(torch.arange(6))
+    assert torch.allclose(rows * math.exp(1 / 0.5), expected)
+    assert torch.allclose(expected, expected.T)
+    assert torch.allclose(expected.diagonal(), torch.full((6,), math.exp(1 / 0.5), dtype=torch.float64))
+    assert float(expected.min()) >= math.exp(-1 / 0.5)
+    q = Ensemble(R, None, 0.5).targets(torch.arange(6), torch.arange(6))
+    assert torch.allclose(q, expected / expected.sum(-1, keepdim=True))
+
+
+def test_rotated_representations_give_the_same_targets():
+    R = torch.stack([units(s, 6, 4) for s in range(2)])
+    turn = torch.linalg.qr(units(9, 4, 4))[0]
+    i = torch.arange(6)
+    assert torch.allclose(Ensemble(R, None, 0.1).targets(i, i), Ensemble(R @ turn, None, 0.1).targets(i, i))
+
+
+def test_every_client_twice_gives_the_same_ensemble():
+    R = torch.stack([units(s, 6, 4) for s in range(2)])
+    i = torch.arange(6)
+    assert torch.allclose(Ensemble(R, None, 0.1).rows(i), Ensemble(torch.cat([R, R]), None, 0.1).rows(i))
+
+
+def test_a_hot_ensemble_is_uniform():
+    q = Ensemble(units(0, 1, 6, 4), None, 1e6).targets(torch.arange(6), torch.arange(6))
+    assert torch.allclose(q, torch.full((6, 6), 1 / 6, dtype=torch.float64), atol=1e-5)
+
+
+def test_matrices_say_what_representations_say():
+    R = torch.stack([units(s, 6, 4) for s in range(2)])
+    i, j = torch.tensor([4, 1]), torch.tensor([0, 2, 5])
+    a, b = Ensemble(R, None, 0.1, 0.5), Ensemble(None, R @ R.mT, 0.1, 0.5)
+    assert torch.allclose(a.targets(i, j), b.targets(i, j))
+
+
+def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
+    R = torch.stack([units(s, 6, 4) for s in range(2)])
+    i, j = torch.tensor([4, 1]), torch.tensor([0, 2, 5])
+    eager = Ensemble(R, None, 0.1, 0.5)
+    monkeypatch.setattr(Ensemble, "EAGER", 5)
+    lazy = Ensemble(R, None, 0.1, 0.5)
+    assert eager._whole is not None
+    assert lazy._whole is None
+    assert torch.equal(lazy.targets(i, j), eager.targets(i, j))
+
+
+def test_sparse_similarities_keep_the_largest_of_each_row():
+    R = units(0, 1, 6, 4)
+    M = R[0] @ R[0].T
+    kept = torch.stack([torch.where(row >= row.sort().values[-2], row, torch.zeros(6).double()) for row in M])
+    assert torch.allclose(Ensemble(R, None, 0.1, 2 / 6).rows(torch.arange(6)), torch.exp((kept - 1) / 0.1))
+
+
+def test_a_query_may_be_left_out_of_its_anchors():
+    q = Ensemble(units(0, 1, 6, 4), None, 0.1).targets(torch.tensor([2]), torch.arange(6), exclude_self=True)
+    assert float(q[0, 2]) == 0.0
+    assert float(q.sum()) == pytest.approx(1.0)
+
+
+# -- distillation (eqs 7, 9, 10; T-E3, T-E5)
+
+
+def server(hp, public, views=1):
+    draws = Draws(0, 0, ("/server",), 0, torch.float64, torch.device("cpu"))
+    env = Env(3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public)
+    return Ctx((), hp, env, draws, (), 0)
+
+
+def settled(**settings):
+    return METHODS["flesd-head"].resolve("paper", {**small("flesd-head"), "anchors": "all", **settings})
+
+
+def weights(hp, width, seed=0):
+    g = np.random.default_rng(seed)
+    return contrastive.encoder_of(hp).init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), width)
+
+
+def test_a_student_that_is_the_only_client_has_nothing_to_learn():
+    public = units(3, 9, 1, 6)
+    hp = settled(tau_T=0.2, tau_S=0.2, wd=0.0, esd_epochs=1, esd_batch=9)
+    w, ctx = weights(hp, 6), server(hp, public)
+    R = distil.unit(w, public[:, 0], ctx)
+    i = torch.arange(9)
+    assert float(similarity_divergence(R, R, Ensemble(R[None], None, 0.2).targets(i, i), even(9), 0.2)) < 1e-12
+    after = distil.distil(w, Ensemble(R[None], None, 0.2), ctx)
+    assert gap(after, w) < 1e-9  # one step: Adam blows rounding errors up, and would find a direction in them
+
+
+def test_distillation_brings_the_student_towards_the_ensemble():
+    public = units(3, 24, 1, 6)
+    hp = settled(esd_epochs=120, esd_batch=8, hidden=16, proj=8, zeta=0.9, esd_lr=0.01)
+    w, ctx = weights(hp, 6), server(hp, public)
+    teachers = torch.stack([distil.unit(weights(hp, 6, s), public[:, 0], ctx) for s in (1, 2)])
+    target, i = Ensemble(teachers, None, 0.1), torch.arange(24)
+
+    def divergence(p):
+        z = distil.unit(p, public[:, 0], ctx)
+        return float(similarity_divergence(z, z, target.targets(i, i), even(24), 0.1))
+
+    assert divergence(distil.distil(w, target, ctx)) < 0.2 * divergence(w)
+
+
+@pytest.mark.parametrize(("zeta", "follows"), [(0.0, True), (0.999, False)])
+def test_zeta_zero_makes_the_key_encoder_the_student(zeta, follows, monkeypatch):
+    public = units(3, 9, 1, 6)
+    hp = settled(zeta=zeta, esd_epochs=1, esd_batch=9)
+    w, ctx = weights(hp, 6), server(hp, public)
+    seen = {}
+    real = distil.scan
+
+    def spy(carry, batches, step, c):
+        out = real(carry, batches, step, c)
+        seen.update({n: float((out[n] - out[f"key/{n}"]).abs().max()) for n in w})
+        return out
+
+    monkeypatch.setattr(distil, "scan", spy)
+    distil.distil(w, Ensemble(units(5, 1, 9, 4), None, 0.1), ctx)
+    assert (max(seen.values()) == 0.0) is follows
+
+
+def test_a_cold_queue_takes_no_step_until_it_is_full():
+    public = units(3, 12, 1, 6)
+    target = Ensemble(units(5, 1, 12, 4), None, 0.1)
+    moved = {}
+    for warm, queue in ((False, 12), (False, 8), (True, 12)):
+        hp = settled(anchors="queue", queue=queue, queue_warm=warm, esd_batch=4, esd_epochs=1)
+        w, ctx = weights(hp, 6), server(hp, public)
+        moved[warm, queue] = gap(distil.distil(w, target, ctx), w)
+    assert moved[False, 12] == 0.0  # three batches of four fill it, and the epoch is over
+    assert moved[False, 8] > 0.0
+    assert moved[True, 12] > 0.0
+
+
+def test_a_queue_overwrites_its_oldest_keys():
+    q = distil.Queue(torch.zeros(4, 1), torch.full((4,), -1))
+    for k in range(3):
+        q.push(torch.full((2, 1), float(k)), torch.tensor([2 * k, 2 * k + 1]))
+    assert q.places.tolist() == [4, 5, 2, 3]
+    assert q.keys.flatten().tolist() == [2.0, 2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("settings", [{"queue": 10}, {"queue": 6, "esd_batch": 4}])
+def test_a_queue_the_public_rows_cannot_serve_is_refused(settings):
+    data, clients = federation(sizes=(8, 20, 20))
+    with pytest.raises(FedcacheError, match="at most the 8 public rows") as info:
+        go("flesd-head", {"anchors": "queue", **settings}, data, clients, participation=None)
+    assert info.value.code == Exit.USAGE
+    assert "--set " in info.value.hint
+
+
+# -- whole methods
+
+
+def test_without_a_pull_fedprox_simclr_is_fedavg_simclr():
+    data, clients = federation(views=4, dtype=torch.float32)
+    a = go("fedavg-simclr", {}, data, clients, dtype=torch.float32)
+    b = go("fedprox-simclr", {"mu": 0.0}, data, clients, dtype=torch.float32)
+    assert difference(a, b) == 0.0
+    c = go("fedprox-simclr", {"mu": 0.5}, data, clients, dtype=torch.float32)
+    assert gap(a.server, c.server) > 0.0
+
+
+@pytest.mark.parametrize("name", SSL)
+def test_the_training_loss_is_watched(name):
+    """One step a round: its loss, computed again from what was sent and drawn; it falls over the epochs."""
+    data, clients = federation(views=4)
+    settings = {"batch": 64, "epochs": 1, "lr": 0.01}
+    one = go(name, settings, data, clients, rounds=1, participation=None)
+    (record,) = one.records
+    assert record.diagnostics["loss"] == record.diagnostics["loss_first"]
+    many = go(name, {**settings, "epochs": 30}, data, clients, rounds=1, participation=None).records[0].diagnostics
+    if not METHODS[name].central:  # a step a client and epoch; non-fl has one client of several steps
+        assert many["loss_first"] == pytest.approx(record.diagnostics["loss"], abs=1e-12)
+    assert many["loss"] < many["loss_first"] - 0.1
+    none = go(name, {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).records[0].diagnostics
+    assert "loss" not in none
+
+
+def test_the_watched_loss_is_simclrs():
+    data, clients = federation(sizes=(9, 6), views=3)
+    out = go("fedavg-simclr", {"batch": 16, "epochs": 1}, data, clients, rounds=1, participation=None)
+    hp = METHODS["fedavg-simclr"].resolve("paper", {**small("fedavg-simclr"), "batch": 16, "epochs": 1})
+    job = Rounds(METHODS["fedavg-simclr"], hp, data, clients, 0, torch.float64)
+    job.start()
+    values = []
+    for c in (0, 1):
+        ctx, rows = job.ctx([c], 0), job.rows([c], 0)
+        (batch,) = [b for _, b in contrastive.pairs(rows, ctx)({}, 0)]
+        values.append(float(contrastive.loss(job.down(), batch, {}, ctx)[0]))
+    assert out.records[0].diagnostics["loss"] == pytest.approx(np.mean(values), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", SSL)
+def test_labels_reach_the_probe_and_nothing_else(name):
+    data, clients = federation(views=4)
+    shuffled = replace(data, y=data.y[torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0))])
+    probe = {"probe_epochs": 60, "probe_lr": 1.0}
+    a, b = (go(name, probe, d, clients, rounds=1) for d in (data, shuffled))
+    assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
+    assert not np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+
+
+def test_the_probe_is_a_linear_classifier_on_the_frozen_trunk():
+    data, clients = federation(views=4, sizes=(40, 64, 50), per_client=6)
+    out = go("fedavg-simclr", {"hidden": 32, "probe_epochs": 200, "probe_lr": 1.0}, data, clients, participation=None)
+    rows = np.concatenate([c.train for c in clients])
+    h = torch.relu(data.x[:, 0] @ out.server["t.W"].T + out.server["t.b"])
+    from sklearn.linear_model import LogisticRegression
+
+    oracle = LogisticRegression(C=1e4, max_iter=5000).fit(h[rows].numpy(), data.y[rows].numpy())
+    test = np.sort(np.concatenate([c.test for c in clients]))
+    agree = (oracle.predict(h[test].numpy()) == out.evaluation.predictions).mean()
+    assert agree > 0.8
+
+
+def test_min_local_reports_the_worst_of_the_clients_on_all_test_rows():
+    data, clients = federation(views=4)
+    out = go("min-local", {}, data, clients, participation=None)
+    assert out.protocol == "everywhere"
+    assert out.accuracy == out.client_accuracy.min() < out.client_accuracy.max()
+    assert out.traffic.totals()["up"] == out.traffic.totals()["down"] == 0
+
+
+def test_non_fl_is_the_same_for_every_partition():
+    data, clients = federation(views=4)
+    rows = np.concatenate([c.train for c in clients])
+    other = [replace(clients[0], train=rows[::2]), replace(clients[1], train=rows[1::2])]
+    other = [replace(o, test=c.test) for o, c in zip(other, clients, strict=False)]
+    a, b = (go("non-fl", {}, data, who, participation=None) for who in (clients, other))
+    assert gap(a.server, b.server) == 0.0
+
+
+def test_flesd_cc_is_flesd_head_in_one_round():
+    data, clients = federation(views=4)
+    a = go("flesd-cc", {}, data, clients)
+    b = go("flesd-head", {}, data, clients, rounds=1)
+    assert difference(a, b) == 0.0
+    assert len(a.records) == 1
+    assert METHODS["flesd-cc"].resolve()["epochs"] == 200
+    assert METHODS["flesd-head"].resolve()["epochs"] == 100
+
+
+def test_traffic_is_representations_up_and_the_encoder_down():
+    data, clients = federation(views=4)
+    out = go("flesd-head", {}, data, clients, rounds=1, participation=None)
+    encoder = 7 * 11 + 7 + 7 * 7 + 7 + 4 * 7 + 4
+    public = len(clients[0].train)
+    assert out.traffic.up[1] == public * 4
+    assert out.traffic.down[1] == encoder
+    assert out.traffic.up[0] == out.traffic.down[0] == 0
+    assert out.traffic.totals()["paper_up"] == out.traffic.totals()["up"]
+    matrix = go("flesd-head", {"send": "matrix"}, *federation(views=4, sizes=(6, 20, 9)), rounds=1, participation=None)
+    assert matrix.traffic.up[1] == 6 * 5 // 2
+    sparse = go("flesd-head", {"send": "matrix", "sim_topk_percent": 50.0},
+                *federation(views=4, sizes=(6, 20, 9)), rounds=1, participation=None)  # fmt: skip
+    assert sparse.traffic.up[1] == 2 * 6 * 3
+    assert gap(matrix.server, go("flesd-head", {}, *federation(views=4, sizes=(6, 20, 9)), rounds=1,
+                                 participation=None).server) < 1e-9  # fmt: skip
+
+
+def test_clients_of_other_backbones_and_trunks_distil_into_one_student():
+    data, clients = federation(views=4)
+    own = {2: Own(columns=((0, 4),)), 3: Own(hp={"hidden": 9})}
+    out = go("flesd-head", {}, data, clients, own=own, participation=None)
+    assert out.states[2]["t.W"].shape == (7, 4)
+    assert out.states[3]["t.W"].shape == (9, 11)
+    assert {c for c, state in out.states.items() if "t.W" in state} == {2, 3}
+    assert out.server["t.W"].shape == (7, 11)
+    before = go("flesd-head", {}, data, clients, own=own, participation=None, rounds=1).states[2]["t.W"]
+    assert gap(before, out.states[2]["t.W"]) > 0.0  # it goes on from its own encoder
+
+
+def test_one_stored_view_is_an_approximation_and_says_so():
+    method = METHODS["flesd-head"]
+    hp = method.resolve()
+    assert [method.fidelity(hp, v) for v in (1, 2, 3, 8)] == ["approx", "approx", "cached_views", "cached_views"]
+    assert METHODS["flesd"].fidelity(METHODS["flesd"].resolve(), 1) == "exact"
+
+
+# -- images
+
+
+def test_the_convolutional_encoder_has_the_parameters_of_the_paper():
+    e = Encoder("conv")
+    g = np.random.default_rng(0)
+    p = e.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)).float(), 0)
+    assert sum(p[n].numel() for n in e.trained() if n.startswith("t.")) == 11_168_832
+    assert sum(p[n].numel() for n in e.trained()) == 11_497_152
+    assert set(p) == set(e.names())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_convolutional_trunk_is_torchvisions_resnet_18(training):
+    e = Encoder("conv")
+    g = np.random.default_rng(0)
+    p = e.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)).float(), 0)
+    net = resnet18(weights=None)
+    net.conv1, net.maxpool, net.fc = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity(), nn.Identity()
+    ours = ["t.stem"] + [f"t.{s}.{b}.{k}" for s in range(4) for b in range(2) for k in ("a", "b", "skip")]
+    theirs = [("conv1", "bn1")] + [
+        (f"layer{s + 1}.{b}.{c}", f"layer{s + 1}.{b}.{n}")
+        for s in range(4)
+        for b in range(2)
+        for c, n in (("conv1", "bn1"), ("conv2", "bn2"), ("downsample.0", "downsample.1"))
+    ]
+    state = net.state_dict()
+    for name, (c, n) in zip(ours, theirs, strict=True):
+        if f"{name}.W" in p:
+            state[f"{c}.weight"] = p[f"{name}.W"]
+            for mine, its in (("gain", "weight"), ("shift", "bias"), ("mean", "running_mean"), ("var", "running_var")):
+                state[f"{n}.{its}"] = p[f"{name}.{mine}"]
+    net.load_state_dict(state)
+    net.train(training)
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    h, updates = e.trunk(p, x, training=training)
+    assert torch.allclose(h, net(x), atol=1e-5)
+    if training:
+        assert torch.allclose(updates["t.3.1.b.mean"], net.layer4[1].bn2.running_mean, atol=1e-6)
+        assert torch.allclose(updates["t.3.1.b.var"], net.layer4[1].bn2.running_var, atol=1e-6)
+    else:
+        assert updates == {}
+
+
+def test_a_view_depends_on_its_image_and_draws_alone():
+    g = torch.Generator().manual_seed(0)
+    x, u = torch.rand(5, 3, 8, 6, generator=g), torch.rand(5, DRAWS, generator=g)
+    whole = augment(x, u, flip=True)
+    assert whole.shape == x.shape
+    assert 0.0 <= float(whole.min()) < float(whole.max()) <= 1.0
+    for i in range(5):
+        assert torch.allclose(augment(x[i : i + 1], u[i : i + 1], flip=True)[0], whole[i], atol=1e-6)
+
+
+def test_draws_of_no_change_give_the_image_and_a_flip_its_mirror():
+    x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    #                  area  aspect x   y    flip jitter bright contrast saturation hue grey
+    u = torch.tensor([[1.0, 0.5, 0.5, 0.5, 0.9, 0.0, 0.5, 0.5, 0.5, 0.5, 0.9]])
+    assert torch.allclose(augment(x, u, flip=True), x, atol=1e-5)
+    u[0, 4] = 0.1
+    assert torch.allclose(augment(x, u, flip=True), x.flip(-1), atol=1e-5)
+    assert torch.allclose(augment(x, u, flip=False), x, atol=1e-5)
+    u[0, 4], u[0, 10] = 0.9, 0.1
+    grey = augment(x, u, flip=True)
+    assert torch.allclose(grey[:, 0], grey[:, 2], atol=1e-6)
+
+
+def test_flesd_learns_from_images():
+    data, clients = federation(sizes=(8, 20, 20))
+    out = go("flesd", {}, data, clients, participation=None)
+    first = METHODS["flesd"].init(server(METHODS["flesd"].resolve("paper", small("flesd")), images_of(data).x))
+    assert gap({k: v for k, v in out.server.items() if k != "drift"},
+               {k: v for k, v in first.items() if k != "drift"}) > 0.0  # fmt: skip
+    assert out.fidelity == "exact"
+    assert out.records[-1].diagnostics["similarity_drift"] > 0.0
+
+
+def test_an_encoder_that_cannot_read_the_rows_is_refused():
+    data, clients = federation(sizes=(8, 20, 20))
+    with pytest.raises(FedcacheError, match="encoder=mlp cannot read images") as info:
+        go("fedavg-simclr", {"encoder": "mlp"}, images_of(data), clients)
+    assert info.value.code == Exit.USAGE
+    method = METHODS["fedavg-simclr"]
+    hp = method.resolve("paper", {**small("fedavg-simclr"), "encoder": "conv"})
+    with pytest.raises(FedcacheError, match="needs pixels"):
+        run(method, hp, data, clients, rounds=1)
+
+
+def test_the_encoder_is_what_training_sets():
+    data, clients = federation(views=4)
+    encoder = 7 * 11 + 7 + 7 * 7 + 7 + 4 * 7 + 4
+    assert {n: go(n, {}, data, clients, rounds=1).trainable for n in SSL} == dict.fromkeys(SSL, encoder)
+    conv = go("flesd", {}, *federation(sizes=(8, 20, 20)), rounds=1, participation=None)
+    assert conv.trainable == sum(
+        t.numel() for n, t in conv.server.items() if n in Encoder("conv", proj=4, channels=1).trained()
+    )

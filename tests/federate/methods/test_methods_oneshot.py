@@ -1,0 +1,323 @@
+"""One-shot closed forms: personal fed3r, fed3r-prior, fedcgs and fedcof, against their formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation, gap, go
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+from test_engine_traffic import paper, wide
+from test_methods_closed import CLIENTS, DATA, POOL, TEST, X, Y, parts
+from test_methods_grid import lanes
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.methods import METHODS, fedcof
+from fedcache.federate.methods.fed3r import lift
+from fedcache.federate.methods.fedcgs import covariance
+from fedcache.federate.methods.fedcof import scatter
+from fedcache.heads.ridge import gram, solve
+
+LABEL = DATA.y[POOL].numpy()
+EVERYONE = {"participation": None}
+
+
+# Systems without an answer
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_system_with_fewer_rows_than_features_is_refused_even_where_cholesky_succeeds(seed):
+    z = torch.randn(39, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    with pytest.raises(FedcacheError, match="lam=0 is not positive definite") as info:
+        solve(z.T @ z, torch.ones(40, 1, dtype=torch.float64), 0.0)
+    assert info.value.code == Exit.FEDERATED
+    works = float(info.value.hint.split("=")[-1])
+    solve(z.T @ z, torch.ones(40, 1, dtype=torch.float64), works)
+
+
+def test_features_of_very_different_scale_are_no_reason_to_refuse():
+    g = np.random.default_rng(0)
+    z, scale, B = g.standard_normal((60, 5)), np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None], g.standard_normal((5, 2))
+    A = scale * (z.T @ z) * scale.T
+    W = solve(torch.from_numpy(A), torch.from_numpy(B * scale), 0.0).numpy()
+    assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "key"),
+    [("fed3r", {"lam": 0.0}, "lam"), ("fed3r", {"lam": 0.0, "omega": 1.0}, "lam"), ("fed3r-prior", {"lam": 0.0}, "lam"),
+     ("fedcgs", {"gamma_shrink": 0.0}, "gamma_shrink"), ("fedcof", {"gamma": 0.0}, "gamma")],
+)  # fmt: skip
+def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
+    twice = replace(DATA, x=torch.cat([DATA.x, DATA.x], -1), text=torch.cat([DATA.text, DATA.text], -1))
+    with pytest.raises(FedcacheError, match=f"{key}=0 is not positive definite") as info:
+        go(name, settings, twice, CLIENTS, **EVERYONE)
+    assert info.value.code == Exit.FEDERATED
+    word = info.value.hint.split("--set ")[1].split("=")
+    assert word[0] == key
+    assert np.isfinite(go(name, {**settings, key: float(word[1])}, twice, CLIENTS, **EVERYONE).accuracy)
+
+
+# fed3r: personal models and random features
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_personal_ridge_counts_the_clients_own_rows_more_often(bias):
+    # (A + omega A_i + lam I)^-1 (B + omega B_i) is the ridge in which a row of client i weighs 1 + omega.
+    group = parts(2, 4)
+    out = go("fed3r", {"omega": 2.5, "lam": 0.5, "bias": bias}, DATA, group, **EVERYONE)
+    assert out.protocol == "personalised"
+    guesses = []
+    for client in group:
+        weight = np.where(np.isin(POOL, client.train), 3.5, 1.0)
+        ridge = Ridge(alpha=0.5, fit_intercept=bias).fit(X, Y, sample_weight=weight)
+        guesses.append(ridge.predict(DATA.x[TEST, 0].numpy()).argmax(1))
+    assert np.array_equal(out.evaluation.predictions, np.concatenate(guesses))
+    assert len({g.tobytes() for g in guesses}) > 1
+
+
+def test_without_extra_weight_there_is_one_model():
+    out = go("fed3r", {"omega": 0.0}, DATA, CLIENTS)
+    assert out.protocol == "global"
+    assert set(out.server) == {"W", "b"}
+    nearly = go("fed3r", {"omega": 1e-9}, DATA, CLIENTS)
+    for c, mine in zip(CLIENTS, np.split(nearly.evaluation.predictions, 9), strict=True):
+        assert np.array_equal(mine, out.predict(DATA.x[c.test]).numpy())
+
+
+def test_a_huge_weight_leaves_the_clients_own_least_squares():
+    big = CLIENTS[1]  # 64 rows of 11 features
+    x, y = DATA.x[big.train, 0].numpy(), np.eye(6)[DATA.y[big.train].numpy()]
+    everything = Rows("big", big.train, np.arange(len(DATA.y)))
+    out = go("fed3r", {"omega": 1e12}, DATA, [everything, *CLIENTS[2:5]], **EVERYONE)
+    u = DATA.x[:, 0].numpy() @ np.linalg.lstsq(x, y, rcond=None)[0]
+    clear = u.max(1) > 1e-6  # classes it has no row of score 0
+    assert clear.mean() > 0.5
+    assert np.array_equal(out.evaluation.predictions[: len(DATA.y)][clear], u.argmax(1)[clear])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
+    group = [CLIENTS[i] for i in (1, 5, 3)]  # 64, 50 and 33 rows: two are padded
+    options = {"omega": 2.0, "bias": bias}
+    predict, sums = METHODS["fed3r"].predict, go("fed3r", options, DATA, CLIENTS, **EVERYONE).server
+    down = {k: t[None] for k, t in sums.items()}
+    ctx = lanes("fed3r", options, lead=(3,), who=[c.name for c in group])
+    x = DATA.x[:7, 0]
+    together = predict(down, {}, lane_data(DATA.x, DATA.y, [c.train for c in group], 1), x.expand(3, 7, 11), ctx)
+    for client, u in zip(group, together, strict=True):
+        alone = predict(sums, {}, lane_data(DATA.x, DATA.y, [client.train], 0), x, lanes("fed3r", options))
+        assert torch.allclose(u, alone, atol=1e-12)
+
+
+@given(st.integers(0, 99), st.integers(1, 20))
+@settings(max_examples=5, deadline=None)
+def test_random_features_are_one_draw_for_all_clients(seed, m):
+    out = go("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed, **EVERYONE)
+    ctx = lanes("fed3r", {"rff_dim": 30})
+    phi = lift(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed))).numpy()
+    W = np.linalg.solve(phi.T @ phi + 0.1 * np.eye(30), phi.T @ Y)
+    assert np.abs(out.server["W"].numpy() - W.T).max() < 1e-9 * np.abs(W).max()
+    other = lift(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed + 1))).numpy()
+    assert np.abs(phi - other).max() > 0.1
+
+
+# fed3r-prior
+
+
+def test_the_prior_is_where_nothing_is_known_and_forgotten_where_all_is():  # T-K6
+    zero_shot = go("clip-zs", {}, DATA, CLIENTS, **EVERYONE).predict(DATA.x)
+    out = go("fed3r-prior", {"lam": 1e12}, DATA, CLIENTS, **EVERYONE)
+    assert gap(out.server["W"], DATA.text) < 1e-9
+    assert torch.equal(out.predict(DATA.x), zero_shot)
+    out = go("fed3r-prior", {"lam": 0.0, "kappa": 3.0}, DATA, CLIENTS, **EVERYONE)
+    assert np.allclose(out.server["W"].numpy().T, 3.0 * np.linalg.lstsq(X, Y, rcond=None)[0], rtol=1e-8)
+
+
+@given(st.integers(0, 99), st.integers(1, 20))
+@settings(max_examples=8, deadline=None)
+def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
+    # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
+    out = go("fed3r-prior", {"lam": 4.0, "kappa": 0.7}, DATA, parts(seed, m), **EVERYONE)
+    W0 = DATA.text.numpy().T
+    W = np.linalg.lstsq(np.r_[X, 2.0 * np.eye(11)], np.r_[0.7 * Y, 2.0 * W0], rcond=None)[0]
+    assert np.allclose(out.server["W"].numpy().T, W, atol=1e-10)
+
+
+def test_the_prior_stays_with_the_server():
+    out = go("fed3r-prior", {}, DATA, CLIENTS, **EVERYONE)
+    assert out.traffic.down == [6 * 12] * 9  # a head, and no class text features
+
+
+# fedcgs
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_fedcgs_is_linear_discriminant_analysis(absent):
+    data = replace(DATA, classes=6 + absent, text=None)
+    out = go("fedcgs", {"gamma_shrink": 0.0}, data, parts(1, 5), **EVERYONE)
+    lda = LinearDiscriminantAnalysis(solver="lsqr").fit(X, LABEL)
+    N = len(LABEL)
+    biased = N / (N - 6)  # scikit-learn divides the scatter by N
+    log_pi = np.log(Y.mean(0))
+    assert np.allclose(biased * out.server["W"].numpy()[:6], lda.coef_, rtol=1e-8)
+    assert np.allclose(biased * (out.server["b"].numpy()[:6] - log_pi) + log_pi, lda.intercept_, rtol=1e-8)
+    assert int(out.predict(-1e6 * DATA.x).max()) < 6  # a class nobody has is never predicted
+
+
+def test_the_released_code_takes_the_total_covariance():  # D-75
+    method = METHODS["fedcgs"]
+    assert method.resolve("official") == {"feat_post": "none", "cov": "total", "gamma_shrink": 0.0}
+    out = go("fedcgs", {"cov": "total", "gamma_shrink": 0.0}, DATA, parts(1, 5), **EVERYONE)
+    mean = (Y.T @ X) / Y.sum(0)[:, None]
+    W = np.linalg.solve(np.cov(X.T), mean.T)
+    b = np.log(Y.mean(0)) - 0.5 * np.einsum("cd,dc->c", mean, W)
+    assert np.allclose(out.server["W"].numpy().T, W, rtol=1e-8)
+    assert np.allclose(out.server["b"].numpy(), b, rtol=1e-8)
+
+
+def statistics(x, y):
+    z, member = torch.from_numpy(x), torch.from_numpy(y)
+    return {"gram": gram(z), "class_sum": member.T @ z, "count": member.sum(0)}
+
+
+def test_total_scatter_is_within_plus_between():  # T-K7
+    up = statistics(X + 3.0, Y)
+    N, C = Y.shape
+    mean = (Y.T @ (X + 3.0)) / Y.sum(0)[:, None]
+    apart = mean - (X + 3.0).mean(0)
+    between = (apart * Y.sum(0)[:, None]).T @ apart
+    within, total = covariance(up, "within").numpy(), covariance(up, "total").numpy()
+    assert np.allclose((N - 1) * total, (N - C) * within + between, atol=1e-9)
+    assert np.allclose(total, np.cov((X + 3.0).T), atol=1e-11)
+
+
+@pytest.mark.parametrize("cov", ["within", "total"])
+def test_an_affine_map_of_the_features_changes_no_prediction(cov):  # T-K8
+    g = np.random.default_rng(5)
+    M, t = torch.from_numpy(g.standard_normal((11, 11))), torch.from_numpy(g.standard_normal(11))
+    mapped = replace(DATA, x=DATA.x @ M + 3.0 * t, text=None)
+    plain, moved = (
+        go("fedcgs", {"cov": cov, "gamma_shrink": 0.0}, d, CLIENTS, **EVERYONE).predict(d.x) for d in (DATA, mapped)
+    )
+    assert torch.equal(plain, moved)
+    shrunk = [go("fedcgs", {"gamma_shrink": 1.0}, d, CLIENTS, **EVERYONE).predict(d.x) for d in (DATA, mapped)]
+    assert not torch.equal(*shrunk)
+
+
+def test_automatic_shrinkage_is_a_thousandth_of_the_mean_diagonal():
+    gamma = 1e-3 * float(covariance(statistics(X, Y), "within").trace()) / 11
+    auto, given_ = (go("fedcgs", {"gamma_shrink": g}, DATA, CLIENTS, **EVERYONE).server for g in ("auto", gamma))
+    none = go("fedcgs", {"gamma_shrink": 0.0}, DATA, CLIENTS, **EVERYONE).server
+    assert gap(auto, given_) < 1e-9 < gap(auto, none)
+
+
+def test_a_covariance_needs_more_rows_than_means():
+    data, clients = federation(sizes=(30,), per_client=3)
+    clients[0] = replace(clients[0], train=np.array([int((data.y == c).nonzero()[0]) for c in data.y.unique()]))
+    with pytest.raises(FedcacheError, match="3 rows and 3 means") as info:
+        go("fedcgs", {}, data, clients)
+    assert info.value.code == Exit.FEDERATED
+
+
+# fedcof
+
+
+def test_means_of_random_parts_scatter_like_the_class():  # T-K9
+    # 4000 draws of a class of 30 rows on 6 clients, taken as 4000 classes: the scatter is summed over them.
+    g = np.random.default_rng(0)
+    root = g.standard_normal((20, 20)) / 4
+    sizes = np.array([1, 2, 3, 5, 8, 11])
+    rows = g.standard_normal((4000, 30, 20)) @ root.T + 0.5
+    ends = np.cumsum(sizes)
+    sums = np.stack([rows[:, e - n : e].sum(1) for e, n in zip(ends, sizes, strict=True)])
+    counts = np.repeat(sizes[:, None], 4000, 1).astype(float)
+    estimate = scatter(torch.from_numpy(sums), torch.from_numpy(counts)).numpy() / (4000 * 29)
+    truth = root @ root.T
+    assert np.linalg.norm(estimate - truth) < 0.05 * np.linalg.norm(truth)
+
+
+def test_with_one_row_per_client_only_the_scatter_between_classes_is_missing():
+    clients = [Rows(f"c{i}", np.array([r]), TEST) for i, r in enumerate(POOL)]
+    out = go("fedcof", {"gamma": 0.0}, DATA, clients, **EVERYONE)
+    mean = (Y.T @ X) / Y.sum(0)[:, None]
+    apart = mean - X.mean(0)
+    G = X.T @ X - (apart * Y.sum(0)[:, None]).T @ apart
+    W = np.linalg.solve(G, X.T @ Y)
+    assert np.allclose(out.server["W"].numpy().T, W / np.linalg.norm(W, axis=0), atol=1e-9)
+
+
+def by_hand(gamma, group, data=DATA, classes=6):
+    x, y = data.x[:, 0].numpy(), data.y.numpy()
+    pool = np.concatenate([c.train for c in group])
+    N, mu = len(pool), x[pool].mean(0)
+    G, S = N * np.outer(mu, mu), np.zeros((classes, x.shape[1]))
+    for c in range(classes):
+        mine = [x[k.train[y[k.train] == c]] for k in group]
+        mine = [m for m in mine if len(m)]
+        if not mine:
+            continue
+        every = np.concatenate(mine)
+        sigma = gamma * np.eye(x.shape[1])
+        for m in mine if len(mine) > 1 else []:
+            apart = m.mean(0) - every.mean(0)
+            sigma += len(m) * np.outer(apart, apart) / (len(mine) - 1)
+        G += (len(every) - 1) * sigma
+        S[c] = every.sum(0)
+    W = np.linalg.solve(G, S.T)
+    return (W / np.linalg.norm(W, axis=0).clip(1e-300)).T, G / N
+
+
+@pytest.mark.parametrize("group", [CLIENTS, CLIENTS[1:3], CLIENTS[1:2]], ids=["nine", "two", "one"])
+def test_fedcof_is_its_formula(group):
+    W, _ = by_hand(0.3, group)
+    out = go("fedcof", {"gamma": 0.3}, DATA, group, **EVERYONE)
+    assert np.abs(out.server["W"].numpy() - W).max() < 1e-10
+    owned = np.unique(DATA.y[np.concatenate([c.train for c in group])])
+    assert set(out.predict(-DATA.x).tolist()) <= set(owned.tolist())
+
+
+def test_automatic_gamma_follows_the_scale_of_the_features():
+    _, G = by_hand(0.0, CLIENTS)
+    auto, told = (go("fedcof", {"gamma": g}, DATA, CLIENTS, **EVERYONE) for g in ("auto", 1e-2 * np.trace(G) / 11))
+    assert gap(auto.server["W"], told.server["W"]) < 1e-10
+    large = replace(DATA, x=1000.0 * DATA.x, text=None)
+    scaled = go("fedcof", {}, large, CLIENTS, **EVERYONE)
+    assert gap(auto.server["W"], scaled.server["W"]) < 1e-9
+
+
+def test_the_number_of_clients_behind_each_class_is_logged():
+    has = np.array([[(DATA.y[c.train] == k).any() for k in range(6)] for c in CLIENTS]).sum(0)
+    out = go("fedcof", {}, DATA, CLIENTS, **EVERYONE)
+    assert out.records[-1].diagnostics == {"owners_min": has.min(), "owners_mean": has.mean()}
+    assert out.server["owners"].tolist() == has.tolist()
+    assert set(fedcof.broadcast(out.server, lanes("fedcof", {}))) == {"W", "b"}  # K_c stays with the server
+    assert out.traffic.down == [6 * 12] * 9
+
+
+# Traffic
+
+
+def test_paper_counts():  # section 1
+    assert paper("fedcof", 512) == paper("fedncm", 512) == (5_120, 5_120)
+    assert paper("fedcgs", 512) == paper("fed3r", 512) == paper("fed3r-prior", 512) == (136_448, 5_130)
+    assert paper("fed3r", 512, {"omega": 1.0}) == (136_448, 136_448)
+    assert paper("fed3r", 512, {"rff_dim": 1000}) == (510_500, 10_010)
+
+
+def test_exact_counts():  # T-X4
+    pair = wide(512, rows=60)
+    ups = {
+        name: go(name, settings, *pair, rounds=1, participation=None, dtype=torch.float32).traffic
+        for name, settings in {"fedcof": {}, "fedcgs": {}, "fed3r-prior": {}, "fed3r": {"omega": 1.0}}.items()
+    }
+    assert ups["fedcof"].up == [5_130] * 5
+    assert ups["fedcgs"].up == [136_448 + 10] * 5
+    assert ups["fed3r-prior"].up == ups["fed3r"].up == ups["fed3r"].down == [136_448] * 5
+    assert ups["fedcof"].down == ups["fedcgs"].down == ups["fed3r-prior"].down == [5_130] * 5

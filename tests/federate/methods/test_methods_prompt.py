@@ -1,0 +1,550 @@
+"""Facts of the prompt methods: promptfl, tpfl, atpfl, local-prompt, and the approximations on cached features."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation, fitted, gap, go
+from tiny_towers import SIDES, E, L, TinyText, TinyTowers
+from torch.nn.functional import cross_entropy, normalize
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import Data, lane_data
+from fedcache.federate.engine.context import Ctx, Draws, Env
+from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
+from fedcache.federate.methods.common.prompts import check_prompts, scheduled
+from fedcache.heads.prompt import border, canvas, l_aug, slots, square, weave
+
+LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
+PIXELS = ("tpfl", "atpfl", "local-prompt")
+FEW = {"n_ctx": 2, "batch": 16}
+
+
+def context(name, settings=None, *, classes=6, width=11, towers=None, image=SIDES, round_=0, dtype=torch.float64):
+    """A context without leading axes, with tiny towers."""
+    hp = METHODS[name].resolve("paper", settings or {})
+    names = tuple(f"class {c}" for c in range(classes))
+    env = Env(
+        classes, width, 1, 3, None, dtype, torch.device("cpu"),
+        names=names, image=image, towers=towers or TinyTowers(width, dtype),
+    )  # fmt: skip
+    return Ctx((), hp, env, Draws(0, round_, ("a",), 0, dtype, torch.device("cpu")), (0,), round_)
+
+
+def one_client(name, dtype=torch.float64, rows=20):
+    """One client who has every training row, and the data as the method needs it."""
+    data, clients = federation(sizes=(rows,), per_client=6, dtype=dtype)
+    return fitted(METHODS[name], data), clients
+
+
+# Prompts of texts.
+
+
+def test_vectors_stand_before_around_or_after_the_name():
+    # START=0, a name of 3 tokens at 1..3, END at 4, padding 5..9; three vectors are numbers 10, 11, 12.
+    want = {
+        "end": [0, 10, 11, 12, 1, 2, 3, 4, 5, 6],
+        "middle": [0, 10, 1, 2, 3, 11, 12, 4, 5, 6],
+        "front": [0, 1, 2, 3, 10, 11, 12, 4, 5, 6],
+    }
+    for position, row in want.items():
+        index, end = slots(torch.tensor([4, 2]), 3, 10, position)
+        assert index[0].tolist() == row
+        assert end.tolist() == [7, 5]
+        assert sorted(index[1].tolist())[-3:] == [10, 11, 12]  # a shorter name beside it
+        assert index[1, 5] == 2
+    assert slots(torch.tensor([2]), 3, 10, "middle")[0].tolist() == [[0, 10, 1, 11, 12, 2, 3, 4, 5, 6]]
+
+
+def test_weaving_puts_shared_and_own_vectors_in_place():
+    names = torch.arange(2 * 6 * 1, dtype=torch.float64).view(2, 6, 1)
+    index, _ = slots(torch.tensor([2, 3]), 2, 6, "end")
+    shared = weave(names, torch.tensor([[100.0], [101.0]]).double(), index)
+    assert shared[..., 0].tolist() == [[0, 100, 101, 1, 2, 3], [6, 100, 101, 7, 8, 9]]
+    own = weave(names, torch.tensor([[[100.0], [101.0]], [[200.0], [201.0]]]).double(), index)
+    assert own[..., 0].tolist() == [[0, 100, 101, 1, 2, 3], [6, 200, 201, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_words_of_a_template_and_no_step_are_zero_shot(dtype):  # T-T1
+    data, clients = one_client("promptfl", dtype)
+    text = data.towers.text.encode(*data.towers.text.embed([f"it is {n}!" for n in data.names]))
+    zero = go("clip-zs", {}, replace(data, text=text), clients, dtype=dtype)
+    out = go("promptfl", {"ctx_init": "words", "epochs": 0}, data, clients, dtype=dtype)
+    assert out.server["ctx"].shape == (6, E)  # "it is " has six letters
+    assert torch.equal(out.predict(data.x), zero.predict(data.x))
+    ctx = context("promptfl", {"ctx_init": "words"}, dtype=dtype, towers=data.towers)
+    ctx = replace(ctx, env=replace(ctx.env, names=data.names))
+    assert gap(promptfl.deploy({"ctx": out.server["ctx"]}, {}, None, ctx)["T"], text) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"csc": True, "ctx_pos": "middle"}, {"ctx_init": "words", "ctx_pos": "front"}]
+)
+def test_tpfl_without_a_visual_prompt_is_promptfl_on_live_features_bit_for_bit(settings):  # T-T2
+    pixels, clients = one_client("tpfl", torch.float32)
+    tower = pixels.towers.image
+    live = tower.encode(tower.normalise(pixels.x.view(-1, *SIDES, 3)))
+    features = replace(pixels, x=live[:, None], image=None)
+    shared = {**FEW, **settings, "lr": 0.01, "epochs": 2}
+    a = go("tpfl", {**shared, "vp_size": 0}, pixels, clients, dtype=torch.float32)
+    b = go("promptfl", shared, features, clients, dtype=torch.float32)
+    assert gap(a.server, b.server) == 0.0
+    assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+    still = go("tpfl", {**shared, "vp_size": 0, "lr": 0.0}, pixels, clients, dtype=torch.float32)
+    assert gap(a.server, still.server) > 1e-3
+
+
+def test_one_client_is_coop_by_torchs_own_adam():  # T-T3
+    data, clients = one_client("promptfl")
+    settings = {"n_ctx": 3, "batch": 64, "epochs": 2, "lr": 0.02, "sched_unit": "none", "reset_opt": False}
+    out = go("promptfl", settings, data, clients, participation=None)
+    start = go("promptfl", {**settings, "lr": 0.0}, data, clients, rounds=1, participation=None).server["ctx"]
+    v = start.clone().requires_grad_()
+    solver = torch.optim.Adam([v], lr=0.02)
+    tokens, end = data.towers.text.embed([n + "!" for n in data.names])
+    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    for _ in range(6):  # 3 rounds of 2 epochs, one batch each
+        prompt = torch.stack([torch.cat([t[:1], v, t[1 : L - 3]]) for t in tokens])
+        solver.zero_grad()
+        cross_entropy(100 * x @ data.towers.text.encode(prompt, end + 3).T, y).backward()
+        solver.step()
+    assert gap(out.server["ctx"], v.detach()) < 1e-10
+    assert gap(out.server["ctx"], start) > 0.05
+
+
+def test_an_evaluated_prompt_runs_through_the_tower_once(monkeypatch):
+    monkeypatch.setattr("fedcache.federate.engine.evaluate.BLOCK", 5)  # eleven blocks
+    data, clients = one_client("promptfl")
+    data = replace(data, x=data.x, towers=TinyTowers(11))
+    everything = [replace(clients[0], test=np.arange(26))]
+    go("promptfl", {**FEW, "epochs": 0}, data, everything)
+    assert data.towers.text.calls == 1
+    go("promptfl", {**FEW, "batch": 7}, data, everything, rounds=2)
+    assert data.towers.text.calls == 1 + 2 * 3 + 1  # 20 rows make three batches, and one evaluation
+
+
+def test_every_class_has_vectors_of_its_own_with_csc():
+    data, clients = one_client("promptfl")
+    out = go("promptfl", {**FEW, "csc": True, "lr": 0.01}, data, clients)
+    assert out.server["ctx"].shape == (6, 2, E)
+    assert gap(out.server["ctx"][0], out.server["ctx"][1]) > 1e-3
+
+
+def test_a_prompt_that_does_not_fit_names_the_class_and_the_numbers():
+    ctx = context("promptfl", {"n_ctx": 16})
+    ctx = replace(ctx, env=replace(ctx.env, names=("a", "cargo aircraft", "b", "c", "d", "e")))
+    with pytest.raises(
+        FedcacheError, match="'cargo aircraft' has 16 context vectors, a name of at least 15 tokens"
+    ) as e:
+        check_prompts(ctx.hp, ctx)
+    assert f"the {L} tokens that tiny reads" in e.value.message
+    assert e.value.hint == "--set n_ctx=7 fits."  # 1 + 7 + 15 + 1 = 24
+    assert e.value.code == Exit.USAGE
+    seven = context("promptfl", {"n_ctx": 7})
+    check_prompts(seven.hp, replace(seven, env=replace(seven.env, names=ctx.env.names)))
+    eight = context("promptfl", {"n_ctx": 8})
+    with pytest.raises(FedcacheError, match="n_ctx=7 fits"):
+        check_prompts(eight.hp, replace(eight, env=replace(eight.env, names=ctx.env.names)))
+
+
+def test_words_that_are_none_are_refused():
+    towers = TinyTowers(11)
+    towers.template = "{} it is"
+    ctx = context("promptfl", {"ctx_init": "words"}, towers=towers)
+    with pytest.raises(FedcacheError, match="has none before"):
+        check_prompts(ctx.hp, ctx)
+
+
+def test_stored_views_are_asked_for():
+    with pytest.raises(FedcacheError, match="hold 1 view") as info:
+        go("promptfl", {**FEW, "train_view": "aug"})
+    assert info.value.code == Exit.STORE
+    out = go("promptfl", {**FEW, "train_view": "aug"}, *federation(views=3))
+    assert out.fidelity == "cached_views"
+
+
+@pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
+def test_the_rate_follows_a_cosine_over_rounds(name):
+    def rate(t, **settings):
+        return scheduled(context(name, {"lr": 0.1, **settings}, round_=t)).hp["lr"]
+
+    assert rate(0) == 0.1
+    assert rate(10) == pytest.approx(0.05)  # half of the paper's twenty rounds
+    assert rate(5) == pytest.approx(0.1 * (1 + math.sqrt(0.5)) / 2)
+    assert rate(20) == rate(30) == pytest.approx(0.0)
+    assert rate(1, sched_rounds=2) == pytest.approx(0.05)
+    assert rate(7, sched_unit="none") == 0.1
+    assert rate(0, warm_rounds=1) == 1e-5
+    assert rate(1, warm_rounds=1) == pytest.approx(0.1 * (1 + math.cos(math.pi / 20)) / 2)
+
+
+@pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
+def test_the_schedule_reaches_the_optimiser(name):
+    data, clients = federation(sizes=(9, 20))
+    moved = []
+    for rounds in (1, 2):
+        out = go(name, {"opt": "sgd", "sched_rounds": 1, "lr": 0.05}, data, clients, rounds=rounds, participation=None)
+        moved.append(out.server or {k: t for k, t in out.states[1].items() if not k.startswith("opt/")})
+    assert gap(*moved) < 1e-12  # a rate of zero in the second round
+
+
+# Prompts on images.
+
+
+def test_the_sizes_of_visual_prompts():  # T-V5
+    assert len(border(224, 224, 30)) == 69_840
+    assert len(square(224, 224, 30)) == 2_700
+    for h, w, p in ((7, 5, 1), (7, 5, 2), (8, 8, 4), (6, 9, 0)):
+        assert len(border(h, w, p)) == 6 * p * (h + w - 2 * p)
+    assert [t.tolist() for t in square(4, 5, 2, 1, 3).view(3, 4)] == [
+        [8, 9, 13, 14],
+        [28, 29, 33, 34],
+        [48, 49, 53, 54],
+    ]
+    assert border(3, 4, 1).view(3, 10)[0].tolist() == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+
+
+def test_a_size_left_out_is_the_papers_in_proportion():
+    for side, size in ((224, 30), (32, 4), (8, 1), (336, 45)):
+        ctx = context("tpfl", image=(side, side))
+        assert len(tpfl.init(ctx)["v"]) == 6 * size * (2 * side - 2 * size)
+
+
+@pytest.mark.parametrize("template", ["padding", "fixed_patch", "random_patch"])
+def test_a_visual_prompt_of_zeros_leaves_the_logits_as_they_are(template):  # T-V3
+    data, _ = one_client("tpfl", torch.float32)
+    logits = []
+    for settings in ({"vp_template": template, "vp_size": 1}, {"vp_size": 0}):
+        ctx = context("tpfl", {**FEW, **settings}, towers=data.towers, dtype=torch.float32)
+        logits.append(tpfl.predict(tpfl.deploy(tpfl.init(ctx), {}, None, ctx), {}, None, data.x[:, 0], ctx))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("template", ["padding", "fixed_patch"])
+def test_the_gradient_of_a_visual_prompt_is_zero_outside_its_mask(template):  # T-V4
+    data, _ = one_client("tpfl")
+    ctx = context("tpfl", {**FEW, "vp_template": template, "vp_size": 1, "vp_init": "randn"}, towers=data.towers)
+    p = tpfl.init(ctx)
+    places = border(*SIDES, 1) if template == "padding" else square(*SIDES, 1)
+    whole = canvas(p["v"], places, *SIDES).requires_grad_()
+    inside = torch.zeros(36, dtype=torch.bool)
+    inside[places] = True
+    tower = data.towers.image
+    x = tower.normalise(data.x[:5].view(-1, *SIDES, 3)) + whole * inside.view_as(whole)
+    T = promptfl.deploy({"ctx": p["ctx"]}, {}, None, ctx)["T"]
+    (masked,) = torch.autograd.grad(cross_entropy(100 * tower.encode(x) @ T.T, data.y[:5]), whole)
+    assert float(masked.flatten()[~inside].abs().sum()) == 0.0
+    # ... and the method's own gradient is that one at its places: nothing is lost, nothing is added.
+    leaf = p["v"].clone().requires_grad_()
+    batch = {
+        "x": data.x[:5, 0],
+        "y": data.y[:5],
+        "w": torch.full((5,), 0.2, dtype=torch.float64),
+        "at": torch.tensor([0, 0]),
+    }
+    value, _, _ = tpfl.forward({**p, "v": leaf}, batch, promptfl.class_names(ctx, 2), ctx)
+    assert torch.allclose(torch.autograd.grad(value, leaf)[0], masked.flatten()[places], atol=1e-12, rtol=1e-9)
+    assert float(canvas(p["v"], places, *SIDES).flatten()[~inside].abs().sum()) == 0.0
+
+
+def test_a_random_patch_moves_and_its_draws_are_seeded():
+    data, clients = one_client("tpfl")
+    seen = []
+    settings = {**FEW, "vp_template": "random_patch", "vp_size": 2, "batch": 5, "vp_init": "randn"}
+    original = tpfl.paint
+
+    def spy(p, ctx, at=(0, 0)):
+        seen.append(tuple(at))
+        return original(p, ctx, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tpfl, "paint", spy)
+        a = go("tpfl", settings, data, clients, rounds=9)
+        first, seen[:] = list(seen), []
+        b = go("tpfl", settings, data, clients, rounds=9)
+    assert seen == first
+    assert set(first) == {(top, left) for top in range(3) for left in range(2)}  # 2 x 2 in 4 x 3
+    assert gap(a.server, b.server) == 0.0
+    assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+
+
+def test_a_visual_prompt_larger_than_the_image_is_refused():
+    for template, size, most in (("padding", 2, 1), ("fixed_patch", 4, 3), ("random_patch", 4, 3)):
+        ctx = context("tpfl", {**FEW, "vp_template": template, "vp_size": size})
+        with pytest.raises(FedcacheError, match=f"{template} prompt of {size} pixels does not fit .* 4 x 3") as info:
+            check_prompts(ctx.hp, ctx)
+        assert f"vp_size={most} " in info.value.hint
+        fits = context("tpfl", {**FEW, "vp_template": template, "vp_size": most})
+        check_prompts(fits.hp, fits)
+
+
+# The pull of ATPFL.
+
+
+def unit(*shape, seed=0):
+    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=-1)
+
+
+def test_the_pull_is_a_softplus_of_the_difference():  # T-V2
+    z, g, prev = unit(7, 5), unit(7, 5, seed=1), unit(7, 5, seed=2)
+    for G in (0.5, 0.07, 3.0):
+        s_g, s_prev = (z * g).sum(-1), (z * prev).sum(-1)
+        printed = -torch.log(torch.exp(s_g / G) / (torch.exp(s_g / G) + torch.exp(s_prev / G)))  # eq 4
+        assert torch.allclose(l_aug(z, g, prev, G), printed, atol=1e-12)
+    leaf = z.clone().requires_grad_()
+    value = l_aug(leaf, g, g, 0.5)
+    assert (value == math.log(2.0)).all()
+    assert float(torch.autograd.grad(value.sum(), leaf)[0].abs().max()) == 0.0
+
+
+def atpfl_loss(settings, seed):
+    """eq 5 of one full batch written out, and what ``atpfl.fit`` descends: both after one SGD step."""
+    data, clients = one_client("atpfl")
+    settings = {"n_ctx": 2, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 1e-3, "sched_unit": "none", **settings}
+    ctx = context("atpfl", settings, towers=data.towers)
+    ctx = replace(ctx, env=replace(ctx.env, names=data.names))
+    g = np.random.default_rng(seed)
+    down = {k: t + 0.1 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in tpfl.init(ctx).items()}
+    prev = {k: t + 0.3 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in down.items()}
+    rows = lane_data(data.x, data.y, [clients[0].train], 0)
+    state, up = atpfl.fit(down, {f"prev/{k}": t for k, t in prev.items()}, rows, ctx)
+    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+
+    def features(p):
+        tokens, end = data.towers.text.embed([n + "!" for n in data.names])
+        prompt = torch.stack([torch.cat([t[:1], p["ctx"], t[1 : L - 2]]) for t in tokens])
+        pixels = data.towers.image.normalise(x.view(-1, *SIDES, 3))
+        if "v" in p:
+            pixels = pixels + canvas(p["v"], border(*SIDES, 1), *SIDES)
+        return data.towers.image.encode(pixels), data.towers.text.encode(prompt, end + 2)
+
+    leaf = {k: t.clone().requires_grad_() for k, t in down.items()}
+    (z, t), (z_g, t_g), (z_p, t_p) = features(leaf), features(down), features(prev)
+    mu, G = float(ctx.number("mu_aug")), float(ctx.number("gamma_aug"))
+
+    def pull(a, b, c):
+        near, far = torch.exp((a * b).sum(-1) / G), torch.exp((a * c).sum(-1) / G)
+        return -torch.log(near / (near + far)).mean()
+
+    value = cross_entropy(100 * z @ t.T, y) + mu * (pull(t, t_g, t_p) + pull(z, z_g, z_p))
+    grads = torch.autograd.grad(value, list(leaf.values()))
+    return state, up, {k: d - 1e-3 * q for (k, d), q in zip(down.items(), grads, strict=True)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"mu_aug": 4.0, "gamma_aug": 0.1}, {"mu_aug": 4.0, "vp_size": 0}])
+def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
+    state, up, want = atpfl_loss(settings, 3)
+    assert gap(up, want) < 1e-12
+    assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0  # z_prev of its next participation
+
+
+def test_the_pull_changes_the_step():
+    with_pull, without = (atpfl_loss({"mu_aug": mu}, 3)[1] for mu in (4.0, 0.0))
+    assert gap(with_pull["ctx"], without["ctx"]) > 1e-6
+    assert gap(with_pull["v"], without["v"]) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("pulled", "plain", "extra"),
+    [
+        ("atpfl", "tpfl", {**FEW, "vp_init": "randn"}),
+        ("atpfl", "tpfl", {**FEW, "vp_template": "random_patch", "vp_size": 2}),
+        ("atpfl-feat", "tpfl-feat", {"batch": 16, "csc": True}),
+    ],
+)
+def test_without_the_pull_it_is_the_plain_method_bit_for_bit(pulled, plain, extra):  # T-V1
+    data, clients = federation(dtype=torch.float32, sizes=(1, 40, 17))
+    settings = {**extra, "lr": 0.01, "epochs": 2}
+    a = go(pulled, {**settings, "mu_aug": 0.0}, data, clients, dtype=torch.float32)
+    b = go(plain, settings, data, clients, dtype=torch.float32)
+    assert gap(a.server, b.server) == 0.0
+    assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
+    c = go(pulled, {**settings, "mu_aug": 5.0}, data, clients, dtype=torch.float32)
+    assert gap(a.server, c.server) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({}, 80, 200),  # 40 images trained on and 40 z_g; 40 z_prev more in the second, in the first they are z_g
+        ({"mu_aug": 0.0}, 40, 80),
+        ({"vp_template": "random_patch", "vp_size": 2}, 120, 240),  # all three with each batch, at its place
+    ],
+)
+def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, first, second):
+    data, clients = federation(sizes=(20, 20))
+    data = fitted(METHODS["atpfl"], data)
+    for rounds, rows in ((1, first), (2, second)):
+        towers = TinyTowers(11)
+        out = go("atpfl", {**FEW, **settings, "batch": 5}, replace(data, towers=towers), clients, rounds=rounds)
+        assert towers.image.rows == rows + len(out.evaluation.rows)
+
+
+# Who sends what, and who is scored on what.
+
+
+class Wide(TinyText):
+    """CLIP's sizes: tokens of 512 numbers, contexts of 77."""
+
+    width, context = 512, 77
+
+    def __init__(self):
+        g = torch.Generator().manual_seed(0)
+        self.table, self.calls = torch.randn(28, 512, generator=g), 0
+
+    def embed(self, prompts):
+        tokens = torch.zeros(len(prompts), 77, dtype=torch.int64)
+        return self.table[tokens], torch.full((len(prompts),), 3)
+
+    def encode(self, embeddings, end):
+        return normalize(embeddings.mean(1), dim=-1)
+
+
+class Bright:
+    """An image tower of 512 means of pixels."""
+
+    def normalise(self, images):
+        return images.permute(0, 3, 1, 2).float() / 255
+
+    def encode(self, x):
+        return normalize(x.flatten(1)[:, : 512 * 294].view(len(x), 512, 294).mean(-1), dim=-1)
+
+
+def paper_sized(pixels):
+    """Two clients of two images each, as CLIP sees them."""
+    towers = TinyTowers(512, torch.float32)
+    towers.text, towers.image = Wide(), Bright()
+    g = torch.Generator().manual_seed(0)
+    if pixels:
+        x, image = torch.randint(0, 256, (6, 1, 224 * 224 * 3), generator=g, dtype=torch.uint8), (224, 224)
+    else:
+        x, image = torch.randn(6, 1, 512, generator=g), None
+    data = Data(x, torch.arange(6) % 2, 10, None, names=tuple("abcdefghij"), image=image, towers=towers)
+    return data, [Rows("a", np.arange(2), np.array([4])), Rows("b", np.arange(2, 4), np.array([5]))]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "scalars"),
+    [
+        ("promptfl", {}, 8_192),
+        ("promptfl", {"csc": True}, 81_920),
+        ("tpfl", {}, 78_032),
+        ("atpfl", {}, 78_032),
+        ("tpfl", {"vp_template": "fixed_patch"}, 8_192 + 2_700),
+        ("local-prompt", {}, 0),
+    ],
+)
+def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md section 1, T-X4
+    data, clients = paper_sized(name in PIXELS)
+    out = go(name, settings, data, clients, rounds=2, participation=None, dtype=torch.float32)
+    assert out.traffic.up == out.traffic.down == [2 * scalars] * 2
+    totals = out.traffic.totals()
+    assert totals["paper_up"] == totals["up"]
+    assert totals["paper_down"] == totals["down"]
+    assert totals["up_bytes"] == 4 * totals["up"]
+
+
+@pytest.mark.parametrize(("csc", "rows"), [(False, 1), (True, 6)])
+@pytest.mark.parametrize("name", ["tpfl-feat", "atpfl-feat"])
+def test_an_approximation_reports_its_own_traffic(name, csc, rows):
+    out = go(name, {"csc": csc}, *federation(), rounds=1, participation=None)
+    assert out.traffic.up == [11 * (1 + rows)] * 9
+    assert out.traffic.down == [11 * (1 + rows) + 6 * 11] * 9  # and the class texts, once
+    assert out.fidelity == "approx"
+    assert out.traffic.totals()["paper_up"] == out.traffic.totals()["up"]
+
+
+@pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
+def test_the_presets_are_the_papers(name):  # D-62, D-64, D-66
+    paper, official = (METHODS[name].resolve(preset) for preset in ("paper", "official"))
+    assert (paper["opt"], paper["lr"], paper["epochs"], paper["sched_unit"]) == ("adam", 1e-3, 1, "round")
+    assert paper.get("agg", "weighted") == "weighted"
+    assert (paper.get("mu_aug", 0.5), paper.get("gamma_aug", 0.5)) == (0.5, 0.5)
+    changed = {k: v for k, v in official.items() if v != paper[k]}
+    released = {"opt": "sgd", "epochs": 5, "warm_rounds": 1, "agg": "uniform"}
+    assert changed == (released if name == "promptfl" else {"vp_init": "randn"} if name in PIXELS else {})
+    defaults = METHODS[name].defaults
+    assert (defaults.rounds, defaults.clients, defaults.scheme) == (20, 10, "few-shot")
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_on_live_encoders_the_methods_are_exact(name):
+    assert METHODS[name].fidelity(METHODS[name].resolve(), 1) == "exact"
+
+
+def test_local_prompts_are_each_clients_own_and_scored_everywhere():
+    data, clients = federation()
+    settings = {**FEW, "lr": 0.05, "sched_unit": "none"}
+    out = go("local-prompt", settings, data, clients, participation=None)
+    alone = go("local-prompt", settings, data, [clients[3], replace(clients[5], train=clients[5].train[:1])])
+    assert gap(out.states[3], alone.states[0]) == 0.0  # the others change nothing
+    assert out.protocol == "everywhere"
+    assert len(out.evaluation.predictions) == 9 * 54
+    assert out.accuracy == pytest.approx(out.client_accuracy.mean())
+    solo = go("tpfl", settings, data, [clients[3]], participation=None)
+    assert gap({k: out.states[3][k] for k in ("ctx", "v")}, solo.server) < 1e-12
+    guess = out.evaluation.predictions.reshape(9, -1)[3]
+    assert np.array_equal(guess, solo.predict(fitted(METHODS["tpfl"], data).x[out.evaluation.rows[:54]]).numpy())
+
+
+# The approximations on cached features.
+
+
+def test_without_a_step_the_approximation_is_zero_shot():
+    data, clients = federation()
+    zero = go("clip-zs", {}, data, clients)
+    for name in ("tpfl-feat", "atpfl-feat"):
+        out = go(name, {"epochs": 0}, data, clients)
+        assert torch.equal(out.predict(data.x), zero.predict(data.x))
+
+
+@pytest.mark.parametrize("csc", [False, True])
+@pytest.mark.parametrize("pull", [0.0, 3.0])
+def test_a_step_of_the_approximation_by_torch(csc, pull):
+    data, clients = federation(sizes=(20,), per_client=6)
+    settings = {"csc": csc, "batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "a": 0.7, "scale": 20.0}
+    settings |= {"mu_aug": pull, "gamma_aug": 0.2, "sched_unit": "none"}
+    out = go("atpfl-feat", settings, data, clients, rounds=3, participation=None)
+    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    p = {"u": torch.zeros(11).double(), "rho": torch.zeros(6 if csc else 1, 11).double()}
+    prev = p
+
+    def features(q):
+        return normalize(x + q["u"], dim=-1), normalize(data.text + 0.7 * q["rho"], dim=-1)
+
+    for _ in range(3):  # one client: what it receives is what it sent, so z_g = z_prev and the pull is flat
+        leaf = {k: t.clone().requires_grad_() for k, t in p.items()}
+        (z, t), (z_g, t_g), (z_p, t_p) = features(leaf), features(p), features(prev)
+        value = cross_entropy(20.0 * z @ t.T, y)
+        value = value + pull * (l_aug(z, z_g, z_p, 0.2).mean() + l_aug(t, t_g, t_p, 0.2).mean())
+        grads = torch.autograd.grad(value, list(leaf.values()))
+        p = {k: t - 0.01 * g for (k, t), g in zip(p.items(), grads, strict=True)}
+        prev = p
+    assert gap(out.server, p) < 1e-12
+
+
+def test_the_pull_of_the_approximation_by_torch():
+    data, clients = federation(sizes=(20, 12), per_client=6)
+    settings = {"batch": 64, "opt": "sgd", "momentum": 0.0, "lr": 0.01, "mu_aug": 3.0, "gamma_aug": 0.2}
+    saved = []
+    go("atpfl-feat", {**settings, "sched_unit": "none"}, data, clients, rounds=2, participation=None,
+       on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors))  # fmt: skip
+    down, prev = ({k: saved[0][f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev"))
+    x, y = data.x[clients[1].train, 0], data.y[clients[1].train]
+
+    def features(q):
+        return tpfl_feat.images(q["u"], x), normalize(data.text + 0.5 * q["rho"], dim=-1)
+
+    leaf = {k: t.clone().requires_grad_() for k, t in down.items()}
+    (z, t), (z_g, t_g), (z_p, t_p) = features(leaf), features(down), features(prev)
+    pull = l_aug(z, z_g, z_p, 0.2).mean() + l_aug(t, t_g, t_p, 0.2).mean()
+    value = cross_entropy(100.0 * z @ t.T, y) + 3.0 * pull
+    assert abs(float(pull.detach()) / 2 - math.log(2.0)) > 1e-6
+    grads = torch.autograd.grad(value, list(leaf.values()))
+    for (k, d), g in zip(down.items(), grads, strict=True):
+        assert gap(saved[1][f"client/1/prev/{k}"], d - 0.01 * g) < 1e-12

@@ -1,0 +1,149 @@
+"""What closed forms share: uploads of runs that differ in what the server reads, sums of any partition, eigenvalues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, difference, federation, fitted, gap, go, spread
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.run import run, run_points
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.execution.grid_cache import Shared
+from fedcache.federate.methods import METHODS
+from fedcache.heads.ridge import solve, solve_spectrum, spectrum
+
+FREE = [(name, h.name) for name, m in METHODS.items() for h in m.hparams if not h.fit]
+"""(method, hyperparameter that its ``fit`` is said not to read)."""
+
+ADDITIVE = [name for name, m in METHODS.items() if m.additive(m.resolve())]
+
+
+def other(h, value):
+    """Another legal value."""
+    if h.kind == "bool":
+        return not value
+    if h.kind == "choice":
+        return next(c for c in h.choices if c != value)
+    return 0.7 if value != 0.7 else 0.3
+
+
+def uploads(name, hp, clients=None):
+    """What every client sends in the first round."""
+    data, known = federation()
+    method = METHODS[name]
+    job = Rounds(method, hp, fitted(method, data), clients or known, 0, torch.float64)
+    job.start()
+    return [job.fit_one(job.down(), c) for c in job.eligible]
+
+
+def test_some_hyperparameters_are_the_servers():
+    assert {("fed3r", "lam"), ("fed3r-prior", "kappa"), ("fedcgs", "gamma_shrink"), ("fedncm", "metric")} <= set(FREE)
+    assert {"fed3r", "fed3r-prior", "fedcgs", "fedncm"} == set(ADDITIVE)
+
+
+@pytest.mark.parametrize(("name", "key"), FREE)
+def test_uploads_do_not_depend_on_what_fit_does_not_read(name, key):
+    method = METHODS[name]
+    for settings in ({}, {"bias": True}) if name == "fed3r" else ({},):
+        hp = method.resolve("paper", settings)
+        changed = {**hp, key: other(method.hparam(key), hp[key])}
+        for a, b in zip(uploads(name, hp), uploads(name, changed), strict=True):
+            assert gap(a, b) == 0.0
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_an_additive_upload_is_that_of_one_client_with_all_rows(name):
+    _, clients = federation()
+    hp = METHODS[name].resolve()
+    every = Rows("all", np.concatenate([c.train for c in clients]), clients[0].test)
+    (whole,) = uploads(name, hp, [every])
+    parts = uploads(name, hp)
+    assert gap(whole, {k: sum(p[k] for p in parts) for k in whole}) < 1e-12
+
+
+def test_weights_or_draws_of_clients_are_not_additive():
+    fed3r = METHODS["fed3r"]
+    assert not fed3r.additive(fed3r.resolve("paper", {"class_weight": "local"}))
+    assert not fed3r.additive(fed3r.resolve("paper", {"rff_dim": 8}))
+
+
+GRIDS = [
+    ("fed3r", {}),
+    ("fed3r", {"bias": True}),
+    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True}),
+    ("fed3r", {"omega": 0.5}),
+    ("fed3r", {"rff_dim": 8}),
+    ("fed3r-prior", {}),
+    ("fedcgs", {"gamma_shrink": 0.1}),
+    ("fedcgs", {"cov": "total", "gamma_shrink": 0.1}),
+    ("fedcof", {}),
+    ("fedpft", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), GRIDS)
+@pytest.mark.parametrize("points", [2, 5])
+def test_points_that_share_uploads_are_the_runs_alone(name, settings, points):
+    """Two points solve by Cholesky, and have the same bits; five by eigenvalues."""
+    method = METHODS[name]
+    data, clients = federation()
+    hps = [spread(method, method.resolve("paper", settings), 1.0 + 0.4 * g) for g in range(points)]
+    found = run_points(method, hps, data, clients, rounds=1, dtype=torch.float64)
+    for hp, out in zip(hps, found, strict=True):
+        alone = run(method, hp, data, clients, rounds=1, dtype=torch.float64)
+        assert difference(out, alone) < (1e-10 if points > 2 else 1e-300)
+        assert out.traffic == alone.traffic
+
+
+def test_shared_clients_fit_once(monkeypatch):
+    """Five ridges, then another partition of the same rows: seven fits in all, those of the first seven clients."""
+    data, clients = federation()
+    clients = clients[:7]
+    calls = []
+    fed3r = METHODS["fed3r"]
+    counted = replace(fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a))
+    shared = Shared()
+    hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
+    run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, shared=shared)
+    assert len(calls) == 7
+    rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
+    dealt = [Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))]
+    (again,) = run_points(counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, shared=shared)
+    assert len(calls) == 7
+    alone = run(counted, hps[0], data, dealt, rounds=1, dtype=torch.float64)
+    assert gap(again.server, alone.server) < 1e-12
+    assert again.traffic == alone.traffic
+    other_rows = [Rows("fewer", rows[:-1], clients[0].test)]
+    run_points(counted, hps[:1], data, other_rows, rounds=1, dtype=torch.float64, shared=shared)
+    assert len(calls) == 7 + 3 + 1
+
+
+def test_eigenvalues_solve_what_cholesky_solves_and_refuse_what_it_refuses():
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(30, 8, dtype=torch.float64, generator=g)
+    B = torch.randn(8, 3, dtype=torch.float64, generator=g)
+    A = X.mT @ X
+    for ridge in (0.0, 1e-6, 1.0, 1e6):
+        assert gap(solve(A, B, ridge), solve_spectrum(spectrum(A, B), ridge)) < 1e-12
+    X[:, 5] = X[:, 4]
+    A = X.mT @ X
+    for way in (lambda: solve(A, B, 0.0), lambda: solve_spectrum(spectrum(A, B), 0.0)):
+        with pytest.raises(FedcacheError, match="lam=0 is not positive definite") as caught:
+            way()
+        assert caught.value.code is Exit.FEDERATED
+
+
+def test_one_singular_ridge_of_a_grid_ends_alone():
+    """Two equal features: lam = 0 fails, the other points do not."""
+    data, clients = federation()
+    data = replace(data, x=torch.cat([data.x, data.x[..., :1]], -1), text=None)
+    fed3r = METHODS["fed3r"]
+    hps = [fed3r.resolve("paper", {"lam": lam}) for lam in (0.1, 0.0, 1.0, 2.0)]
+    found = run_points(fed3r, hps, data, clients, rounds=1, dtype=torch.float64)
+    assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
+    alone = go("fed3r", {"lam": 1.0}, data, clients, rounds=1, participation=None)
+    assert gap(found[2].server, alone.server) < 1e-10

@@ -1,0 +1,258 @@
+"""Facts of the methods that start from class text features: clip-zs and fst-cbdg."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, gap, go
+from test_methods_grid import lanes
+
+from fedcache.federate.engine.metrics import entropy_bits
+from fedcache.federate.engine.rng import generator
+from fedcache.federate.methods import fst_cbdg
+from fedcache.federate.methods.common.synthesis import at_once, stratified, synthetic
+
+
+def states(out, name="rows/q"):
+    return [s[name] for s in out.states.values()]
+
+
+def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
+    data, clients = federation()
+    expected = (data.x[:, 0] @ data.text.T).argmax(-1)
+    for scale in (1e-3, 1.0, 100.0):
+        assert torch.equal(go("clip-zs", {"scale": scale}, data, clients).predict(data.x), expected)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_self_training_alone_is_a_fixed_point(beta, lift):  # T-F1
+    data, clients = federation()
+    settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16, "lr": 0.1}
+    out = go("fst-cbdg", settings, data, clients, rounds=4, lift=lift)
+    assert gap(out.server["W"], data.text) < 1e-12
+    assert float(out.server["b"].abs().max()) < 1e-12
+    assert torch.equal(out.predict(data.x), go("clip-zs", {}, data, clients).predict(data.x))
+
+
+def test_decay_moves_self_training():
+    data, clients = federation()
+    out = go("fst-cbdg", {"ablation": "ist_only", "wd": 0.1}, data, clients)
+    assert gap(out.server["W"], data.text) > 1e-6
+
+
+def one_batch(settings, q_now, seed=0):
+    """loss and gradient of a batch of six rows; logits of random weights."""
+    g = torch.Generator().manual_seed(seed)
+    text = torch.randn(4, 5, generator=g, dtype=torch.float64)
+    ctx = lanes("fst-cbdg", settings, classes=4, width=5, text=text)
+    p = {"W": torch.randn(4, 5, generator=g, dtype=torch.float64).requires_grad_(), "b": torch.zeros(4).double()}
+    batch = {
+        "x": torch.randn(6, 5, generator=g, dtype=torch.float64),
+        "i": torch.arange(6),
+        "w": torch.full((6,), 1 / 6).double(),
+    }
+    value, updates = fst_cbdg.loss({**p, "rows/q": q_now}, batch, {}, ctx)
+    f = torch.softmax(batch["x"] @ p["W"].T, -1).detach()
+    return value, p["W"], batch["x"], f, updates["rows/q"].detach()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.9])
+def test_the_gradient_is_the_distance_to_the_new_soft_labels(beta):  # T-F2: f - q = beta (f - q_old)
+    q_old = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64), -1)
+    value, W, x, f, q = one_batch({"ablation": "ist_only", "beta": beta}, q_old)
+    assert torch.allclose(q, beta * q_old + (1 - beta) * f, atol=1e-14)  # eq 4
+    assert float(value.detach()) == pytest.approx(float(-(q * torch.log(f)).sum(1).mean()))  # eq 3
+    grad = torch.autograd.grad(value, W)[0]
+    assert torch.allclose(grad, beta * (f - q_old).T @ x / 6, atol=1e-14)
+    if beta == 0.0:
+        assert float(grad.abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_soft_labels_stay_on_the_simplex(lift):  # T-F4
+    out = go("fst-cbdg", {"lr": 0.5, "epochs": 3, "batch": 16}, lift=lift)
+    for q in states(out):
+        assert float((q.sum(-1) - 1).abs().max()) < 1e-12
+        assert float(q.min()) >= 0.0
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_full_memory_keeps_the_first_soft_labels(lift):  # T-F4
+    data, clients = federation()
+    out = go("fst-cbdg", {"beta": 1.0, "epochs": 2, "batch": 16}, data, clients, lift=lift)
+    for c, s in out.states.items():
+        q0 = torch.softmax(data.x[clients[c].train, 0] @ data.text.T, -1)
+        assert gap(s["rows/q"], q0) < 1e-15
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_no_weight_is_self_training_alone_bit_for_bit(lift):  # T-F6
+    data, clients = federation(dtype=torch.float32)
+    keys = {"dtype": torch.float32, "lift": lift}
+    a = go("fst-cbdg", {"lambda": 0.0}, data, clients, **keys)
+    b = go("fst-cbdg", {"ablation": "ist_only"}, data, clients, **keys)
+    assert gap(a.server, b.server) == 0.0
+    assert gap(a.states, b.states) == 0.0
+    assert gap(a.server, go("fst-cbdg", {}, data, clients, **keys).server) > 0.0
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_synthetic_rows_are_the_text_features_without_noise(reduce):  # T-F5
+    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ctx = lanes(
+        "fst-cbdg", {"sigma": 0.0, "tsamp_reduce": reduce}, lead=(2,), who=("a", "b"), classes=4, width=5, text=text
+    )
+    labels = [np.array([3, 1, 1]), np.array([0])]
+    drawn = synthetic(labels, ctx, 0, 0)
+    for i, k in enumerate(labels):
+        assert torch.equal(drawn["z"][i, : len(k)], text[k])
+        assert drawn["kw"][i].tolist() == [1 / len(k) if reduce == "mean" else 1.0] * len(k) + [0.0] * (3 - len(k))
+
+
+def test_noise_has_the_size_that_was_asked_for():
+    text = torch.zeros(2, 400, dtype=torch.float64)
+    for sigma, norm in ((None, 1.0), (0.3, 6.0)):  # default 1/sqrt(400): unit norm; .3 * sqrt(400) = 6
+        ctx = lanes("fst-cbdg", {"sigma": sigma}, classes=2, width=400, text=text)
+        z = synthetic([np.zeros(500, np.int64)], ctx, 0, 0)["z"]
+        assert float(z.norm(dim=1).mean()) == pytest.approx(norm, rel=0.01)
+        assert float(z.mean().abs()) < 0.01
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "equal"])
+def test_an_epoch_deals_every_synthetic_row_exactly_once(sampling):
+    # Sum over the steps of an epoch = n_k of equation 7, for ragged lanes.
+    data, clients = federation()
+    group = sorted(clients[:4], key=lambda c: -len(c.train))
+    from fedcache.federate.engine.client_data import lane_data
+    from fedcache.heads.class_balance import deficits, votes
+
+    settings = {"batch": 16, "gamma": 0.5, "sampling": sampling}
+    ctx = lanes("fst-cbdg", settings, lead=(4,), who=[c.name for c in group], text=data.text)
+    rows = lane_data(data.x, None, [c.train for c in group], 1)
+    q = fst_cbdg.enter({}, rows, ctx)["rows/q"]
+    wanted = deficits(votes(q, rows.mask()), 0.5, equal=sampling == "equal")
+    found = torch.zeros_like(wanted)
+    for k, batch in fst_cbdg.schedule(q, rows, ctx, 0):
+        for i in range(k):
+            real = batch["kw"][i] > 0
+            found[i] += torch.bincount(batch["k"][i][real], minlength=6)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_strata_weigh_classes_as_the_dealt_rows_do(reduce, rows):
+    """Over an epoch, class k weighs n_k / sum n in every step of a mean, and n_k in all steps of a sum together."""
+    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    settings = {"sigma": 0.5, "tsamp_reduce": reduce, "synth": "strata", "strata": rows}
+    ctx = lanes("fst-cbdg", settings, lead=(3,), who=("a", "b", "c"), classes=4, width=5, text=text)
+    labels = [np.repeat([0, 1, 3], [2, 1, 5]), np.array([2]), np.array([], np.int64)]
+    drawn = stratified(labels, [2, 1, 1], ctx, 0, 0)
+    assert drawn["z"].shape == (3, 4 * rows, 5)
+    for i, (k, steps) in enumerate(zip(labels, [2, 1, 1], strict=True)):
+        n = np.bincount(k, minlength=4)
+        weight = torch.zeros(4, dtype=torch.float64).scatter_add(0, drawn["k"][i], drawn["kw"][i]).numpy()
+        assert weight == pytest.approx(n / max(n.sum(), 1) if reduce == "mean" else n / steps, abs=1e-15)
+
+
+def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
+    data, clients = federation()
+    settings = {"sigma": 0.0, "batch": 200, "gamma": 0.3}
+    exact, strata = (go("fst-cbdg", {**settings, "synth": s}, data, clients) for s in ("exact", "strata"))
+    assert gap(exact.server, strata.server) < 1e-12
+    assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
+    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}, data, clients) for s in ("exact", "strata")]
+    assert gap(noisy[0].server, noisy[1].server) > 1e-6
+
+
+def test_gradients_of_strata_have_the_mean_of_exact_ones():
+    text = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    label = np.repeat([0, 1, 3], [6, 2, 4])
+    W = text + 0.1
+    found = {}
+    for synth in ("exact", "strata"):
+        ctx = lanes("fst-cbdg", {"sigma": 0.4, "synth": synth, "strata": 3}, classes=4, width=5, text=text)
+        g = []
+        for t in range(3000):
+            b = at_once([label], ctx, 0, t)
+            f = torch.softmax(b["z"] @ W.T, -1) - torch.nn.functional.one_hot(b["k"], 4)
+            g.append(((f * b["kw"].unsqueeze(-1)).T @ b["z"]).flatten())
+        found[synth] = torch.stack(g)
+    exact, strata = found["exact"], found["strata"]
+    error = (exact.var(0) / len(exact) + strata.var(0) / len(strata)).sqrt()
+    z = (exact.mean(0) - strata.mean(0)) / error
+    assert float(z.pow(2).mean().sqrt()) < 1.5
+    assert float(z.abs().max()) < 4.0
+
+
+def test_one_client_is_algorithm_1():
+    # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
+    data, clients = federation(sizes=(40,))
+    out = go("fst-cbdg", {"batch": 16, "lr": 0.1, "gamma": 0.2}, data, clients, rounds=1, participation=None)
+    x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
+    W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
+
+    def f(rows):
+        u = rows @ W.T + b
+        e = np.exp(u - u.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    q = f(x)  # W = T, b = 0: eq 2
+    m = np.bincount(q.argmax(1), minlength=6)
+    deal = np.repeat(np.arange(6), np.round(1.2 * m.max()).astype(int) - m)
+    generator(0, "deal", 0, "client-0", 0).shuffle(deal)
+    order = generator(0, "batch", 0, "client-0", 0).permutation(40)
+    ctx = lanes("fst-cbdg", {}, text=data.text, who=("client-0",))
+    draws = type(ctx.rng)(0, 0, ("client-0",), 0, torch.float64, torch.device("cpu"))
+    for t in range(3):
+        i, part = order[16 * t : 16 * t + 16], deal[t * len(deal) // 3 : (t + 1) * len(deal) // 3]
+        p = f(x[i])
+        q[i] = 0.9 * q[i] + 0.1 * p
+        z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() / np.sqrt(11)
+        du, dz = (p - q[i]) / len(i), (f(z) - np.eye(6)[part]) / len(part)
+        gW, gb = du.T @ x[i] + dz.T @ z + 1e-5 * W, du.sum(0) + dz.sum(0) + 1e-5 * b
+        vW, vb = 0.9 * vW + gW, 0.9 * vb + gb
+        W, b = W - 0.1 * vW, b - 0.1 * vb
+    assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
+    assert np.abs(out.server["b"].numpy() - b).max() < 1e-12
+    assert np.abs(out.states[0]["rows/q"].numpy() - q).max() < 1e-12
+
+
+def test_the_server_only_ablation_hears_nothing_from_clients():
+    data, clients = federation()
+    out = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients)
+    assert out.traffic.totals()["up"] == 0
+    assert gap(out.server["W"], data.text) > 1e-6
+    other = go("fst-cbdg", {"ablation": "tsamp_central", "lr": 0.1}, data, clients[:3], participation=None)
+    assert gap(out.server, other.server) == 0.0
+
+
+def test_no_soft_label_leaves_a_client():
+    assert set(go("fst-cbdg", {}).server) == {"W", "b"}
+
+
+def test_entropy_is_in_bits():  # T-X7
+    assert entropy_bits(torch.full((1, 10), 0.1, dtype=torch.float64)).tolist() == pytest.approx([3.3219281])
+    assert entropy_bits(torch.tensor([[1.0, 0.0]])).tolist() == [0.0]
+    g = torch.Generator().manual_seed(0)
+    image, text = (torch.nn.functional.normalize(torch.randn(n, 512, generator=g), dim=-1) for n in (1000, 10))
+    q = torch.softmax(image @ text.T, -1)
+    assert float(entropy_bits(q).mean()) > 0.99 * 3.3219281
+
+
+def test_self_training_is_watched():
+    data, clients = federation()
+    out = go("fst-cbdg", {"ablation": "ist_only", "wd": 0.0}, data, clients, participation=None, eval_every=3)
+    seen = out.records[-1].diagnostics
+    q = torch.softmax(data.x[:, 0] @ data.text.T, -1)  # a fixed point: the soft labels stay those of eq 2
+    rows = np.concatenate([c.train for c in clients])
+    assert seen["pseudo_accuracy"] == pytest.approx(float((q.argmax(-1) == data.y)[rows].double().mean()))
+    assert seen["entropy_bits"] == pytest.approx(float(entropy_bits(q[rows]).mean()))
+    assert seen["drift"] < 1e-12
+    most = [np.bincount(q[c.train].argmax(-1).numpy(), minlength=6).max() for c in clients]
+    assert seen["synthetic"] == pytest.approx(
+        np.mean([6 * m - len(c.train) for m, c in zip(most, clients, strict=True)])
+    )
+    assert out.records[0].diagnostics == {}

@@ -1,0 +1,139 @@
+"""The cache of Tip-Adapter: on each client (tip-local), and of all clients' class means (fed-tip-proto)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import federation, gap, go
+from test_engine_traffic import paper
+from test_methods_grid import lanes
+
+from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.methods import fed_tip_proto, tip_local
+
+DATA, CLIENTS = federation()
+EVERYONE = {"participation": None}
+
+
+def one_hot(y):
+    return torch.eye(6, dtype=torch.float64)[y]
+
+
+def test_hand_worked_logits():
+    # I = (1, 0); T = (1, 0), (0, 1); cache (1, 0) of class 0 and (0, 1) twice of class 1; s = 10, a = 2, b = 3.
+    # class 0: 10 * 1 + 2 exp(-3 * 0) = 12;  class 1: 10 * 0 + 2 (exp(-3) + exp(-3)) = 4 exp(-3)
+    eye = torch.eye(2, dtype=torch.float64)
+    ctx = lanes("tip-local", {"scale": 10.0, "a": 2.0, "b": 3.0}, classes=2, width=2, text=eye)
+    logits = tip_local.cached_logits(5.0 * eye[:1], eye[[0, 1, 1]], eye[[0, 1, 1]], ctx)  # the length of I is free
+    assert torch.allclose(logits, torch.tensor([[12.0, 4.0 * np.exp(-3.0)]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["tip-local", "fed-tip-proto"])
+def test_without_the_cache_it_is_zero_shot(name):  # T-K13
+    zero_shot = go("clip-zs", {}, DATA, CLIENTS, **EVERYONE)
+    out = go(name, {"a": 0.0}, DATA, CLIENTS, **EVERYONE)
+    assert np.array_equal(out.client_accuracy, zero_shot.client_accuracy)
+    cached = go(name, {"a": 500.0}, DATA, CLIENTS, **EVERYONE)
+    assert not np.array_equal(cached.client_accuracy, zero_shot.client_accuracy)
+
+
+def test_without_sharpness_the_cache_counts_its_rows():  # T-K13
+    client = CLIENTS[5]
+    ctx = lanes("tip-local", {"a": 3.0, "b": 0.0}, text=DATA.text)
+    data = lane_data(DATA.x, DATA.y, [client.train], 0)
+    u = tip_local.predict({}, {}, data, DATA.x[:, 0], ctx)
+    count = torch.bincount(DATA.y[client.train], minlength=6)
+    assert torch.allclose(u - 100.0 * DATA.x[:, 0] @ DATA.text.T, (3.0 * count.double()).expand_as(u), atol=1e-12)
+
+
+def test_each_client_has_its_own_cache():
+    out = go("tip-local", {"a": 20.0, "b": 2.0}, DATA, CLIENTS, **EVERYONE)
+    assert out.protocol == "personalised"
+    x = DATA.x[:, 0]
+    for client, mine in zip(CLIENTS, np.split(out.evaluation.predictions, 9), strict=True):
+        closeness = torch.exp(-2.0 * (1.0 - x[client.test] @ x[client.train].T))
+        u = 100.0 * x[client.test] @ DATA.text.T + 20.0 * closeness @ one_hot(DATA.y[client.train])
+        assert np.array_equal(mine, u.argmax(1).numpy())
+
+
+def test_the_caches_of_several_clients_at_once_are_each_ones_own():
+    group = [CLIENTS[i] for i in (1, 5, 3)]  # 64, 50 and 33 rows: two are padded
+    x = DATA.x[:7, 0]
+    ctx = lanes("tip-local", {}, lead=(3,), who=[c.name for c in group], text=DATA.text)
+    data = lane_data(DATA.x, DATA.y, [c.train for c in group], 1)
+    together = tip_local.predict({}, {}, data, x.expand(3, 7, 11), ctx)
+    for client, u in zip(group, together, strict=True):
+        own = lane_data(DATA.x, DATA.y, [client.train], 0)
+        alone = tip_local.predict({}, {}, own, x, lanes("tip-local", {}, text=DATA.text))
+        assert torch.allclose(u, alone, atol=1e-12)
+
+
+def test_a_long_cache_is_read_in_parts(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    keys = torch.nn.functional.normalize(torch.randn(50, 11, generator=g, dtype=torch.float64), dim=-1)
+    value = one_hot(torch.randint(6, (50,), generator=g))
+    ctx = lanes("tip-local", {}, text=DATA.text)
+    whole = tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx)
+    monkeypatch.setattr(tip_local, "KEYS", 7)
+    assert torch.allclose(tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx), whole, atol=1e-12)
+
+
+def test_nothing_leaves_a_client_of_tip_local():
+    out = go("tip-local", {}, DATA, CLIENTS, **EVERYONE)
+    assert out.traffic.up == [0] * 9
+    assert out.traffic.down == [66] * 9  # class text features, once
+    assert out.server == out.states == {}
+
+
+def means(client, least):
+    rows, y = DATA.x[client.train, 0].numpy(), DATA.y[client.train].numpy()
+    made = {c: rows[y == c].mean(0) for c in range(6) if (y == c).sum() >= least}
+    return {c: m / np.linalg.norm(m) for c, m in made.items()}
+
+
+@pytest.mark.parametrize("least", [2, 4])
+def test_the_shared_cache_holds_unit_class_means(least):
+    out = go("fed-tip-proto", {"min_rows": least, "a": 30.0, "b": 2.0}, DATA, CLIENTS, **EVERYONE)
+    want = [(m, c) for client in CLIENTS for c, m in means(client, least).items()]
+    keys = torch.from_numpy(np.array([m for m, _ in want]))
+    label = torch.tensor([c for _, c in want])
+    assert gap(out.server["sets"], keys) < 1e-12
+    assert torch.equal(out.server["label"], label)
+    x = DATA.x[:, 0]
+    u = 100.0 * x @ DATA.text.T + 30.0 * torch.exp(-2.0 * (1.0 - x @ keys.T)) @ one_hot(label)
+    assert torch.equal(out.predict(DATA.x), u.argmax(1))
+
+
+def test_no_single_row_is_ever_a_key():
+    out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE)
+    alone = any((DATA.y[c.train] == k).sum() == 1 for c in CLIENTS for k in range(6))
+    assert alone, "the law needs a class with one row on a client"
+    assert float((out.server["sets"] @ DATA.x[:, 0].T).max()) < 1.0 - 1e-6  # unit rows
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_only_keys_that_exist_travel(lift):
+    assert paper("fed-tip-proto", 512) == (5_120, 5 * 5_120)
+    out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE, lift=lift)
+    owned = [len(means(client, 2)) for client in CLIENTS]
+    assert owned[4] == 0  # it has one row
+    assert out.traffic.up == [11 * k for k in owned]
+    assert out.traffic.down == [11 * sum(owned) + 66] * 9
+
+
+def test_a_federation_of_single_rows_is_zero_shot():
+    lonely = [replace(c, train=c.train[:1]) for c in CLIENTS]
+    out = go("fed-tip-proto", {}, DATA, lonely, **EVERYONE)
+    assert out.server["sets"].shape == (0, 11)
+    assert torch.equal(out.predict(DATA.x), go("clip-zs", {}, DATA, lonely, **EVERYONE).predict(DATA.x))
+
+
+def test_keys_are_averaged_from_unit_rows():
+    # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
+    x = torch.tensor([[[1.0, 0.0]], [[0.0, 9.0]]], dtype=torch.float64)
+    ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
+    _, up = fed_tip_proto.fit({}, {}, lane_data(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx)
+    assert torch.allclose(up["key"], torch.full((1, 2), 0.5**0.5, dtype=torch.float64))

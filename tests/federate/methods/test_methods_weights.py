@@ -1,0 +1,401 @@
+"""Facts of the methods that train by gradient: solo, fedavg, fedprox, fedproto, fedpcl, central."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation, fitted, gap, go, small
+
+from fedcache.federate.engine.run import run
+from fedcache.federate.methods import METHODS, fedpcl, fedproto
+from fedcache.federate.methods.central import lbfgs
+
+LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3, "batch": 16, "init": "shared"}
+
+
+def single(data, clients):
+    """All rows in one client."""
+    return [Rows("only", np.concatenate([c.train for c in clients]), np.concatenate([c.test for c in clients]))]
+
+
+def model_of(tree):
+    return {k: t for k, t in tree.items() if k[:2] in ("P.", "Q.") or k in ("W", "b")}
+
+
+def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
+    # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
+    from fedcache.federate.engine.rng import generator
+
+    data, clients = federation()
+    out = go("fedavg", {**LINEAR, "epochs": 2}, data, clients, rounds=2, participation=None, seed=3)
+    start = go("fedavg", {**LINEAR, "epochs": 0}, data, clients, rounds=1, participation=None, seed=3).server
+    W, b = start["W"], start["b"]
+    for r in range(2):
+        locals_, sizes = [], []
+        for c in clients:
+            layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
+            layer.load_state_dict({"weight": W, "bias": b})
+            solver = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+            for epoch in range(2):
+                order = c.train[generator(3, "batch", r, c.name, epoch).permutation(len(c.train))]
+                for i in range(0, len(order), 16):
+                    rows = torch.from_numpy(order[i : i + 16])
+                    solver.zero_grad()
+                    torch.nn.functional.cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
+                    solver.step()
+            locals_.append((layer.weight.detach(), layer.bias.detach()))
+            sizes.append(len(c.train))
+        W = sum(n * w for n, (w, _) in zip(sizes, locals_, strict=True)) / sum(sizes)
+        b = sum(n * v for n, (_, v) in zip(sizes, locals_, strict=True)) / sum(sizes)
+    assert gap(out.server, {"W": W, "b": b}) < 1e-12
+
+
+def test_adam_is_torchs_adam():
+    from fedcache.federate.engine.rng import generator
+
+    data, clients = federation(sizes=(40,))
+    settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}
+    for lift in ("loop", "stack"):
+        out = go("fedavg", settings, data, clients, rounds=1, participation=None, lift=lift)
+        start = go("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
+        layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
+        layer.load_state_dict({"weight": start["W"], "bias": start["b"]})
+        solver = torch.optim.Adam(layer.parameters(), lr=0.01, weight_decay=1e-3)
+        for epoch in range(3):
+            order = clients[0].train[generator(0, "batch", 0, "client-0", epoch).permutation(40)]
+            for i in range(0, 40, 16):
+                rows = torch.from_numpy(order[i : i + 16])
+                solver.zero_grad()
+                torch.nn.functional.cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
+                solver.step()
+        assert gap(out.server, {"W": layer.weight.detach(), "b": layer.bias.detach()}) < 1e-12
+
+
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+@pytest.mark.parametrize("head", ["mlp", "linear"])
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head, lift):  # T-S2
+    data, clients = federation(dtype=torch.float32)
+    one, keys = single(data, clients), {"dtype": torch.float32, "participation": None, "lift": lift}
+    settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8, "init": "shared"}
+    a, b = go("fedavg", settings, data, one, **keys), go("solo", settings, data, one, **keys)
+    assert gap(a.server, b.states[0]) == 0.0
+    assert a.client_accuracy == b.client_accuracy
+
+
+def test_solo_does_not_know_the_other_clients():  # T-S1
+    data, clients = federation()
+    together = go("solo", {"dim": 5}, data, clients, participation=None)
+    for i in (1, 4):
+        alone = go("solo", {"dim": 5}, data, [clients[i]], participation=None)
+        assert gap(alone.states[0], together.states[i]) < 1e-12
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+@pytest.mark.parametrize("head", ["mlp", "linear"])
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(lift, opt, head):  # T-P1
+    data, clients = federation(dtype=torch.float32)
+    settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8}
+    keys = {"lift": lift, "dtype": torch.float32}
+    a = go("fedprox", {**settings, "mu": 0.0}, data, clients, **keys)
+    assert gap(a.server, go("fedavg", settings, data, clients, **keys).server) == 0.0
+    assert gap(a.server, go("fedprox", {**settings, "mu": 0.5}, data, clients, **keys).server) > 0.0
+
+
+def test_a_strong_pull_holds_the_model():  # T-P2: mu = 1e6, lr < 1/mu
+    settings = {**LINEAR, "lr": 5e-7, "momentum": 0.0, "wd": 0.0, "mu": 1e6, "epochs": 5}
+    start = go("fedprox", {**settings, "epochs": 0}, rounds=1).server
+    assert gap(go("fedprox", settings, rounds=1).server, start) < 1e-4
+
+
+@pytest.mark.parametrize(("half", "pull"), [(True, 0.5), (False, 1.0)])
+def test_the_proximal_term_is_the_squared_distance(half, pull):
+    # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2), gradient exactly 0 at w = w_g.
+    from test_methods_grid import lanes
+
+    from fedcache.federate.methods.common.switches import ce_loss
+    from fedcache.federate.methods.fedprox import loss
+
+    ctx = lanes("fedprox", {**LINEAR, "mu": 3.0, "prox_half": half})
+    g = torch.Generator().manual_seed(0)
+    down = {"W": torch.randn(6, 11, generator=g, dtype=torch.float64), "b": torch.zeros(6, dtype=torch.float64)}
+    p = {"W": down["W"] + 0.1, "b": down["b"] - 0.2}
+    batch = {
+        "x": torch.randn(4, 11, dtype=torch.float64, generator=g),
+        "y": torch.arange(4),
+        "w": torch.full((4,), 0.25).double(),
+    }
+    extra = loss(p, batch, down, ctx)[0] - ce_loss(p, batch, down, ctx)[0]
+    assert float(extra) == pytest.approx(3.0 * pull * (66 * 0.01 + 6 * 0.04))
+    at = {k: t.clone().requires_grad_() for k, t in down.items()}
+    pulled = torch.autograd.grad(loss(at, batch, down, ctx)[0], list(at.values()))
+    plain = torch.autograd.grad(ce_loss(at, batch, down, ctx)[0], list(at.values()))
+    assert all(torch.equal(a, b) for a, b in zip(pulled, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_no_learning_rate_no_change(name, lift):  # T-A3, in float32
+    data, clients = federation(dtype=torch.float32)
+    settings = {"lr": 0.0, "opt": "sgd", "dim": 8}
+    keys = {"lift": lift, "dtype": torch.float32}
+    moved = go(name, settings, data, clients, rounds=3, **keys).server
+    start = go(name, {**settings, "epochs": 0}, data, clients, rounds=1, **keys).server
+    assert gap(moved, start) == 0.0
+
+
+def test_equal_clients_weigh_the_same():  # T-A1
+    data, clients = federation(sizes=(20,) * 9)
+    pair = (go("fedavg", {**LINEAR, "agg": agg}, data, clients).server for agg in ("weighted", "uniform"))
+    assert gap(*pair) < 1e-12
+
+
+def test_unequal_clients_do_not():
+    pair = (go("fedavg", {**LINEAR, "agg": agg}).server for agg in ("weighted", "uniform"))
+    assert gap(*pair) > 1e-6
+
+
+def test_identical_clients_are_one_client():  # T-A2, full batches
+    data, clients = federation(sizes=(30,))
+    twins = [replace(clients[0], name=f"twin-{i}") for i in range(4)]
+    settings = {**LINEAR, "batch": 64, "epochs": 3}
+    a, b = (go("fedavg", settings, data, group, participation=None) for group in (twins, clients))
+    assert gap(a.server, b.server) < 1e-12
+
+
+def test_without_its_distance_fedproto_trains_as_solo():  # T-O1
+    data, clients = federation(dtype=torch.float32)
+    keys = {"participation": None, "dtype": torch.float32}
+    a = go("fedproto", {"lambda_proto": 0.0, "proto_infer": "head", "dim": 8}, data, clients, **keys)
+    b = go("solo", {"dim": 8}, data, clients, **keys)
+    assert max(gap(model_of(a.states[c]), model_of(b.states[c])) for c in a.states) == 0.0
+    assert np.array_equal(a.client_accuracy, b.client_accuracy)
+    c = go("fedproto", {"proto_infer": "head", "dim": 8}, data, clients, **keys)
+    assert max(gap(model_of(c.states[i]), model_of(b.states[i])) for i in c.states) > 0.0
+
+
+def test_the_distance_to_prototypes():  # T-O2, T-O3
+    g = torch.Generator().manual_seed(0)
+    bar, y = torch.randn(4, 256, generator=g, dtype=torch.float64), torch.tensor([0, 3, 1])
+    w, has = torch.full((3,), 1 / 3, dtype=torch.float64), torch.tensor([True, True, False, True])
+    assert float(fedproto.proto_dist(bar[y], y, w, bar, has, "mse")) == 0.0
+    z = torch.randn(3, 256, generator=g, dtype=torch.float64)
+    sq = fedproto.proto_dist(z, y, w, bar, has, "sq_l2")
+    assert float(sq) == pytest.approx(float(((z - bar[y]) ** 2).sum(1).mean()))
+    assert float(fedproto.proto_dist(z, y, w, bar, has, "mse")) == pytest.approx(float(sq) / 256)
+    absent = fedproto.proto_dist(z, y, w, bar, torch.tensor([True, True, False, False]), "sq_l2")
+    assert float(absent) == pytest.approx(float(((z - bar[y]) ** 2).sum(1)[[0, 2]].sum() / 3))
+
+
+def pcl_loss(settings, *, m=3, C=4, P=5, B=6, owned=None, seed=0):
+    """FedPCL's loss on a fixed batch; returns what it needs for a reference too."""
+    from test_methods_grid import lanes
+
+    g = torch.Generator().manual_seed(seed)
+    ctx = lanes("fedpcl", {"dim": P, **settings}, classes=C, clients=m, width=7)
+    unit = torch.nn.functional.normalize
+    owned = torch.ones(m, C, dtype=torch.bool) if owned is None else owned
+    counts = torch.randint(1, 9, (m, C), generator=g).double() * owned
+    sets = unit(torch.randn(m, C, P, generator=g, dtype=torch.float64), dim=-1) * owned[..., None]
+    down = fedpcl.broadcast({"sets": sets, "counts": counts}, ctx)
+    p = {"P.W": torch.randn(P, 7, generator=g, dtype=torch.float64), "P.b": torch.zeros(P, dtype=torch.float64)}
+    x = torch.randn(B, 7, generator=g, dtype=torch.float64)
+    batch = {"x": x, "y": torch.randint(0, C, (B,), generator=g), "w": torch.full((B,), 1 / B, dtype=torch.float64)}
+    if settings.get("views") == "2":
+        batch["x2"] = x + 0.1 * torch.randn(B, 7, generator=g, dtype=torch.float64)
+    value = float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0])
+    return value, p, batch, down, sets, counts
+
+
+def reference_pcl(p, batch, sets, counts, tau=0.07):
+    """Equations 5-10 with loops over rows, clients and classes (eq 6 without its extra 1/|O_j|)."""
+    m, C, _ = sets.shape
+    z = torch.relu(batch["x"] @ p["P.W"].T + p["P.b"])
+    z = (z / z.norm(dim=1, keepdim=True)).numpy()
+    sets, n = sets.numpy().copy(), counts.numpy()
+    available = [j for j in range(C) if n[:, j].sum() > 0]
+    bar = {j: sum(n[i, j] / n[:, j].sum() * sets[i, j] for i in range(m)) for j in available}
+    for i in range(m):
+        for j in available:
+            if n[i, j] == 0:
+                sets[i, j] = bar[j]
+    total, rows = 0.0, 0
+    for k, y in enumerate(batch["y"].tolist()):
+        if y not in available:
+            continue
+        rows += 1
+
+        def contrast(of, k=k, y=y):
+            others = [math.exp(z[k] @ of[j] / tau) for j in available if j != y]
+            return -(z[k] @ of[y]) / tau + math.log(sum(others))
+
+        total += contrast(bar) + sum(contrast(sets[i]) for i in range(m)) / m
+    return total / max(rows, 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fedpcl_is_equations_5_to_10(seed):
+    owned = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed)) < 0.6
+    value, p, batch, _, sets, counts = pcl_loss({}, owned=owned, seed=seed)
+    if int(owned.any(0).sum()) < 2:
+        assert value == 0.0
+    else:
+        assert value == pytest.approx(reference_pcl(p, batch, sets, counts))
+
+
+def test_hot_fedpcl_counts_classes():  # T-L2: 2 log 9 = 4.39445 for g+p at C = 10
+    assert pcl_loss({"tau": 1e9}, C=10)[0] == pytest.approx(4.39445, abs=1e-5)
+    assert pcl_loss({"tau": 1e9, "denominator": "include"}, C=10)[0] == pytest.approx(2 * math.log(10), abs=1e-6)
+
+
+def test_hot_released_fedpcl_counts_embeddings():  # T-L9: m log(2B - 1), summed over clients
+    settings = {"tau": 1e9, "objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2"}
+    assert pcl_loss(settings, m=3, B=6)[0] == pytest.approx(3 * math.log(11), abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["weighted", "mean", "eq6"])
+def test_with_one_client_both_terms_are_one(rule):  # T-L3
+    g, p = (pcl_loss({"terms": t, "proto_agg": rule}, m=1)[0] for t in "gp")
+    assert g == p
+
+
+def test_padding_changes_nothing_when_everybody_owns_everything():  # T-L5
+    a, b = (pcl_loss({"pad": pad})[0] for pad in (True, False))
+    assert a == b
+
+
+def test_padding_is_idempotent():  # T-L5
+    owned = torch.tensor([[True, True, False], [False, True, False]])
+    from test_methods_grid import lanes
+
+    ctx = lanes("fedpcl", {"dim": 5}, classes=3, clients=2)
+    _, _, _, down, _, counts = pcl_loss({}, m=2, C=3, owned=owned)
+    again = fedpcl.broadcast({"sets": down["sets"] * (counts > 0)[..., None], "counts": counts}, ctx)
+    assert gap(down, again) == 0.0
+    assert down["in"].tolist() == [[True, True, False]] * 2
+    assert torch.equal(down["sets"][1, 0], down["bar"][0])
+
+
+def test_the_order_of_clients_and_an_unowned_class_do_not_matter():  # T-L6, T-L10
+    owned = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, True, False]])
+    value, p, batch, _, sets, counts = pcl_loss({}, owned=owned)
+    from test_methods_grid import lanes
+
+    order = [2, 0, 1]
+    ctx = lanes("fedpcl", {"dim": 5}, classes=4, clients=3, width=7)
+    moved = fedpcl.broadcast({"sets": sets[order], "counts": counts[order]}, ctx)
+    assert float(fedpcl.loss(p, batch, fedpcl.candidates(moved, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
+    wider = torch.nn.functional.pad(sets, (0, 0, 0, 1)), torch.nn.functional.pad(counts, (0, 1))
+    ctx = lanes("fedpcl", {"dim": 5}, classes=5, clients=3, width=7)
+    down = fedpcl.broadcast({"sets": wider[0], "counts": wider[1]}, ctx)
+    assert float(fedpcl.loss(p, batch, fedpcl.candidates(down, ctx.hp), ctx)[0]) == pytest.approx(value, abs=1e-12)
+
+
+def test_the_first_round_only_makes_prototypes():  # D-10
+    start, first = go("fedpcl", {"epochs": 0, "dim": 5}, rounds=1), go("fedpcl", {"dim": 5}, rounds=1)
+    assert all(gap(model_of(start.states[c]), model_of(first.states[c])) == 0.0 for c in start.states)
+    decayed = go("fedpcl", {"dim": 5, "warmup": "zero_loss", "wd": 0.1}, rounds=1)
+    assert all(gap(model_of(start.states[c]), model_of(decayed.states[c])) > 0.0 for c in start.states)
+    still = go("fedpcl", {"dim": 5, "warmup": "zero_loss", "wd": 0.0}, rounds=1)
+    assert all(gap(model_of(start.states[c]), model_of(still.states[c])) == 0.0 for c in start.states)
+
+
+def test_stale_sets_are_kept():
+    saved = []
+    out = go("fedpcl", {"dim": 5}, on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors["server/sets"]))
+    for record, old, new in zip(out.records[1:], saved[:-1], saved[1:], strict=True):
+        absent = [c for c in range(9) if c not in record.clients]
+        assert torch.equal(old[absent], new[absent])
+        assert not torch.equal(old[list(record.clients)], new[list(record.clients)])
+
+
+def test_fedpcl_learns():
+    data, clients = federation(sizes=(60,) * 5, per_client=4, tests=40)
+    before = go("fedpcl", {}, data, clients, rounds=1, participation=None).accuracy
+    after = go("fedpcl", {}, data, clients, rounds=30, participation=None).accuracy
+    assert after > before
+
+
+@pytest.mark.parametrize("official", METHODS)
+def test_every_method_runs_as_its_released_code(official):
+    data, clients = federation(sizes=(40, 64, 33), dtype=torch.float32)
+    method = METHODS[official]
+    sizes = {k: v for k, v in {**small(official), "queue": 8}.items() if k in {h.name for h in method.hparams}}
+    hp = method.resolve("official", sizes)
+    out = run(method, hp, fitted(method, data), clients, rounds=3)
+    trains = slice(int("public" in method.needs), None) if out.protocol != "global" else slice(None)
+    assert np.isfinite(out.client_accuracy[trains]).all()
+
+
+def test_central_does_not_know_the_partition():
+    data, clients = federation()
+    a = go("central", {"epochs": 2}, data, clients)
+    b = go("central", {"epochs": 2}, data, single(data, clients))
+    assert gap(a.server, b.server) == 0.0
+    assert a.traffic.totals()["up"] == a.traffic.totals()["down"] == 0
+    assert len(a.client_accuracy) == 9
+
+
+def test_the_lbfgs_probe_is_scikit_learns():
+    from sklearn.linear_model import LogisticRegression
+
+    data, clients = federation()
+    rows = np.concatenate([c.train for c in clients])
+    x, y = data.x[rows, 0], data.y[rows]
+    l2 = 1e-2
+    W, b = lbfgs(x, y, data.classes, l2, 500)
+    # scikit-learn minimises C sum CE + |W|^2/2, so C = 1 / (l2 N).
+    other = LogisticRegression(C=1 / (l2 * len(rows)), tol=1e-10, max_iter=5000).fit(x.numpy(), y.numpy())
+    assert np.abs(W.numpy() - other.coef_).max() < 1e-5
+    shift = b.numpy() - other.intercept_  # softmax does not see a common shift of the biases
+    assert np.abs(shift - shift.mean()).max() < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "variance"), [("gaussian", 1.0), ("laplace", 2.0)])
+def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
+    from test_methods_grid import lanes
+
+    from fedcache.federate.methods.common.noise import draw, perturb
+
+    ctx = lanes("fedpcl", {"noise": kind, "p": 0.2, "s": 0.3})
+    x = torch.full((400, 500), 2.0, dtype=torch.float64)
+    noisy = perturb(x, draw([400], 500, ctx), ctx)
+    assert float(noisy.mean()) == pytest.approx(0.8 * 2.0, rel=0.03)
+    assert float(noisy.var()) == pytest.approx(variance * 0.3**2, rel=0.03)
+
+
+@pytest.mark.parametrize("noise_on", ["proto", "features"])
+def test_no_noise_is_no_change(noise_on):  # T-X2
+    quiet = go("fedpcl", {"noise_on": noise_on, "p": 0.0, "s": 0.0, "dim": 5})
+    plain = go("fedpcl", {"dim": 5})
+    assert gap(quiet.server, plain.server) == 0.0
+    assert gap(go("fedpcl", {"noise_on": noise_on, "dim": 5}).server, plain.server) > 0.0
+
+
+def test_prototype_noise_is_on_what_leaves():  # D-20
+    for local_infer in (False, True):
+        out = go(
+            "fedpcl", {"noise_on": "proto", "noise_local_infer": local_infer, "dim": 5}, rounds=1, participation=None
+        )
+        same = [torch.equal(out.server["sets"][c], out.states[c]["proto"]) for c in range(9)]
+        assert all(same) if local_infer else not any(same)
+
+
+@pytest.mark.parametrize("rule", ["local", "local_padded", "global"])
+def test_which_prototypes_classify(rule):  # D-12
+    from test_methods_grid import lanes
+
+    ctx = lanes("fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none"}, classes=3, width=2)
+    e = torch.eye(2, dtype=torch.float64)
+    down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}
+    state = {"P.W": e, "P.b": torch.zeros(2).double(), "proto": torch.stack([e[1], 0.5 * e[0], 0 * e[0]])}
+    x = 4 * e[:1]  # z = (4, 0): own scores 0 and 2; global scores -4, -4 and 4
+    for count, expected in (([1.0, 2.0, 0.0], {"local": 1, "local_padded": 2, "global": 2}), ([0.0, 0.0, 0.0], {})):
+        state["count"] = torch.tensor(count).double()
+        got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
+        assert got == expected.get(rule, 2)  # a client that has no prototypes yet uses the global ones

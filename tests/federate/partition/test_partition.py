@@ -1,0 +1,416 @@
+"""Partitions: the laws every scheme keeps, and each scheme's own facts (numbers from the papers where printed)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_rows import DATASET, any_columns, columns_from, even_columns
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.few_shot import classes_per_client
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
+from fedcache.federate.partition.rows import matched
+
+CIFAR10 = even_columns(5000, 1000, 10)
+DIGIT5 = even_columns(250, 120, 10, domains=5)
+LEAVE_NONE = ("shards", "lda", "iid", "dirichlet")
+
+
+def trained(partition: Partition) -> np.ndarray:
+    return np.concatenate([client.train for client in partition.clients])
+
+
+def attempt(scheme, columns, **args) -> Partition | FedcacheError:
+    try:
+        return make(scheme, columns, **args)
+    except FedcacheError as error:
+        return error
+
+
+def some_arguments(draw, scheme):
+    """Values in range for a random few of a scheme's arguments, small enough that many are feasible."""
+    values = {}
+    for argument in scheme.arguments:
+        if argument.kind == "names" or not draw(st.booleans()):
+            continue
+        match argument.kind:
+            case "int":
+                values[argument.name] = draw(st.integers(1, 12))
+            case "float":
+                values[argument.name] = draw(st.floats(1.1, 9.0) if argument.name == "ratio" else st.floats(0.05, 50.0))
+            case "bool":
+                values[argument.name] = draw(st.booleans())
+            case "choice":
+                values[argument.name] = draw(st.sampled_from(argument.choices))
+    return values
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), columns=any_columns(), seed=st.integers(0, 2**63 - 1))
+def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
+    args = some_arguments(data.draw, scheme)
+    if "clients" in {argument.name for argument in scheme.arguments}:
+        args.setdefault("clients", data.draw(st.integers(1, 8)))
+    partition = attempt(scheme.name, columns, seed=seed, **args)
+    if isinstance(partition, FedcacheError):
+        assert partition.code == Exit.USAGE
+        assert partition.hint
+        if instead := getattr(partition, "instead", {}):  # what the message says works must not be infeasible too
+            again = attempt(scheme.name, columns, seed=seed, **{**args, **instead})
+            assert not isinstance(again, InfeasibleError), f"{partition.message} -> {instead}"
+        return
+    rows = trained(partition)
+    sharing = scheme.name == "few-shot" and partition.args["sharing"] and partition.args["skew"] == "iid"
+    if not sharing:
+        assert len(np.unique(rows)) == len(rows)
+    assert all(len(client.train) and len(client.test) for client in partition.clients)
+
+    split = columns.split
+    held = np.unique(np.concatenate([rows, *(client.test for client in partition.clients)]))
+    source = 1 if partition.args.get("pool") == "test" else 0
+    pool = np.flatnonzero((columns.ok == 1) & (split == source))
+    assert partition.pool == len(pool)
+    assert partition.dropped == len(np.setdiff1d(pool, held))
+    if scheme.name in LEAVE_NONE and (columns.label >= 0).all():
+        assert partition.dropped == 0
+    for used in (rows, partition.test, held):
+        assert (columns.ok[used] == 1).all()
+        assert (split[used] != 2).all()
+    assert (split[partition.test] == 1).all() or not (split == 1).any()
+    assert not np.intersect1d(rows, np.concatenate([partition.test, *(c.test for c in partition.clients)])).size
+    assert make(scheme.name, columns, seed=seed, **args).digest == partition.digest
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "feature-shift"])
+def test_the_seed_changes_who_holds_what(scheme):
+    digests = {
+        make(scheme, DIGIT5, seed=seed, **({"clients": 5} if scheme == "lda" else {})).digest for seed in range(3)
+    }
+    rows = {make(scheme, DIGIT5, seed=seed).clients[0].train.tobytes() for seed in range(3)}
+    assert len(digests) == len(rows) == 3
+
+
+def test_a_numpy_seed_is_a_seed():
+    assert make("iid", DIGIT5, seed=np.int64(3)).digest == make("iid", DIGIT5, seed=3).digest
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "lda", "flesd", "label-shift", "feature-label-shift"])
+def test_class_shares_are_even_for_a_large_alpha(scheme):
+    """Within 5 % of 1 / M of every class. Floors of FedPCL's two schemes are small numbers, so those get more rows."""
+    more = {"label-shift": {"shots": 200}, "feature-label-shift": {"shots": 200}}.get(scheme, {})
+    columns = DIGIT5 if scheme == "feature-label-shift" else CIFAR10
+    partition = make(scheme, columns, alpha=1e6, **more, **({} if "feature" in scheme else {"clients": 5}))
+    counts = partition.counts(columns).astype(float)
+    if scheme == "label-shift":  # its training rows are a random floor(n_i / r) of an even draw: compare the draw
+        held = [np.concatenate([c.train, c.test]) for c in partition.clients]
+        counts = np.stack([np.bincount(columns.label[rows], minlength=10) for rows in held]).astype(float)
+    assert np.abs(counts / counts.sum(axis=0) * 5 - 1).max() < 0.05
+
+
+# Feature shift
+
+
+def test_feature_shift_gives_each_domain_its_first_ten_rows_of_every_class():
+    # even_columns stores 370 rows of a class in one run, the first 250 for training and the other 120 for testing.
+    partition = make("feature-shift", DIGIT5)
+    assert [len(client.train) for client in partition.clients] == [100] * 5  # as printed: 5 clients, 10 x 10
+    assert [client.name for client in partition.clients] == list(DIGIT5.domains)
+    assert partition.clients[0].train.tolist() == [370 * c + i for c in range(10) for i in range(10)]
+    assert partition.clients[1].test.tolist() == [3700 + 370 * c + 250 + i for c in range(10) for i in range(120)]
+    assert partition.clients[2].train.tolist() == make("feature-shift", DIGIT5, seed=9).clients[2].train.tolist()
+    assert partition.test_protocol == "balanced"
+
+
+def test_feature_shift_at_random_keeps_the_counts_and_changes_the_rows():
+    stored, one, two = (
+        make("feature-shift", DIGIT5, order=o, seed=s) for o, s in (("stored", 0), ("random", 0), ("random", 1))
+    )
+    assert (one.counts(DIGIT5) == stored.counts(DIGIT5)).all()
+    assert len({p.clients[0].train.tobytes() for p in (stored, one, two)}) == 3
+
+
+def test_a_short_class_keeps_what_exists_and_says_so():
+    columns = even_columns(250, 120, 10, domains=2)
+    ok = columns.ok.copy()
+    ok[7:250] = 0  # 7 training rows of class 0 remain in domain 0
+    partition = make("feature-shift", replace(columns, ok=ok))
+    assert partition.counts(columns)[:, 0].tolist() == [7, 10]
+    assert partition.notes == (
+        "243 of 7400 rows are unreadable or gone (ok = 0) and left out",
+        "fewer than 10 training rows: domain 0/class 0 (7); --shots 7 deals what it asks for",
+    )
+
+
+def test_the_domain_filter_chooses_and_orders_the_clients():
+    partition = make("feature-shift", DIGIT5, domain=("domain 3", "domain 1"))
+    assert [client.name for client in partition.clients] == ["domain 3", "domain 1"]
+    assert set(DIGIT5.domain[partition.test]) == {1, 3}
+    one = make("iid", DIGIT5, clients=4, domain="domain 2")
+    assert set(DIGIT5.domain[trained(one)]) == {2}
+    assert one.args["domain"] == ("domain 2",)
+
+
+# Label shift
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "ratio"), [(5, 550, 11), (10, 1100, 11), (20, 1100, 5.5), (40, 1200, 3), (80, 1200, 1.5)]
+)
+def test_label_shift_draws_the_released_rows_per_class(clients, rows, ratio):
+    # FedPCL's code draws (110 m, 11), (55 m, 5.5), (30 m, 3), (15 m, 1.5): always 10 x 10 training rows a client.
+    partition = make("label-shift", CIFAR10, clients=clients, alpha=1.0)
+    held = np.concatenate([np.concatenate([c.train, c.test]) for c in partition.clients])
+    assert partition.args["ratio"] == ratio
+    assert np.bincount(CIFAR10.label[held]).tolist() == [rows] * 10
+    assert sorted(held) == [6000 * c + i for c in range(10) for i in range(rows)]  # the first of every class
+    for client in partition.clients:
+        assert len(client.train) == int((len(client.train) + len(client.test)) / ratio)
+    # floor() costs each client less than one row; the paper prints 498 twice, for m = 5
+    assert 100 * clients - clients < len(trained(partition)) <= 100 * clients
+
+
+def test_label_shift_tests_each_client_on_its_own_draw():
+    partition = make("label-shift", CIFAR10, alpha=0.3)
+    assert partition.test_protocol == "matched"
+    for client in partition.clients:
+        have = np.bincount(CIFAR10.label[client.test], minlength=10)
+        assert (CIFAR10.split[client.test] == 0).all()
+        own = np.bincount(CIFAR10.label[np.concatenate([client.train, client.test])], minlength=10)
+        assert have[own >= 40].min(initial=1) > 0  # 10 of 11 rows are for testing: no class of 40 is trained on whole
+    assert partition.test.tolist() == np.flatnonzero(CIFAR10.split == 1).tolist()
+
+
+def test_label_shift_on_the_test_split_leaves_the_rest_for_global_evaluation():
+    partition = make("label-shift", CIFAR10, pool="test", test_protocol="balanced", tests=30)
+    assert (CIFAR10.split[trained(partition)] == 1).all()
+    assert len(partition.test) == 10_000 - len(trained(partition))
+    # 550 of the 1000 test rows of a class are drawn; a balanced test has the next 30 of each
+    assert partition.clients[3].test.tolist() == [6000 * c + 5550 + i for c in range(10) for i in range(30)]
+
+
+def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
+    # 250 of the 550 rows exist: 10 x 250 / 11 / 5 = 45.45 training rows a client, less what floor() takes
+    partition = make("label-shift", DIGIT5, domain="domain 1")
+    mean = len(trained(partition)) / 5
+    assert 44.4 < mean <= 45.45
+    assert partition.args["ratio"] == 11
+    assert partition.notes == (
+        "10 of 10 classes have fewer than the 550 rows asked for (least 250): "
+        f"{mean:.1f} training rows a client instead of 100; --shots 4 deals what it asks for",
+    )
+
+
+def test_label_shift_on_a_labelled_test_split_needs_no_training_labels():
+    columns = columns_from([-1] * 10 + [0, 1] * 30, [0] * 70, [0] * 10 + [1] * 60, [1] * 70, 2, 1)
+    args = {"clients": 2, "ratio": 2.0, "shots": 5, "alpha": 5.0}
+    partition = make("label-shift", columns, pool="test", **args)
+    assert partition.pool == 60
+    assert partition.dropped == 20  # 5 x 2 x 2 = 20 of the 30 rows of each class are dealt
+    with pytest.raises(FedcacheError, match="none of the 10 training rows has a label"):
+        make("label-shift", columns, **args)
+
+
+def test_mixed_domains_are_noted():
+    assert "mixes 5 domains" in make("label-shift", DIGIT5).notes[0]
+
+
+# Feature and label shift
+
+
+@pytest.mark.parametrize(("clients", "shots", "printed"), [(5, 10, 472), (4, 10, 375), (6, 20, 1168)])
+def test_both_shifts_deal_almost_all_rows(clients, shots, printed):
+    # floor() takes less than one row for each client and class, and half a row on average
+    asked, cells = clients * shots * 10, clients * 10
+    columns = even_columns(clients * shots, 5, 10, domains=clients)  # no domain can run out
+    totals = [len(trained(make("feature-label-shift", columns, shots=shots, seed=s))) for s in range(60)]
+    assert asked - cells < printed <= asked
+    assert all(asked - cells < total <= asked for total in totals)
+    assert asked - np.mean(totals) == pytest.approx(cells / 2, rel=0.15)
+
+
+def test_both_shifts_take_the_first_rows_and_what_a_domain_has():
+    columns = even_columns(12, 5, 3, domains=2)
+    partition = make("feature-label-shift", columns, alpha=0.2, shots=10, seed=4)
+    for place, client in enumerate(partition.clients):
+        counts = np.bincount(columns.label[client.train], minlength=3)
+        assert counts.max() <= 12
+        assert client.train.tolist() == [51 * place + 17 * c + i for c in range(3) for i in range(counts[c])]
+    assert partition.counts(columns).max() == 12  # alpha 0.2 asks for up to 20
+
+
+def test_both_shifts_test_on_balanced_or_matched_rows_of_the_own_domain():
+    balanced = make("feature-label-shift", DIGIT5)
+    own = make("feature-label-shift", DIGIT5, test_protocol="matched")
+    assert (balanced.counts(DIGIT5) == own.counts(DIGIT5)).all()
+    for place, (a, b) in enumerate(zip(balanced.clients, own.clients, strict=True)):
+        assert np.bincount(DIGIT5.label[a.test]).tolist() == [100] * 10
+        assert set(DIGIT5.domain[b.test]) == {place}
+        train, test = (np.bincount(DIGIT5.label[rows], minlength=10) for rows in (b.train, b.test))
+        assert ((train > 0) == (test > 0)).all()
+        assert test.max() == 120  # the scarcest class is used up
+        assert np.abs(test / test.sum() - train / train.sum()).max() < 10 / test.sum()
+
+
+# Matched tests
+
+
+def test_matched_tests_follow_the_training_shares():
+    # 4 and 1 training rows, 10 candidates of each class: class 0 is scarcest (10 / 4 < 10 / 1), so all 10 of it and
+    # ceil(1 x 10 / 4) = 3 of class 1; class 2 is not owned.
+    label = np.r_[[0] * 4, [1], [0] * 10, [1] * 10, [2] * 10]
+    rows = matched(np.arange(5), np.arange(5, 35), label, np.random.default_rng(0))
+    assert np.bincount(label[rows], minlength=3).tolist() == [10, 3, 0]
+    assert len(set(rows.tolist())) == 13
+
+
+def test_matched_tests_of_a_dirichlet_partition():
+    partition = make("dirichlet", CIFAR10, clients=20, alpha=0.2, test_protocol="matched")
+    for client in partition.clients:
+        assert set(CIFAR10.label[client.test]) == set(CIFAR10.label[client.train])
+        assert (CIFAR10.split[client.test] == 1).all()
+    assert partition.test_protocol == "matched"
+    assert len(partition.test) == 10_000
+
+
+def test_a_client_without_matching_tests_is_refused():
+    label = [0, 0, 1, 1, 0]
+    columns = columns_from(label, [0] * 5, [0, 0, 0, 0, 1], [1] * 5, 2, 1)  # class 1 has no test row
+    with pytest.raises(FedcacheError, match=r"no test row has a class of client 'client-\d'") as error:
+        make("shards", columns, clients=2, shards=1, test_protocol="matched")
+    assert error.value.code == Exit.USAGE
+    assert make("shards", columns, clients=2, shards=1).test.tolist() == [4]
+
+
+# Shards
+
+
+def test_two_shards_of_cifar10_are_250_rows_each():
+    partition = make("shards", CIFAR10, clients=100, shards=2)
+    counts = partition.counts(CIFAR10)
+    assert set(np.unique(counts)) == {0, 250, 500}
+    assert (counts.sum(axis=1) == 500).all()
+    assert np.array_equal(np.sort(trained(partition)), np.flatnonzero(CIFAR10.split == 0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 12), shards=st.integers(1, 6), seed=st.integers(0, 99))
+def test_a_client_has_at_most_s_classes(clients, shards, seed):
+    columns = even_columns(23, 1, 7)
+    if clients * shards < 7:
+        shards = 7
+    partition = make("shards", columns, clients=clients, shards=shards, seed=seed)
+    counts = partition.counts(columns)
+    assert ((counts > 0).sum(axis=1) <= shards).all()
+    assert partition.dropped == 0
+    # 12 clients of 6 shards: 72 shards over 7 classes are 10 or 11 of 23 rows, so 2 or 3 rows each
+    assert counts.sum(axis=1).max() <= shards * -(-23 // (clients * shards // 7))
+
+
+# iid
+
+
+def test_iid_deals_the_remainder_one_by_one():
+    # 2,500 rows x 5 domains = 12,500 = 7 x 1785 + 5
+    sizes = [len(client.train) for client in make("iid", DIGIT5, clients=7).clients]
+    assert sizes == [1786] * 5 + [1785] * 2
+
+
+def test_iid_needs_no_labels_and_the_others_name_it():
+    columns = columns_from([-1] * 30, [0] * 30, [0] * 20 + [1] * 10, [1] * 30, 3, 1)
+    assert len(trained(make("iid", columns, clients=4))) == 20
+    for name, scheme in SCHEMES.items():
+        if scheme.needs_labels:
+            with pytest.raises(FedcacheError, match="none of the 20 training rows has a label") as error:
+                make(name, columns)
+            assert error.value.code == Exit.USAGE
+            assert "--scheme iid" in error.value.hint
+
+
+# Few shot
+
+
+@pytest.mark.parametrize(
+    ("classes", "clients", "shares"),
+    [
+        (10, 5, [2, 2, 2, 2, 2]),
+        (10, 3, [3, 3, 4]),  # round(3.33) = 3, the last takes the rest
+        (10, 4, [3, 3, 3, 1]),  # round(2.5) = 3
+        (10, 6, [2, 2, 2, 2, 1, 1]),  # round(1.67) = 2 five times would leave the last with none
+        (3, 3, [1, 1, 1]),
+        (101, 10, [10] * 9 + [11]),
+    ],
+)
+def test_classes_per_client(classes, clients, shares):
+    assert classes_per_client(classes, clients) == shares
+
+
+def test_few_shot_disjoint_gives_each_class_to_one_client():
+    counts = make("few-shot", CIFAR10, clients=4, shots=4).counts(CIFAR10)
+    assert set(np.unique(counts)) == {0, 4}
+    assert ((counts > 0).sum(axis=0) == 1).all()
+    assert (counts > 0).sum(axis=1).tolist() == [3, 3, 3, 1]
+
+
+def test_few_shot_iid_gives_every_class_to_every_client():
+    partition = make("few-shot", DIGIT5, clients=6, shots=4, skew="iid")
+    assert (partition.counts(DIGIT5) == 4).all()
+    assert len(set(trained(partition).tolist())) == 6 * 4 * 10
+
+
+def test_clients_share_images_only_when_asked_to():
+    columns = even_columns(8, 2, 3)
+    with pytest.raises(InfeasibleError) as error:
+        make("few-shot", columns, clients=5, shots=4, skew="iid")
+    assert error.value.instead == {"shots": 1}  # 5 x 1 <= 8 < 5 x 2
+    partition = make("few-shot", columns, clients=5, shots=4, skew="iid", sharing=True)
+    assert (partition.counts(columns) == 4).all()
+    assert len(np.unique(trained(partition))) < 60
+    assert "clients may hold the same image (sharing)" in partition.notes
+
+
+def test_few_shot_in_dirichlet_shares_deals_at_most_what_was_asked():
+    partition = make("few-shot", CIFAR10, clients=5, shots=16, skew="dirichlet", alpha=1.0)
+    per_class = partition.counts(CIFAR10).sum(axis=0)
+    assert (per_class <= 80).all()
+    assert (per_class > 75).all()  # floor() takes less than one row for each of 5 clients
+
+
+# What a partition says of itself
+
+
+def test_names_show_what_is_not_the_default():
+    assert make("dirichlet", CIFAR10, clients=100, alpha=0.1).default_name() == "dirichlet-a0.1-m100-s0"
+    assert make("shards", CIFAR10, clients=10, shards=3, seed=7).default_name() == "shards-k3-m10-s7"
+    assert make("label-shift", CIFAR10).default_name() == "label-shift-a1-m5-n10-s0"
+    assert make("label-shift", CIFAR10, ratio=4).default_name() == "label-shift-a1-m5-n10-r4-s0"
+    gated = make("lda", CIFAR10, clients=10, gate=False, test_protocol="matched", domain="domain 0")
+    assert gated.default_name() == "lda-a0.1-ddomain_0-g0-m10-tmatched-s0"
+    assert make("lda", CIFAR10, clients=10, gate=False, min_size=1).default_name() == "lda-a0.1-g0-m10-s0"
+
+
+def test_the_table_counts_rows_and_classes():
+    columns = even_columns(4, 2, 3)
+    partition = make("shards", columns, clients=3, shards=1)
+    table = partition.describe(columns)
+    assert sorted(row.counts for row in table) == [(0, 0, 4), (0, 4, 0), (4, 0, 0)]
+    assert {(row.train, row.test, row.classes) for row in table} == {(4, 6, 1)}
+    assert [row.client for row in table] == ["client-0", "client-1", "client-2"]
+    assert partition.summary() == (
+        "shards, seed 0: 3 clients with 4 to 4 training rows, 12 in all; 0 of 12 rows left out; balanced tests, "
+        "6 global test rows"
+    )
+    assert partition.dataset == DATASET
+
+
+def test_an_image_in_train_and_test_is_noted():
+    columns = even_columns(4, 2, 3)
+    uid = columns.uid.copy()
+    uid[[4, 5]] = uid[[0, 1]]  # the test rows of class 0 repeat two of its training rows
+    note = "2 of 6 test rows are the same image as a training row (equal bytes)"
+    assert make("iid", replace(columns, uid=uid), clients=2).notes == (note,)
+    assert make("iid", columns, clients=2).notes == ()

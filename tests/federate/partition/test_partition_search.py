@@ -1,0 +1,289 @@
+"""The Dirichlet search: its counts by hand, its draws against a plain loop, and that it always ends with an answer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_rows import columns_from, even_columns
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition import dirichlet_shares as module
+from fedcache.federate.partition.dirichlet_shares import Rule, alphas_above, draw, search
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
+from fedcache.federate.partition.rows import Streams
+
+CIFAR10 = even_columns(5000, 1000, 10)
+
+
+def quota(*rows: int) -> np.ndarray:
+    return np.array(rows, np.int64)
+
+
+def test_a_class_is_cut_at_floored_cumulative_shares():
+    # cumulative .25 .6 1 of 10 rows: cut at 2, 6 and 10 -> 2, 4, 4; of 3 rows: cut at 0, 1 and 3 -> 0, 1, 2
+    shares = np.tile([0.25, 0.35, 0.4], (1, 2, 1))
+    assert Rule(quota(10, 3), 3, 1.0).counts(shares)[0].tolist() == [[2, 4, 4], [0, 1, 2]]
+
+
+def test_floored_shares_leave_rows_out():
+    # .25 .35 .4 of 10 rows -> 2, 3, 4; the limit of the last client is 1
+    shares = np.array([[[0.25, 0.35, 0.4]]])
+    assert Rule(quota(10), 3, 1.0, exact=False).counts(shares)[0].tolist() == [[2, 3, 4]]
+    assert Rule(quota(10), 3, 1.0, exact=False, limit=np.array([[9, 9, 1]])).counts(shares)[0].tolist() == [[2, 3, 1]]
+
+
+def test_the_gate_closes_a_client_at_its_even_share():
+    # 2 classes of 12 rows, 3 clients, gate 24 / 3 = 8.
+    # class 0: .75 .15 .10 -> cut at 9, 10, 12 -> 9, 1, 2: client 0 has reached 8 and is closed.
+    # class 1: .5 .3 .2 -> 0, .3, .2 of .5 -> 0, .6, .4 -> cut at 0, 7, 12 -> 0, 7, 5.
+    shares = np.array([[[0.75, 0.15, 0.10], [0.5, 0.3, 0.2]]])
+    assert Rule(quota(12, 12), 3, 1.0, gate=8.0).counts(shares)[0].tolist() == [[9, 1, 2], [0, 7, 5]]
+    # All the mass of class 1 on the closed client: even between the open ones.
+    shares[0, 1] = [1.0, 0.0, 0.0]
+    assert Rule(quota(12, 12), 3, 1.0, gate=8.0).counts(shares)[0].tolist() == [[9, 1, 2], [0, 6, 6]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    clients=st.integers(1, 7),
+    alpha=st.floats(1e-4, 1e3),
+    gate=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_a_cut_deals_every_row(rows, clients, alpha, gate, seed):
+    rule = Rule(quota(*rows), clients, alpha, gate=sum(rows) / clients if gate else None)
+    counts = rule.counts(draw(np.random.default_rng(seed), alpha, 20, len(rows), clients))
+    assert counts.min() >= 0
+    assert (counts.sum(axis=2) == rows).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-3, 0.049, 0.05, 1.0, 1e6])
+def test_shares_are_dirichlet(alpha):
+    # mean 1 / M, variance (1 - 1/M) / (M (M alpha + 1)); 20,000 draws estimate both to about a per cent
+    drawn = draw(np.random.default_rng(1), alpha, 20_000, 1, 4)[:, 0]
+    assert np.isfinite(drawn).all()
+    assert drawn.sum(axis=1) == pytest.approx(1.0)
+    assert drawn.mean(axis=0) == pytest.approx(0.25, abs=0.015)
+    assert drawn.var(axis=0) == pytest.approx(0.1875 / (4 * alpha + 1), rel=0.05)
+
+
+@settings(max_examples=30, deadline=None)
+@given(alpha=st.sampled_from([0.02, 0.05, 0.2]), seed=st.integers(0, 10_000), least=st.sampled_from([0.0, 0.1]))
+def test_the_first_acceptable_draw_is_taken(alpha, seed, least):
+    """Blocks, caps and early ends change nothing: a plain loop over single draws finds the same one."""
+    rule = Rule(quota(30, 40, 50), 5, alpha, minimum=3, gate=24.0, least_share=least)
+    found = search(np.random.default_rng(seed), rule, draws=400)
+    rng = np.random.default_rng(seed)
+    for number in range(1, found.draws + 1):
+        shares = draw(rng, alpha, 1, 3, 5)
+        counts = rule.counts(shares)[0]
+        if counts.sum(axis=0).min() >= 3 and (least == 0.0 or shares[0].sum(axis=0).min() > least):
+            assert found.counts is not None
+            assert (found.counts == counts).all()
+            assert found.draws == number
+            return
+    assert found.counts is None
+
+
+@pytest.mark.parametrize("alpha", [0.06, 0.1, 0.2])
+@pytest.mark.parametrize("gate", [None, 500.0])
+def test_clients_compete_so_the_bound_on_success_holds(alpha, gate):
+    # P(nobody short) <= (1 - s)^M is why a search may end early; 0.02 is four standard errors of 3,000 draws at 1/4
+    rule = Rule(quota(*[1000] * 10), 20, alpha, minimum=40, gate=gate)
+    size = rule.counts(draw(np.random.default_rng(2), alpha, 3000, 10, 20)).sum(axis=1)
+    short = size < 40
+    accepted = (~short.any(axis=1)).mean()
+    assert 0.0 < accepted < 1.0
+    assert accepted <= (1 - short.mean()) ** 20 + 0.035
+
+
+def test_the_search_stops_at_its_caps():
+    # one row cannot be cut in two by shares that never reach 1: always short, but only one client of two is
+    impossible = Rule(quota(1), 2, 1.0)
+    found = search(np.random.default_rng(0), impossible, draws=300)
+    assert (found.counts, found.draws, found.largest, found.hopeless) == (None, 300, 0, False)
+    assert search(np.random.default_rng(0), impossible, shares=100).draws == 50  # 100 numbers are 50 draws of 2
+    assert search(np.random.default_rng(0), impossible, shares=1).draws == module.LEAST_DRAWS
+
+
+@pytest.mark.parametrize(("alpha", "gate"), [(0.01, True), (0.02, False)])
+def test_an_infeasible_lda_ends_soon_and_names_an_alpha_that_works(alpha, gate):
+    start = time.perf_counter()
+    with pytest.raises(InfeasibleError) as error:
+        make("lda", CIFAR10, clients=100, alpha=alpha, gate=gate, min_size=10)
+    assert time.perf_counter() - start < 10
+    assert error.value.code == Exit.USAGE
+    assert "the largest smallest client seen had " in error.value.message
+    works = error.value.instead["alpha"]
+    assert f"--alpha {works}" in error.value.hint
+    assert alpha < works < 0.1
+    partition = make("lda", CIFAR10, clients=100, alpha=works, gate=gate, min_size=10)
+    assert min(len(client.train) for client in partition.clients) >= 10
+
+
+def test_the_paper_alpha_of_five_hundredths_is_found():
+    # FST-CBDG uses alpha .05 with 100 clients; about one draw in 20,000 gives everybody 10 rows
+    partition = make("lda", CIFAR10, clients=100, alpha=0.05, seed=1)
+    assert min(len(client.train) for client in partition.clients) >= 10
+
+
+def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
+    columns = even_columns(500, 10, 100)
+    start = time.perf_counter()
+    partition = make("dirichlet", columns, clients=500, alpha=0.3)
+    assert time.perf_counter() - start < 10
+    assert partition.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "args", "instead"),
+    [
+        ("iid", {"clients": 13}, {"clients": 12}),
+        # 12 rows for 6 x 10: 1 client can have 10
+        ("lda", {"clients": 6}, {"clients": 1}),
+        # 3 classes of 4 rows can be cut into 3 to 12 shards
+        ("shards", {"clients": 5, "shards": 4}, {"shards": 2}),
+        ("shards", {"clients": 1, "shards": 2}, {"shards": 3}),
+        ("shards", {"clients": 13, "shards": 1}, {"clients": 12}),
+        ("few-shot", {"clients": 4}, {"clients": 3}),
+        ("few-shot", {"clients": 2, "shots": 3, "skew": "iid"}, {"shots": 2}),
+        ("few-shot", {"clients": 9, "shots": 2, "skew": "iid"}, {"clients": 2}),
+        ("few-shot", {"clients": 9, "shots": 5, "skew": "iid"}, {"clients": 1, "shots": 4}),
+        ("few-shot", {"clients": 2, "shots": 5, "skew": "iid", "sharing": True}, {"shots": 4}),
+    ],
+)
+def test_infeasible_arguments_come_with_those_that_work(scheme, args, instead):
+    columns = even_columns(4, 2, 3)
+    with pytest.raises(InfeasibleError) as error:
+        make(scheme, columns, **args)
+    assert error.value.instead == instead
+    assert f"fedcache partition --scheme {scheme}" in error.value.hint
+    make(scheme, columns, **{**args, **instead})
+
+
+def test_uneven_classes_bound_the_shards():
+    # classes of 2 and 5 rows: the larger may have one shard more, so 2 x 2 + 1 = 5 shards at most
+    columns = columns_from([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8, [0] * 7 + [1], [1] * 8, 2, 1)
+    assert make("shards", columns, clients=5, shards=1).counts(columns).sum(axis=1).tolist().count(0) == 0
+    with pytest.raises(InfeasibleError) as error:
+        make("shards", columns, clients=6, shards=1)
+    assert error.value.instead == {"clients": 5}
+
+
+def test_suggested_alphas_are_short_numbers_ten_per_cent_apart():
+    alphas = alphas_above(0.03)
+    assert alphas[:3] == [0.032, 0.034, 0.036]
+    assert alphas[-1] == module.LARGEST_ALPHA
+    assert all(1 < b / a < 1.11 for a, b in pairwise(alphas))
+    assert all(len(f"{a:g}".replace(".", "").lstrip("0").rstrip("0")) <= 2 for a in alphas)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("scheme", "args", "message"),
+    [
+        ("lda", {"alhpa": 0.1}, "Unknown argument of lda 'alhpa'. Did you mean 'alpha'?"),
+        ("iid", {"alpha": 0.1}, "Unknown argument of iid 'alpha'."),
+        ("dirchlet", {}, "Unknown partition scheme 'dirchlet'. Did you mean 'dirichlet'?"),
+        ("lda", {"alpha": 0.0}, "alpha is 0.0, expected a number above 0 up to 1,000,000."),
+        ("lda", {"alpha": math.nan}, "alpha is nan, expected a number above 0 up to 1,000,000."),
+        ("lda", {"alpha": "0.1"}, "alpha is '0.1', expected a number above 0 up to 1,000,000."),
+        ("lda", {"alpha": True}, "alpha is True, expected a number above 0 up to 1,000,000."),
+        ("lda", {"clients": 0}, "clients is 0, expected an integer from 1 up to 1,000,000."),
+        ("lda", {"clients": 2.5}, "clients is 2.5, expected an integer from 1 up to 1,000,000."),
+        ("lda", {"gate": 1}, "gate is 1, expected true or false."),
+        ("label-shift", {"ratio": 1}, "ratio is 1, expected a number above 1 up to 1,000,000."),
+        ("label-shift", {"pool": "tests"}, "pool is 'tests', expected train or test. Did you mean 'test'?"),
+        ("iid", {"domain": ()}, "domain is (), expected one or several names."),
+        ("iid", {"domain": "domain 1"}, "Unknown domain 'domain 1'. Did you mean 'domain 0'?"),
+        ("iid", {"domain": ["domain 0", "domain 0"]}, "Domain 'domain 0' is given twice"),
+        ("iid", {"seed": -1}, "The seed is -1"),
+        ("iid", {"seed": 1.0}, "The seed is 1.0"),
+        ("iid", {"seed": 2**63}, "The seed is 9223372036854775808"),
+        ("feature-shift", {}, "makes each domain a client: found 1 (domain 0), expected at least 2."),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_was_expected(scheme, args, message):
+    with pytest.raises(FedcacheError) as error:
+        make(scheme, even_columns(4, 2, 3), **args)
+    assert error.value.code == Exit.USAGE
+    assert message in error.value.message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_arguments_are_declared_well(scheme):
+    tags = [argument.tag for argument in scheme.arguments]
+    assert len(set(tags)) == len(tags)
+    assert "s" not in tags  # the seed's
+    assert all(tags)
+    for argument in scheme.arguments:
+        assert argument.help[-1] != "."
+        if argument.default is not None:
+            assert argument.check(argument.default) == argument.default
+        else:  # derived, or all
+            assert argument.kind == "names" or scheme.resolve({})[argument.name] is not None
+    assert scheme.resolve({argument.name: None for argument in scheme.arguments}) == scheme.resolve({})
+    assert scheme.command(scheme.resolve({})).startswith(f"fedcache partition --scheme {scheme.name}")
+
+
+def test_a_command_spells_flags_and_options():
+    scheme = SCHEMES["lda"]
+    args = scheme.resolve({"clients": 7, "alpha": 2.0, "gate": False, "domain": ("a", "b")})
+    assert scheme.command(args) == (
+        "fedcache partition --scheme lda --clients 7 --alpha 2 --option gate=false --option min_size=1 --domain a,b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("splits", "scheme", "message"),
+    [
+        ([1] * 6, "iid", "deals rows of split train, but the chosen domains have none"),
+        ([0] * 6, "iid", "needs rows of split test with ok = 1 to score with"),
+        ([2] * 6, "label-shift", "deals rows of split train"),
+    ],
+)
+def test_an_absent_split_is_named(splits, scheme, message):
+    columns = columns_from([0, 1] * 3, [0] * 6, splits, [1] * 6, 2, 1)
+    with pytest.raises(FedcacheError, match=message) as error:
+        make(scheme, columns, clients=2)
+    assert error.value.code == Exit.USAGE
+
+
+def test_label_shift_needs_no_test_split():
+    columns = columns_from([0, 1] * 40, [0] * 80, [0] * 80, [1] * 80, 2, 1)
+    partition = make("label-shift", columns, clients=2, ratio=2, alpha=5)
+    assert partition.test.tolist() == sorted(np.concatenate([c.test for c in partition.clients]).tolist())
+    assert "no test split" in partition.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("domain", np.zeros(3)), ("uid", np.zeros((18, 15))), ("label", np.full(18, 3))]
+)
+def test_columns_that_do_not_fit_are_refused(column, value):
+    columns = even_columns(4, 2, 3)
+    with pytest.raises(FedcacheError) as error:
+        type(columns)(**{**columns.__dict__, column: value})
+    assert error.value.code == Exit.CORRUPT
+
+
+def test_streams_differ_by_purpose_key_scheme_and_seed():
+    names = [Streams(0, "lda"), Streams(1, "lda"), Streams(0, "flesd")]
+    firsts = [s(*key).random() for s in names for key in (("shares",), ("rows",), ("rows", 0), ("rows", 1))]
+    assert len(set(firsts)) == 12
+    assert Streams(0, "lda")("rows", 1).random() == firsts[3]
+
+
+def test_an_infeasible_error_keeps_its_answer_across_processes():
+    again = copy.copy(InfeasibleError("m", "h", {"clients": 3}))  # copies the way a worker's exception travels
+    assert (again.code, again.message, again.hint, again.instead) == (Exit.USAGE, "m", "h", {"clients": 3})

@@ -1,0 +1,209 @@
+"""No malformed upload of any method reaches ``aggregate``, and what a run does about one is its choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, fitted, go, scaled, small, tiny
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.run import run
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.pipeline import parse_trust
+from fedcache.federate.trust.update_validation import Gate, is_count
+
+QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
+"""Clients of these send nothing."""
+
+SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
+ROWS = 12.0
+
+
+@cache
+def upload(name):
+    """What the first client of a run really sends, and what it holds."""
+    method, found = METHODS[name], []
+
+    def spy(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        found.append((up, float(data.n[0])))
+        return state, up
+
+    data, clients = tiny()
+    data = fitted(method, data)
+    run(replace(method, fit=spy), method.resolve("paper", scaled(small(name))), data, clients, rounds=1,
+        participation=3, lift="loop")  # fmt: skip
+    return found[0]
+
+
+def first_float(up):
+    return next(n for n, t in sorted(up.items()) if t.is_floating_point() and not is_count(n))
+
+
+def spoilt(kind, up):
+    """A copy of an upload with one thing wrong."""
+    up = {k: t.clone() for k, t in up.items()}
+    name = first_float(up)
+    t = up[name]
+    if kind == "nan":
+        t.view(-1)[0] = math.nan
+    elif kind == "inf":
+        t.view(-1)[-1] = math.inf
+    elif kind == "minus inf":
+        t.view(-1)[-1] = -math.inf
+    elif kind == "shape":
+        up[name] = t.flatten()[:-1]
+    elif kind == "one more axis":
+        up[name] = t.unsqueeze(0)
+    elif kind == "dtype":
+        up[name] = t.double() if t.dtype != torch.float64 else t.float()
+    elif kind == "integers":
+        up[name] = t.long()
+    elif kind == "extra":
+        up["bonus"] = torch.zeros(1)
+    elif kind == "missing":
+        del up[name]
+    elif kind == "no tensor":
+        up[name] = t.tolist()
+    elif kind == "nothing":
+        return None
+    return up
+
+
+KINDS = ("nan", "inf", "minus inf", "shape", "one more axis", "dtype", "integers", "extra", "missing", "no tensor",
+         "nothing")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SENDING)
+def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
+    up, rows = upload(name)
+    gate = Gate(Gate.shape_of(up), 3)
+    assert gate.problem(up, rows) is None
+    assert gate.problem(up, rows, sent_in=3) is None
+    assert "round 2" in gate.problem(up, rows, sent_in=2)
+    for kind in KINDS:
+        assert gate.problem(spoilt(kind, up), rows), kind
+    for count in (n for n in up if is_count(n)):
+        for value, word in ((-1.0, "negative"), (1e18, "holds"), (math.nan, "not finite"), (math.inf, "not finite")):
+            if not up[count].is_floating_point() and not math.isfinite(value):
+                continue
+            lied = {k: t.clone() for k, t in up.items()}
+            lied[count].view(-1)[0] = value
+            assert word in gate.problem(lied, rows)
+        none = {k: torch.zeros_like(t) if k == count else t for k, t in up.items()}
+        assert gate.problem(none, rows) is None  # a client may own no class
+
+
+def test_a_finite_number_whose_square_is_not_is_sound():
+    huge = {"W": torch.full((2, 2), 3e38), "b": torch.zeros(1)}
+    assert Gate(Gate.shape_of(huge), 1).problem(huge, 1.0) is None
+
+
+def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    hp, norms = method.resolve("paper", {"opt": "sgd", "lr": 0.1}), []
+
+    def spy(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
+        return state, up
+
+    how = {"rounds": 1, "lift": "loop", "dtype": torch.float64}
+    run(replace(method, fit=spy), hp, data, clients, **how)
+    for bound in sorted(norms)[1:-1:2]:
+        trust = parse_trust(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
+        out = run(method, hp, data, clients, trust=trust, **how)
+        assert out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
+
+
+def liar(method, kind, victim, when=None):
+    """The method with one client whose upload is malformed."""
+
+    def fit(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        wrong = victim in ctx.ids and (when is None or ctx.round == when)
+        return state, spoilt(kind, up) if wrong else up
+
+    return replace(method, fit=fit)
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "shape", "extra", "missing", "dtype"])
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedncm"])
+def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind):
+    data, clients = federation()
+    method = METHODS[name]
+    settings = {"rounds": 2, "lift": "loop", "dtype": torch.float64}
+    hp = method.resolve()
+    trust = parse_trust(on_bad_update="reject")
+    out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
+    honest = [replace(c, train=c.train[:0]) if i == 1 else c for i, c in enumerate(clients)]
+    without = run(method, hp, data, honest, trust=trust, **settings)
+    assert all(torch.allclose(out.server[k].double(), t.double(), atol=1e-12) for k, t in without.server.items())
+    rounds = 1 if method.one_shot else 2
+    assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
+    assert f"the upload of client 1 ({clients[1].name!r}) is rejected" in out.warnings[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS[:-2])
+def test_by_default_a_malformed_upload_ends_the_run_and_is_named(kind):
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    with pytest.raises(FedcacheError) as error:
+        run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="loop",
+            trust=parse_trust(max_update_norm=1e9))  # fmt: skip
+    assert error.value.code is Exit.FEDERATED
+    assert "client 1" in str(error.value)
+    assert clients[1].name in str(error.value)
+    assert "ound 2" in str(error.value)
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(lift):
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    x = data.x.clone()
+    x[clients[2].train[0]] = math.nan
+    with pytest.raises(FedcacheError, match="client 2"):
+        run(
+            method, method.resolve("paper", {"opt": "sgd", "lr": 0.1}), replace(data, x=x), clients, rounds=1, lift=lift
+        )
+
+
+def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
+        run(method, method.resolve(), data, clients[:8], rounds=1, lift="loop",
+            trust=parse_trust(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg"])
+def test_a_guard_that_finds_nothing_changes_nothing(name, lift):
+    method = METHODS[name]
+    if lift not in method.lifts:
+        pytest.skip("the lift does not serve it")
+    settings = {"opt": "sgd", "lr": 0.05} if lift == "dual" else {}
+    plain = go(name, settings, lift=lift)
+    guarded = go(name, settings, lift=lift, trust=parse_trust(on_bad_update="reject"))
+    assert difference(plain, guarded) < 1e-12
+    assert plain.traffic == guarded.traffic
+    assert plain.server.keys() == guarded.server.keys()
+    assert all(not r.diagnostics["rejected"] for r in guarded.records)
+
+
+def test_warnings_name_a_few_and_records_count_all():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    trust = parse_trust(attack="nan:0.4", on_bad_update="reject")
+    out = run(method, method.resolve(), data, clients, rounds=4, trust=trust)
+    assert len(out.attackers) == int(0.4 * len(clients))
+    assert sum(r.diagnostics["rejected"] for r in out.records) == 4 * len(out.attackers)
+    assert sum("rejected" in w for w in out.warnings) == 5
+    assert np.isfinite(out.accuracy)

@@ -1,0 +1,175 @@
+"""Attacks, robust rules and privacy on whole runs: what they promise, what they refuse, what they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, gap, go
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.run import run, run_points
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.pipeline import parse_trust
+from fedcache.federate.trust.privacy import Privacy, parse_privacy
+
+ROBUST = ("median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median")
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedproto"])
+@pytest.mark.parametrize("trust", ["median", "nnm+trimmed:0.2", "clip:0.5"])
+def test_lifts_agree_under_robust_rules_and_attacks(name, lift, trust):
+    settings = {"opt": "sgd", "lr": 0.05}
+    how = {"trust": parse_trust(trust, "sign-flip:0.3:10"), "participation": 7}
+    assert difference(go(name, settings, lift="loop", **how), go(name, settings, lift=lift, **how)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fed3r", "fedncm", "scaffold", "fedrep", "pfedme", "fst-cbdg"])
+def test_a_rule_that_is_the_mean_gives_the_mean(name):
+    # Equal clients, so that one vote each is a vote by rows.
+    data, clients = federation()
+    size = 8
+    clients = [type(c)(c.name, c.train[:size], c.test) for c in clients if len(c.train) >= size]
+    plain = go(name, {}, data, clients, participation=None)
+    voted = go(name, {}, data, clients, participation=None, trust=parse_trust("trimmed:0"))
+    assert (
+        gap({k: t.double() for k, t in plain.server.items()}, {k: t.double() for k, t in voted.server.items()}) < 1e-9
+    )
+
+
+def test_a_resumed_run_under_attack_has_the_same_bits():
+    kept = []
+    how = {"trust": parse_trust("median", "gaussian:0.3"), "rounds": 4, "dtype": torch.float32, "lift": "stack"}
+    whole = go(
+        "fedavg", on_round=lambda number, _m, _t, snapshot: kept.append(snapshot()) if number == 2 else None, **how
+    )
+    assert difference(whole, go("fedavg", state=kept[0], **how)) == 0.0
+
+
+def test_grid_points_are_guarded_one_by_one():
+    data, clients = federation()
+    method, trust = METHODS["fedavg"], parse_trust("median", "sign-flip:0.3:10")
+    hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.05, 0.02)]
+    points = run_points(method, hps, data, clients, rounds=2, trust=trust, dtype=torch.float64)
+    for hp, point in zip(hps, points, strict=True):
+        assert difference(point, run(method, hp, data, clients, rounds=2, trust=trust, dtype=torch.float64)) < 1e-10
+
+
+def test_labels_are_flipped_for_attackers_alone():
+    data, clients = federation()
+    out = go("fedncm", {}, data, clients, participation=None, trust=parse_trust(attack="label-flip:0.5"))
+    lied = {c.name for c in clients} & set(out.attackers)
+    y = data.y.clone()
+    for c in clients:
+        if c.name in lied:
+            y[torch.from_numpy(c.train)] = data.classes - 1 - y[torch.from_numpy(c.train)]
+    from dataclasses import replace
+
+    honest = go("fedncm", {}, replace(data, y=y), clients, participation=None)
+    assert gap(out.server, honest.server) < 1e-12
+    assert len(lied) == len(clients) // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "word"),
+    [
+        ("fedpcl", {"aggregate": "median"}, "takes no mean"),
+        ("fedpft", {"aggregate": "krum"}, "takes no mean"),
+        ("central", {"aggregate": "median"}, "one place"),
+        ("solo", {"aggregate": "median"}, "send nothing"),
+        ("fedavg", {"aggregate": "krum", "byzantine": 0.45}, "at least"),
+        ("fedavg", {"on_bad_update": "ignore"}, "--on-bad-update"),
+        ("fedavg", {"byzantine": 0.5}, "--byzantine"),
+        ("fedavg", {"max_update_norm": 0.0}, "--max-update-norm"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
+    with pytest.raises(FedcacheError) as error:
+        go(name, {}, trust=parse_trust(**how), participation=5)
+    assert error.value.code is Exit.USAGE
+    assert word in str(error.value)
+    assert error.value.hint
+
+
+def test_noise_has_the_deviation_it_says_and_clips_what_is_long():
+    V = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    assert Privacy(1.0, 0.0).noisy_sum(V, None).tolist() == pytest.approx([0.9, 1.2])
+    g = torch.Generator().manual_seed(0)
+    drawn = torch.stack([Privacy(2.0, 1.5).noisy_sum(torch.zeros(1, 400), g) for _ in range(50)])
+    assert float(drawn.std()) == pytest.approx(3.0, rel=0.02)
+    assert float(drawn.mean()) == pytest.approx(0.0, abs=0.1)
+
+
+def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
+    data, clients = federation()
+    clients = [type(c)(c.name, c.train[:8], c.test) for c in clients if len(c.train) >= 8]
+    for name in ("fedavg", "fed3r"):
+        plain = go(name, {}, data, clients, participation=None)
+        private = go(name, {}, data, clients, participation=None, trust=parse_trust(privacy=Privacy(1e9, 0.0)))
+        assert gap(plain.server, private.server) < 1e-9
+    merged = {"proto_agg": "mean"}  # one vote each, as privacy must have it
+    plain = go("fedproto", merged, data, clients, participation=None)
+    private = go("fedproto", merged, data, clients, participation=None, trust=parse_trust(privacy=Privacy(1e9, 0.0)))
+    assert gap(plain.server["bar"], private.server["bar"]) < 1e-9
+
+
+def test_clients_are_sampled_each_by_itself():
+    out = go("fedavg", {}, rounds=40, participation=0.3, trust=parse_trust(privacy=Privacy(1.0, 0.1)))
+    sizes = [len(r.clients) for r in out.records]
+    assert len(set(sizes)) > 3
+    assert np.mean(sizes) == pytest.approx(0.3 * 9, abs=0.9)
+    assert all(math.isfinite(v) for v in out.client_accuracy[~np.isnan(out.client_accuracy)])
+
+
+def test_counts_do_not_travel_beside_noise():
+    with pytest.raises(FedcacheError, match="count"):
+        go("fedncm", {}, trust=parse_trust(privacy=Privacy(1.0, 1.0)), participation=None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((1.0, None, None), "--dp-noise is missing"),
+        ((None, 1.0, None), "--dp-clip is missing"),
+        ((None, None, 1e-5), "says nothing by itself"),
+        ((0.0, 1.0, None), "--dp-clip 0"),
+        ((1.0, -1.0, None), "--dp-noise -1"),
+        ((1.0, 1.0, 1.0), "--dp-delta 1"),
+        ((math.inf, 1.0, None), "--dp-clip inf"),
+    ],
+)
+def test_words_that_are_no_privacy(words, message):
+    with pytest.raises(FedcacheError) as error:
+        parse_privacy(*words)
+    assert error.value.code is Exit.USAGE
+    assert message in str(error.value)
+
+
+def test_accounting_is_that_of_the_reference_and_monotone():  # A1
+    pytest.importorskip("dp_accounting")
+
+    def spent(sigma=1.0, rounds=100, share=0.1):
+        told = Privacy(1.0, sigma, 1e-5).spent(rounds, share)
+        return told["epsilon_pld"], told["epsilon_rdp"]
+
+    pld, rdp = spent()
+    assert pld == pytest.approx(7.05, rel=0.01)
+    assert rdp == pytest.approx(7.90, rel=0.01)
+    for worse in ({"rounds": 200}, {"sigma": 0.8}, {"share": 0.2}):
+        assert spent(**worse)[0] > pld
+        assert spent(**worse)[1] > rdp
+        assert spent(**worse)[0] <= spent(**worse)[1]
+    assert Privacy(1.0, 0.0).spent(1, 1.0)["epsilon_pld"] == math.inf
+
+
+def test_noise_without_accounting_names_the_package(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(FedcacheError, match="dp-accounting") as error:
+        Privacy(1.0, 1.0).spent(1, 1.0)
+    assert error.value.code is Exit.ENVIRONMENT
+    assert "pip install 'fedcache[dp]'" in error.value.hint

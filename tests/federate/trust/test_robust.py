@@ -1,0 +1,170 @@
+"""Robust rules by hand, by their published bounds against every attack, and by the symmetries they must have."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
+from fedcache.federate.trust.robust_rules import parse_rule
+
+LINE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]], dtype=torch.float64)
+ALL = ("median", "trimmed:0.2", "geomedian", "krum", "multikrum", "multikrum:2",
+       "nnm+mean", "nnm+median", "nnm+trimmed:0.2", "nnm+geomedian", "nnm+krum")  # fmt: skip
+DRAWS = 200
+
+
+def constant(text, n, f):
+    """kappa of Allouah et al. 2023 (table 1, lemma 1): |R - mean of honest|^2 <= kappa * their mean square spread."""
+    r = f / (n - 2 * f)
+    alone = {"median": 4 * (1 + r) ** 2, "geomedian": 4 * (1 + r) ** 2, "krum": 6 * (1 + r), "multikrum": 6 * (1 + r),
+             "trimmed": 6 * r * (1 + r)}  # fmt: skip
+    *before, last = text.split("+")
+    kappa = alone[last.partition(":")[0]]
+    return 8 * f / (n - f) * (kappa + 1) if before else kappa
+
+
+def test_the_rules_on_five_numbers():
+    assert float(parse_rule("median")(LINE, 1)) == 2.0
+    assert float(parse_rule("median")(LINE[:4], 1)) == 1.5
+    assert float(parse_rule("trimmed:0.2")(LINE, 1)) == 2.0  # of 1, 2, 3
+    assert float(parse_rule("geomedian")(LINE, 1)) == pytest.approx(2.0, abs=1e-6)  # on a line it is the median
+    # sums of squared distances to the two nearest: 5, 2, 2, 5, ... and the first of equals is taken
+    assert float(parse_rule("krum")(LINE, 1)) == 1.0
+    assert float(parse_rule("multikrum:2")(LINE, 1)) == 1.5
+    assert float(parse_rule("multikrum")(LINE, 1)) == 1.5  # the four that are thought honest
+    assert float(parse_rule("nnm+median")(LINE, 1)) == 1.5  # mixed rows 1.5 four times, then (1 + 2 + 3 + 100) / 4
+    assert float(parse_rule("clip:2")(LINE, 1)) == pytest.approx((0 + 1 + 2 + 2 + 2) / 5)
+    weights = torch.tensor([1.0, 0.0, 0.0, 3.0, 0.0], dtype=torch.float64)
+    assert float(parse_rule("mean")(LINE, 1, weights)) == 2.25
+    assert float(parse_rule("median")(LINE, 1, weights)) == 2.0  # one vote each
+
+
+def test_the_geometric_median_of_a_triangle_sees_every_side_at_120_degrees():
+    V = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    point = parse_rule("geomedian")(V, 1)
+    sides = torch.nn.functional.normalize(V - point, dim=1)
+    assert torch.allclose(sides.sum(0), torch.zeros(2, dtype=torch.float64), atol=1e-8)
+
+
+@pytest.mark.parametrize("attack", [name for name in DEFAULTS if name not in ("nan", "label-flip")])
+@pytest.mark.parametrize("text", [t for t in ALL if t != "nnm+mean"])  # which has no bound
+def test_no_attack_moves_a_rule_further_than_its_bound(text, attack):
+    rule = parse_rule(text)
+    for seed in range(DRAWS // 5):
+        g = torch.Generator().manual_seed(seed)
+        for n, f in ((11, 2), (15, 3), (21, 4), (25, 5), (13, 1)):
+            honest = (
+                1.0
+                + 3.0 * torch.randn(1, 6, generator=g, dtype=torch.float64)
+                + torch.randn(n, 6, generator=g, dtype=torch.float64)
+            )
+            lying = torch.zeros(n, dtype=torch.bool)
+            lying[torch.randperm(n, generator=g)[:f]] = True
+            V = Attack(attack, f / n, DEFAULTS[attack])(honest, lying, seed, 0)
+            good = V[~lying]
+            spread = float(((good - good.mean(0)) ** 2).sum(1).mean())
+            error = float(((rule(V, f) - good.mean(0)) ** 2).sum())
+            assert error <= constant(text, n, f) * spread + 1e-9
+
+
+@given(st.integers(0, 10_000), st.sampled_from(ALL), st.integers(7, 12), st.floats(-50.0, 50.0))
+def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
+    g = torch.Generator().manual_seed(seed)
+    V, f, rule = torch.randn(n, 4, generator=g, dtype=torch.float64), n // 5, parse_rule(text)
+    made = rule(V, f)
+    assert torch.allclose(rule(V[torch.randperm(n, generator=g)], f), made, atol=1e-7)
+    assert torch.allclose(rule(V + shift, f), made + shift, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["trimmed:0", "multikrum", "nnm+mean", "clip:1e9", "nnm+trimmed:0.0"])
+def test_without_liars_to_expect_they_are_the_mean(text):
+    V = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(parse_rule(text)(V, 0), V.mean(0), atol=1e-12)
+
+
+def test_one_row_is_what_it_says():
+    V = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+    for text in ("mean", "median", "trimmed:0.4", "geomedian", "nnm+mean"):
+        assert torch.equal(parse_rule(text)(V, 0), V[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("medain", "Did you mean 'median'"),
+        ("trimmed", "needs a share below 0.5"),
+        ("trimmed:0.5", "needs a share below 0.5"),
+        ("trimmed:x", "needs a share below 0.5"),
+        ("multikrum:0", "needs a number of clients"),
+        ("multikrum:1.5", "needs a number of clients"),
+        ("clip:0", "needs a norm above 0"),
+        ("clip:inf", "needs a norm above 0"),
+        ("median:3", "takes no number"),
+        ("median+krum", "takes all rows together"),
+        ("", "rule of --aggregate"),
+    ],
+)
+def test_words_that_are_no_rule(text, message):
+    with pytest.raises(FedcacheError) as error:
+        parse_rule(text)
+    assert error.value.code is Exit.USAGE
+    assert message in str(error.value) + error.value.hint
+
+
+@pytest.mark.parametrize(("text", "m", "f", "needed"), [("krum", 4, 1, 5), ("median", 2, 1, 3), ("nnm+mean", 2, 1, 3)])
+def test_too_few_clients_for_a_rule_say_how_many_it_takes(text, m, f, needed):
+    with pytest.raises(FedcacheError, match=f"at least {needed} clients"):
+        parse_rule(text).check(m, f)
+    parse_rule(text).check(needed, f)
+
+
+def test_more_of_multikrum_than_are_thought_honest():
+    with pytest.raises(FedcacheError, match="8 clients, and 7 of 9"):
+        parse_rule("multikrum:8").check(9, 2)
+
+
+def test_attacks_by_hand():
+    V = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 6.0]], dtype=torch.float64)
+    lying = torch.tensor([False, False, True])
+
+    def lied(text):
+        out = parse_attack(text)(V, lying, 0, 0)
+        assert torch.equal(out[:2], V[:2])
+        return out[2].tolist()
+
+    assert lied("sign-flip:0.4:10") == [-50.0, -60.0]
+    assert lied("ipm:0.4:0.5") == [-1.0, 0.0]
+    assert lied("mimic:0.4") == [1.0, 0.0]
+    assert all(math.isnan(x) for x in lied("nan:0.4"))
+    # ALIE: m = 3, one liar: s = 3 // 2 + 1 - 1 = 1 of 2 honest clients, so the quantile (2 - 1) / 2 and z = 0
+    assert lied("alie:0.4") == [2.0, 0.0]
+    assert Attack.deviations(50, 24) == pytest.approx(1.426, abs=1e-3)  # the quantile (26 - 2) / 26
+    assert lied("gaussian:0.4:1") == lied("gaussian:0.4:1") != V[2].tolist()
+    assert torch.equal(parse_attack("label-flip:0.4")(V, lying, 0, 0), V)
+
+
+def test_who_lies_depends_on_names_alone():
+    names = [f"client-{i}" for i in range(10)]
+    attack = parse_attack("sign-flip:0.35")
+    first = {names[i] for i in attack.attackers(names, 3)}
+    assert len(first) == 3
+    turned = names[::-1]
+    assert {turned[i] for i in attack.attackers(turned, 3)} == first
+    assert any({names[i] for i in attack.attackers(names, s)} != first for s in range(4, 9))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sign-flop", "sign-flip:1", "sign-flip:-0.1", "sign-flip:x", "sign-flip:0.2:nan", "mimic:0.2:3", "ipm:0:1:2"],
+)
+def test_words_that_are_no_attack(text):
+    with pytest.raises(FedcacheError) as error:
+        parse_attack(text)
+    assert error.value.code is Exit.USAGE
+    assert error.value.hint

@@ -1,0 +1,177 @@
+"""Grids as one program: every point is the run alone, a killed grid goes on, and a point that fails ends alone."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.stop import Stop
+from fedcache.grids.grid import grid
+from fedcache.grids.points import combinations, sampled
+from fedcache.progress import Silent
+
+IID = ("--scheme", "iid", "--clients", 3)
+SGD = ("--set", "head=linear", "--set", "opt=sgd", "--set", "batch=8")
+SWEEP = ("--sweep", "lr=0.1,0.02", "--sweep", "wd=0,0.01")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two domains of three classes, 24 training images of each, with features of one backbone."""
+    images = folder(tmp_path / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    words = ("--backbones", "random-projection:128", "--batch", 4, "--chunk-rows", 8, "--workers", 0)
+    return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
+
+
+@pytest.mark.parametrize(
+    ("method", "extra", "lift"),
+    [
+        ("fedavg", SGD, "dual"),
+        ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "stack"),
+        ("solo", (*SGD, "--set", "init=independent"), "dual"),
+        ("fedpcl", ("--set", "opt=sgd", "--set", "dim=6", "--set", "batch=8"), "dual"),
+    ],
+)
+def test_every_point_of_a_program_is_its_single_run(
+    store: Path, method: str, extra: tuple[str, ...], lift: str
+) -> None:
+    words = ("--method", method, *extra, *IID, "--rounds", 3, "--participation", "all", "--seeds", "0,1",
+             "--dtype", "float64", "--eval-every", 1)  # fmt: skip
+    done = ok("grid", *words[:-2], *SWEEP).data
+    assert len(done["points"]) == 4
+    for point in done["points"]:
+        assert (point["lift"], point["points"]) == (lift, 4)
+        settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
+        alone = ok("train", *words[:-2], *settings).data
+        assert not alone["reused"], "a point that was computed with others is no substitute for the run alone"
+        assert alone["points"] == 1
+        for key in ("accuracy", "macro_f1", "fairness", "traffic", "clients", "parameters"):
+            assert alone[key] == point[key], key
+    again = ok("grid", *words[:-2], *SWEEP).data
+    assert again["reused"] == 4
+
+
+def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store: Path) -> None:
+    words = ("--method", "fedavg", *SGD, *IID, "--rounds", 2)
+    done = ok("grid", *words, "--sweep", "lr=0.1,0.02", "--exact").data
+    for point in done["points"]:
+        alone = ok("train", *words, "--set", f"lr={point['sweep']['lr']}").data
+        assert alone["reused"]
+        assert alone["digest"] == point["digest"]
+    together = ok("grid", *words, "--sweep", "lr=0.1,0.02").data
+    assert together["reused"] == 2, "what was trained alone is not trained again"
+
+
+class StopAfter(Silent):
+    """Asks for a stop when so many rounds of so many points are done."""
+
+    def __init__(self, stop: Stop, rounds: int) -> None:
+        self.stop_, self.left = stop, rounds
+
+    def advance(self, units: int) -> None:
+        self.left -= units
+        if self.left <= 0:
+            self.stop_.ask()
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [(2, "2 points keep their states"), (7, "in round 1 of seed 1 of 2 points"), (12, "2 points keep their states")],
+)
+def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path, after: int, said: str) -> None:
+    config = TrainConfig(method="solo", store=str(store), rounds=4, seeds="0,1", dtype="float64",
+                         set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"})  # fmt: skip
+    home, sweeps = Home.from_environment(), {"lr": ("0.1", "0.02")}
+    dealt = PartitionConfig("iid", 3)
+    whole = grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "whole")
+    stop = Stop()
+    with pytest.raises(FedcacheError) as info:
+        grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut", observer=StopAfter(stop, after),
+             stop=stop)  # fmt: skip
+    assert info.value.code is Exit.INTERRUPTED
+    assert said in info.value.message
+    resumed = grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut")
+    for a, b in zip(whole.points, resumed.points, strict=True):
+        assert a.run.result == b.run.result
+        assert (a.run.path / "rounds.jsonl").read_bytes() == (b.run.path / "rounds.jsonl").read_bytes()
+
+
+def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
+    words = ("--method", "fedavg", "--set", "batch=8", *IID, "--rounds", 2, "--sweep", "lr=0.01,0.02", "--dtype",
+             "float64")  # fmt: skip
+    one, two = (ok("grid", *words, *extra, "--runs", tmp_path / str(len(extra))).data for extra in ((), ("--jobs", 2)))
+    assert [p["accuracy"] for p in one["points"]] == [p["accuracy"] for p in two["points"]]
+
+
+def test_points_that_are_one_run_do_not_disturb_each_other(store: Path) -> None:
+    """A method of one round has one run for all numbers of rounds; several processes make it at the same time."""
+    words = ("--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 3, "--seeds", "0-4")
+    done = ok("grid", *words).data
+    assert len({p["digest"] for p in done["points"]}) == 1
+
+
+@pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
+def test_a_point_that_diverges_ends_alone(store: Path, rates: str) -> None:
+    words = ("--method", "fedavg", *SGD, *IID, "--rounds", 4, "--set", "epochs=3")
+    done = fedcache("grid", *words, "--sweep", f"lr={rates}", "--json")
+    assert done.code == Exit.FEDERATED
+    data = done.envelope["data"]
+    assert [p["sweep"]["lr"] for p in data["points"]] == ["0.1"]
+    (lost,) = data["failed"]
+    assert lost["sweep"] == {"lr": "1e38"}
+    assert "learning rate" in lost["hint"]
+    (kept,) = data["points"]
+    alone = ok("train", *words, "--set", "lr=0.1").data
+    assert kept["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-3)
+
+
+def test_points_are_drawn_without_repeats() -> None:
+    every = combinations(["fedavg", "solo"], {"lr": ["0.1", "0.2", "0.3"], "wd": ["0", "1"]})
+    assert sampled("grid", every) == every
+    some = sampled("random:5", every)
+    assert len({str(p) for p in some}) == 5
+    assert all(p in every for p in some)
+    assert sampled("random:5", every) == some
+    assert any(sampled(f"random:5:{seed}", every) != some for seed in range(1, 5))
+    assert sampled("random:99", every) == every
+
+
+@pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", "random:3:", ""])
+def test_a_wrong_sampler_is_refused(word: str) -> None:
+    done = fedcache("grid", "--method", "fedavg", "--sweep", "lr=0.1", "--sampler", word, "--json")
+    assert done.code == Exit.USAGE
+    assert "random:20" in done.envelope["error"]["hint"]
+
+
+def test_sweeps_over_methods_and_partitions_are_programs_of_their_own(store: Path) -> None:
+    done = ok("grid", "--method", "fedavg,solo", *SGD, "--rounds", 2, "--scheme", "dirichlet", "--clients", 3,
+              "--sweep", "alpha=1,100", "--sweep", "lr=0.1,0.05").data  # fmt: skip
+    found = [(p["method"], p["sweep"]["alpha"], p["sweep"]["lr"]) for p in done["points"]]
+    assert found == list(itertools.product(("fedavg", "solo"), ("1", "100"), ("0.1", "0.05")))
+    assert {p["points"] for p in done["points"]} == {2}
+    assert (
+        len({tuple(p["partition"]["digests"]) if "digests" in p["partition"] else p["digest"] for p in done["points"]})
+        > 1
+    )
+
+
+def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> None:
+    words = ("--method", "fed3r", "--clients", 3, "--dtype", "float64")
+    sweep = ("--sweep", "lam=0.01,0.1,1,10,100", "--sweep", "scheme=iid,shards")
+    done = fedcache("grid", *words, *sweep, "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("Clients' statistics are computed once") == 2
+    for point in done.envelope["data"]["points"]:
+        settings = ("--set", f"lam={point['sweep']['lam']}", "--scheme", point["sweep"]["scheme"])
+        alone = ok("train", *words, *settings).data
+        assert not alone["reused"], "sums in another order are no substitute for the run alone"
+        for key in ("accuracy", "macro_f1", "traffic", "parameters"):
+            assert alone[key] == point[key], key
+    exact = ok("grid", *words, *sweep, "--exact").data
+    assert exact["reused"] == 10

@@ -1,0 +1,113 @@
+"""Every ready grid expands: its methods, values and backbones exist, and its partitions fit data like digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from partition_rows import even_columns
+from pictures import folder
+
+from fedcache.config import PartitionConfig, TrainConfig, resolve
+from fedcache.extract.backbones import lookup
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import make
+from fedcache.grids.points import combinations, dealt
+from fedcache.grids.presets import names, ready
+from fedcache.grids.sweeps import belonging
+
+DIGITS = even_columns(160, 60, 10, domains=4)
+ABLATIONS = {
+    *("fedpcl-terms", "local-losses", "backbones", "alpha", "client-count", "noise-prototypes", "noise-features"),
+    *("fst-terms", "fst-sampling", "flesd-rounds", "flesd-local-epochs", "prompt-shots", "prompt-clients"),
+}
+
+
+def test_the_ablations_are_there() -> None:
+    assert set(names()) >= ABLATIONS
+    assert ready("fedpcl-terms").sweep["terms"] == ("g", "p", "g+p")
+    assert ready("prompt-shots").sweep["shots"] == ("1", "2", "4", "8", "16")
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_ready_grid_expands(name: str) -> None:
+    grid = ready(name)
+    config = resolve(TrainConfig, grid.train, {})
+    base = resolve(PartitionConfig, grid.partition, {})
+    points = combinations(grid.methods, grid.sweep)
+    assert len(points) == grid.points > 1
+    tried: set[str] = set()
+    for method, sweep in points:
+        settings = belonging(sweep, "set")
+        METHODS[method].resolve(config.preset, {**config.set, **settings})
+        for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
+            assert not backbone or lookup(backbone).name
+        part = dealt(base, sweep)
+        defaults = METHODS[method].defaults
+        clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
+        if repr(part) not in tried and part.scheme != "flesd":  # which cuts the public rows out first
+            count = {} if part.scheme in ("feature-shift", "feature-label-shift") else {"clients": clients}
+            typed = {k: float(v) if k == "alpha" else int(v) if k == "shots" else v for k, v in part.options.items()}
+            assert make(part.scheme or defaults.scheme, DIGITS, seed=0, **count, **typed).clients
+            tried.add(repr(part))
+
+
+def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
+    found = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
+    assert set(found) == set(names())
+    assert found["local-losses"]["methods"] == ["fedavg", "fedproto", "supcon", "fedpcl"]
+    assert found["fedpcl-terms"]["points"] == 9
+    done = fedcache("grid", "--ready", "fedpcl-term", "--json")
+    assert done.code == 2
+    assert "fedpcl-terms" in done.envelope["error"]["message"] + done.envelope["error"]["hint"]
+
+
+def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
+    words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")
+    short = ("--rounds", 1, "--seeds", "0", "--clients", 2, "--participation", "all", "--sweep", "scheme=iid")
+    done = ok(*words, *short).data
+    assert [(p["method"], p["sweep"]) for p in done["points"]] == [
+        ("fst-cbdg", {"sampling": s, "scheme": "iid"}) for s in ("equal", "balanced")
+    ]
+    for point in done["points"]:
+        assert point["seeds"] == [0]
+        assert point["rounds"] == 1
+        assert point["partition"]["clients"] == 2
+        assert point["hyperparameters"]["sampling"] == point["sweep"]["sampling"]
+    noisy = ok("grid", "--ready", "noise-prototypes", "--dataset", images, "--backbones", "random-projection:16",
+               "--rounds", 1, "--seeds", "0", "--scheme", "iid", "--clients", 2, "--set", "s=0.5",
+               "--sweep", "p=0.3", "--sweep", "noise=laplace").data  # fmt: skip
+    (point,) = noisy["points"]
+    hp = point["hyperparameters"]
+    assert (hp["noise_on"], hp["noise"], hp["p"], hp["s"]) == ("proto", "laplace", 0.3, 0.5)
+
+
+def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
+    file = {
+        "train": {"rounds": 3, "set": {"s": 0.5}},
+        "partition": {"options": {"alpha": 2.0}},
+        "extract": {"views": 2},
+    }
+    made = ready("noise-prototypes").under(file)
+    assert made["train"]["set"] == {"noise_on": "proto", "s": 0.5}
+    assert (made["train"]["rounds"], made["train"]["participation"]) == (3, "all")
+    assert made["partition"] == {"scheme": "label-shift", "clients": 5, "options": {"alpha": 2.0}}
+    assert made["extract"] == {"views": 2}
+    assert ready("noise-prototypes").under({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
+
+
+def test_another_scheme_leaves_the_arguments_of_the_grids_own_out(tmp_path: Path) -> None:
+    grid = ready("prompt-clients")
+    assert grid.under({})["partition"]["options"] == {"shots": 16, "skew": "dirichlet"}
+    assert "options" not in grid.under({}, "dirichlet")["partition"]
+    assert grid.under({"partition": {"options": {"alpha": 1}}}, "iid")["partition"]["options"] == {"alpha": 1}
+    assert grid.under({"partition": {"scheme": "iid"}})["partition"] == {"scheme": "iid"}
+    assert ready("alpha").dropped("feature-shift") == ("clients",)
+    assert ready("alpha").dropped("iid") == ready("alpha").dropped("label-shift") == ()
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
+    done = ok("grid", "--ready", "prompt-clients", "--scheme", "dirichlet", "--dataset", images, "--rounds", 1,
+              "--method", "clip-zs", "--backbones", "glyph-clip", "--seeds", "0", "--sweep", "clients=2",
+              "--participation", "all", "--alpha", 5)  # fmt: skip
+    assert "few-shot is not used: shots, skew" in done.err

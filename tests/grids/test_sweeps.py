@@ -1,0 +1,67 @@
+"""What a sweep's keys mean: each value is looked at before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.grids.points import combinations, programs
+from fedcache.grids.sweeps import belonging, split_key
+
+
+@pytest.mark.parametrize(
+    ("methods", "sweeps", "message"),
+    [
+        (["fedavg"], {"rounds": ["0", "1"]}, "'0' is not a number of at least 1"),
+        (["fedavg"], {"rounds": ["1.5"]}, "'1.5' is not a number of at least 1"),
+        (["fedavg"], {"clients": ["10", "x"]}, "'x' is not a whole number"),
+        (["fedavg"], {"shots": ["2.5"]}, "'2.5' is not a whole number"),
+        (["fedavg"], {"alpha": ["0.5", "nan"]}, "'nan' is not a number above 0"),
+        (["fedavg"], {"alpha": ["0"]}, "'0' is not a number above 0"),
+        (["fedavg"], {"scheme": ["iid", "foo"]}, "scheme"),
+        (["fedavg"], {"participation": ["0", "0.5"]}, "participation"),
+        (["fedavg"], {"backbones": ["foo"]}, "backbone"),
+        (["fedavg"], {"aggregate": ["median", "medain"]}, "medain"),
+        (["fedavg"], {"attack": ["sign-flip:2"]}, "sign-flip:2"),
+        (["fedavg"], {"byzantine": ["x"]}, "'x' is not a number"),
+        (["fedavg"], {"lr": ["0.1", "0.10"]}, "twice: 0.1 and 0.10"),
+        (["fedavg"], {"lr": ["0.1", "0.1"]}, "twice"),
+        (["fedavg"], {"clients": ["8", "08"]}, "twice: 8 and 08"),
+        (["fedavg"], {"lr": ["0.1"], "set.lr": ["0.2"]}, "--sweep lr and --sweep set.lr are the same"),
+        (["fedavg", "perfedavg"], {"alpha": ["0.1"]}, "perfedavg has a hyperparameter of that name too"),
+        (["fedavg"], {"partition.lr": ["0.1"]}, "lr"),
+        (["fedavg"], {"set.alpha": ["0.1"]}, "alpha"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_before_anything_runs(methods, sweeps, message):
+    with pytest.raises(FedcacheError) as error:
+        combinations(methods, sweeps)
+    assert error.value.code is Exit.USAGE
+    assert message in str(error.value)
+    assert error.value.hint
+
+
+def test_a_name_that_scheme_and_method_have_is_told_apart():
+    assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
+    assert split_key("set.alpha") == ("set", "alpha")
+    assert belonging({"set.alpha": "1", "partition.alpha": "2", "rounds": "3"}, "partition") == {"alpha": "2"}
+    apart = programs(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
+    assert apart == [[0], [1]]
+    together = programs(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
+    assert together == [[0, 1]]
+
+
+def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
+    images = folder(tmp_path / "images", train=12, test=4)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+    words = ("--scheme", "dirichlet", "--clients", 4, "--rounds", 1)
+    done = ok("grid", "--method", "perfedavg", *words, "--sweep", "partition.alpha=0.1,50", "--set", "alpha=0.02")
+    points = done.data["points"]
+    assert [p["partition"]["args"]["alpha"] for p in points] == [0.1, 50.0]
+    assert [p["hyperparameters"]["alpha"] for p in points] == [0.02, 0.02]
+    assert points[0]["digest"] != points[1]["digest"]
+    refused = fedcache("grid", "--method", "fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2", "--json")
+    assert refused.code == 2
+    assert "both" in refused.envelope["error"]["message"] or "--set and in --sweep" in refused.out

@@ -1,0 +1,125 @@
+"""The benchmarks' runner, on rows that nothing measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import measure, runner
+from benchmarks.table import LINES, Line, line_of
+
+FAMILIES = list(dict.fromkeys(line.family for line in LINES))
+
+
+def fake(name, *, met=True, **extra):
+    return {"name": name, "target": ">= 1", "measured": 2.0, "quartiles": [1.0, 2.0, 3.0], "met": met,
+            "hardware": "none", **extra}  # fmt: skip
+
+
+def full(family):
+    return [fake(line.name) for line in LINES if line.family == family]
+
+
+def go(tmp_path, run=full, only=()):
+    out = tmp_path / "results.json"
+    code = runner.bench(only, run, out)
+    return code, json.loads(out.read_text())
+
+
+def test_rows_are_written_in_the_order_of_the_table(tmp_path, capsys):
+    code, found = go(tmp_path, lambda family: full(family)[::-1])
+    assert code == 0
+    assert [r["name"] for r in found["rows"]] == [line.name for line in LINES]
+    assert all(set(r) == set(runner.FIELDS) for r in found["rows"])
+    assert found["missing"] == []
+    printed = capsys.readouterr().out
+    assert all(line.name in printed for line in LINES)
+
+
+def test_a_missing_row_fails(tmp_path, capsys):
+    code, found = go(tmp_path, lambda family: full(family)[1:] if family == "grids" else full(family))
+    lost = next(line.name for line in LINES if line.family == "grids")
+    assert code == 1
+    assert found["missing"] == [lost]
+    assert f"{lost:48} missing" in capsys.readouterr().out
+
+
+def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
+    def run(family, **extra):
+        rows = full(family)
+        return [fake(rows[0]["name"], met=False, **extra), *rows[1:]] if family == "closed" else rows
+
+    assert go(tmp_path, run)[0] == 1
+    assert go(tmp_path, lambda f: run(f, roofline=""))[0] == 1
+    assert go(tmp_path, lambda f: run(f, roofline="12 GB at 15 GB/s"))[0] == 0
+
+
+@pytest.mark.parametrize("broken", [
+    lambda: 1 / 0,
+    lambda: [fake("fed3r") | {"name": "no such line"}],
+    lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
+    lambda: [{"measured": 1.0}],
+], ids=["raises", "unknown name", "lacks a field", "lacks a name"])  # fmt: skip
+def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
+    code, found = go(tmp_path, lambda family: broken() if family == "closed" else full(family))
+    assert code == 1
+    assert [r["name"] for r in found["rows"]] == [line.name for line in LINES]
+    failed = [r for r in found["rows"] if "error" in r]
+    assert [r["name"] for r in failed] == [line.name for line in LINES if line.family == "closed"]
+    assert all(not r["met"] and r["measured"] is None for r in failed)
+
+
+def test_only_keeps_the_rows_of_the_others(tmp_path):
+    go(tmp_path)
+    code, found = go(tmp_path, lambda family: [{**r, "measured": 7.0} for r in full(family)], only=["fst"])
+    assert code == 0
+    assert {r["measured"] for r in found["rows"] if r["name"].startswith("fst")} == {7.0}
+    assert {r["measured"] for r in found["rows"] if not r["name"].startswith("fst")} == {2.0}
+
+
+def test_only_of_something_unknown_is_refused(tmp_path, capsys):
+    assert runner.bench(["speed"], full, tmp_path / "results.json") == 2
+    assert "speed" in capsys.readouterr().err
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_family_without_a_module_is_named():
+    with pytest.raises(runner.FamilyError, match="no_such_family"):
+        runner.in_process("no_such_family")
+
+
+def test_several_rows_may_share_a_line(tmp_path, monkeypatch):
+    lines = (Line("scan again", "a", ""), Line("scan", "a", ""), Line("other", "b", ""))
+    monkeypatch.setattr("benchmarks.table.LINES", lines)
+    monkeypatch.setattr(runner, "LINES", lines)
+    seen = {n: line_of(n) for n in ("scan", "scan x", "scan again", "scan again x", "scanner", "")}
+    assert seen == {"scan": 1, "scan x": 1, "scan again": 0, "scan again x": 0, "scanner": None, "": None}
+    names = {"a": ["scan y", "scan again x", "scan x"], "b": ["other"]}
+    code, found = go(tmp_path, lambda family: [fake(n) for n in names[family]])
+    assert code == 0
+    assert [r["name"] for r in found["rows"]] == ["scan again x", "scan y", "scan x", "other"]
+
+
+def test_a_roofline_stands_only_where_a_target_is_missed():
+    assert "roofline" not in measure.make_row("n", "t", 1.0, [], True, roofline="why")
+    assert measure.make_row("n", "t", 1.0, [], False, roofline="why")["roofline"] == "why"
+
+
+def test_contenders_take_turns():
+    told = []
+    seconds = measure.in_turn({n: lambda n=n: told.append(n) for n in "ab"}, 3)
+    assert "".join(told) == "ab" + "ab" + "ba" + "ab"
+    assert {n: len(t) for n, t in seconds.items()} == {"a": 3, "b": 3}
+    assert [len(t) for t in measure.in_turn({"a": lambda: None, "b": lambda: None}, 2, seconds).values()] == [5, 5]
+
+
+def test_ratios_are_of_the_best_times_and_quartiles_of_the_pairs():
+    seconds = {"loop": [4.0, 6.0, 9.0], "ours": [2.0, 2.0, 3.0]}
+    assert measure.best(seconds, "loop", "ours") == 2.0
+    assert measure.pairs(seconds, "loop", "ours") == [2.0, 3.0, 3.0]
+    assert measure.quartiles([2.0, 3.0, 3.0]) == [2.5, 3.0, 3.0]

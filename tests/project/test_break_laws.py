@@ -1,0 +1,46 @@
+"""The mutations of ``tools/break_laws.py`` and ``make_trust.py`` fit the code as it is: the tools run at any time."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+break_laws, make_trust = tool("break_laws"), tool("make_trust")
+
+
+@pytest.mark.parametrize("row", break_laws.TABLE, ids=lambda row: row.what)
+def test_a_mutation_finds_its_place_and_its_law(row):
+    text = (ROOT / "fedcache" / row.file).read_text(encoding="utf-8")
+    assert text.count(row.old) == 1
+    assert row.new not in text or row.new in row.old
+    assert row.law in break_laws.laws()
+
+
+def test_every_law_of_the_engine_has_a_mutation():
+    general = {law for law, file in break_laws.laws().items() if file.name == "test_engine_laws.py"}
+    assert general <= {row.law for row in break_laws.TABLE}
+
+
+@pytest.mark.parametrize("promise", make_trust.PROMISES, ids=lambda promise: promise.id)
+def test_a_promise_names_files_that_are_there_and_lines_that_protect(promise):
+    for selection in promise.tests:
+        assert (ROOT / selection.partition(" -k ")[0]).is_file()
+    if promise.breakage is not None:
+        file, old, _, tests = promise.breakage
+        assert (ROOT / "fedcache" / file).read_text(encoding="utf-8").count(old) == 1
+        assert (ROOT / tests.partition(" -k ")[0]).is_file()

@@ -1,0 +1,260 @@
+"""The documentation says what the code says: generated pages, links, command lines, tables, examples."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+from command import fedcache
+
+import fedcache as fc
+from fedcache.cli import app
+from fedcache.errors import MEANINGS, Exit
+from fedcache.federate.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in (ROOT / "README.md", *DOCS.rglob("*.md")) if "design" not in p.parts)
+FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}(fedcache .*)$", re.MULTILINE)
+INLINE = re.compile(r"`(fedcache [^`\n]+)`")
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:  # dataclasses look their module up while it is executed
+        patch.setitem(__import__("sys").modules, path.stem, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return loaded(ROOT / "tools" / "make_docs.py")
+
+
+def text(path: Path) -> str:
+    """A page with the files that it includes."""
+    found = path.read_text(encoding="utf-8")
+    return re.sub(r'--8<-- "(.+?)"', lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), found)
+
+
+def test_the_pages_are_those_of_the_code(tool: ModuleType) -> None:
+    made = tool.pages()
+    again = "; run: python tools/make_docs.py"
+    for group in tool.MADE:
+        there = {f"{group}/{p.name}" for p in (DOCS / group).glob("*.md")}
+        assert there == {name for name in made if name.startswith(f"{group}/")}, f"{group} has other pages{again}"
+    old = [name for name, text in made.items() if (DOCS / name).read_text(encoding="utf-8") != text]
+    assert not old, f"{', '.join(old)} old{again}"
+
+
+def test_every_command_has_an_example_and_every_option_a_meaning(tool: ModuleType) -> None:
+    for command in tool.all_commands():
+        says, example = command.told
+        assert says, command.name
+        assert example.startswith(f"fedcache {command.name}"), f"{command.name}: its docstring ends with no Example:"
+        assert all(param.help for param in command.params if param.name != "help"), command.name
+
+
+# links
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page, as python-markdown makes them, and mkdocstrings' of the objects it shows."""
+    body = FENCE.sub("", text(path))
+    titles = [re.sub(r"[`*]|\]\(.*?\)|\[", "", t) for t in re.findall(r"^#+ (.+)$", body, re.MULTILINE)]
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", t).strip().lower()) for t in titles}
+    return slugs | set(re.findall(r"^::: (\S+)", body, re.MULTILINE))
+
+
+def test_every_link_leads_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        body = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+        for target in re.findall(r"\]\(([^)\s]+)\)", body):
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            if re.match(r"[a-z]+://|mailto:", target) or (there.exists() and (not anchor or anchor in anchors(there))):
+                continue
+            lost.append(f"{page.relative_to(ROOT)} -> {target}")
+    assert not lost
+
+
+# command lines
+
+
+def lines(page: Path) -> Iterator[tuple[str, bool]]:
+    """The command lines of a page's shell blocks, indented blocks and literals, and whether they are whole."""
+    body = re.sub(r"<!--.*?-->|\\\n", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for kind, block in FENCE.findall(body):
+        if kind in ("sh", "bash", "console", ""):
+            yield from ((line.removeprefix("$ "), True) for line in block.splitlines())
+    outside = FENCE.sub("", body)
+    yield from ((line, True) for line in INDENTED.findall(outside))
+    yield from ((found, False) for found in INLINE.findall(outside) if "[" not in found)
+
+
+def refused(words: list[str]) -> str:
+    """What the parser has against a command line, without running it; empty when nothing."""
+    found, rest = COMMANDS, list(words)
+    while hasattr(found, "commands"):
+        if not rest or rest[0].startswith("-"):
+            return ""  # help and version
+        name = rest.pop(0)
+        if name not in found.commands:
+            return f"there is no command {name!r}"
+        found = found.commands[name]
+    try:
+        found.make_context("fedcache", rest)
+    except Exception as error:  # the parser's own family, which typer carries with it
+        return str(error) or type(error).__name__
+    return ""
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The calls of fedcache in a line of shell, each as its words."""
+    words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    words.whitespace_split = True
+    for operator, part in itertools.groupby(words, lambda word: set(word) <= set("|&;<>")):
+        found = list(part)
+        if not operator and found[0] == "fedcache":
+            yield found[1:]
+
+
+def test_every_command_line_can_be_parsed() -> None:
+    wrong, seen = [], 0
+    for page in PAGES:
+        for line, whole in lines(page):
+            for words in commands(line) if "fedcache " in line else ():
+                problem = refused(words)
+                seen += 1
+                if problem and (whole or not problem.startswith("Missing")):  # a literal may name a command alone
+                    wrong.append(f"{page.relative_to(ROOT)}: {line.strip()}: {problem}")
+    assert not wrong
+    assert seen > 300
+
+
+def test_the_parser_refuses_what_is_not_there() -> None:
+    assert "no command" in refused(["extrakt"])
+    assert refused(["train", "--metod", "fedavg"])
+    assert refused(["train", "--rounds", "many"])
+    assert not refused(["train", "--method", "fedavg"])
+
+
+# tables
+
+
+def test_the_readme_has_every_exit_code_with_its_meaning() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == {int(e): m.short for e, m in MEANINGS.items()}
+    assert list(MEANINGS) == list(Exit)
+
+
+@pytest.mark.parametrize("code", [e for e, m in MEANINGS.items() if not m.given], ids=lambda e: e.name)
+def test_an_example_of_an_exit_code_leaves_with_it(code: Exit) -> None:
+    assert fedcache(*shlex.split(MEANINGS[code].example)[1:]).code == code
+
+
+def small_store(tmp_path: Path) -> fc.Store:
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    features = (rng.normal(size=(120, 5)) + 2 * np.eye(5)[labels]).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", features=features, labels=labels, split=(np.arange(120) % 4 == 0).astype(int))
+    return fc.ingest(tmp_path / "rows.npz", "rows")
+
+
+def test_the_result_format_names_every_key_of_a_result(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    run = fc.train("fed3r", store, fc.partition(store, "iid", clients=4))
+    free = ("hyperparameters", "diagnostics", "files")  # their keys are the method's and the run's
+    found = json.loads((run.path / "result.json").read_text())
+    keys = set(found) | {
+        f"{key}.{below}"
+        for key, value in found.items()
+        if isinstance(value, dict) and key not in free
+        for below in value
+    }
+    page = (DOCS / "result-format.md").read_text(encoding="utf-8").partition("## result.json")[2]
+    told = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
+    assert told - keys == {"trust"}  # of runs with attacks, robust rules or privacy
+    assert keys - told == set()
+
+
+def test_the_python_page_shows_every_public_name() -> None:
+    shown = set(re.findall(r"^::: (\S+)", (DOCS / "python.md").read_text(encoding="utf-8"), re.MULTILINE))
+    public = {f"{module}.{name}" for name, module in fc._PLACES.items()}
+    for name in set(fc.__all__) - set(fc._PLACES) - {"__version__"}:  # packages that can be called
+        source = (ROOT / "fedcache" / name / "__init__.py").read_text(encoding="utf-8")
+        public |= set(re.findall(r'callable_package\(__name__, "(.+?)"', source))
+    assert len(public) == len(fc.__all__) - 1
+    assert public <= shown
+    for path in shown:
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
+
+
+# examples
+
+
+def test_the_examples_of_docstrings_are_true() -> None:
+    tried = 0
+    for path in sorted((ROOT / "fedcache").rglob("*.py")):
+        if ">>>" not in path.read_text(encoding="utf-8"):
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            result = doctest.testmod(importlib.import_module(name))
+        assert not result.failed, said.getvalue()
+        tried += result.attempted
+    assert tried >= 10
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    assert cells
+    assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells), f"clear the outputs of {path.name}"
+
+
+def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    method = importlib.import_module("own_method").METHOD
+    store = small_store(tmp_path)
+    skewed = fc.partition(store, "dirichlet", clients=5, alpha=0.3)
+    plain = fc.train("fedncm", store, skewed, settings={"metric": "euclid"})
+    assert fc.train(method, store, skewed, settings={"shrink": 0.0}).accuracy == plain.accuracy
+    one, many = fc.partition(store, "iid", clients=1), fc.partition(store, "iid", clients=7)
+    runs = [fc.train(method, store, p, lift=lift) for p in (one, many, skewed) for lift in ("loop", "stack")]
+    assert len({r.accuracy["mean"] for r in runs}) == 1  # sums add up: neither who holds what matters, nor the lift
+    blurred = fc.train(method, store, skewed, settings={"shrink": 1e9})  # all means in one place
+    assert blurred.accuracy["mean"] < plain.accuracy["mean"]
+
+
+def test_the_method_of_the_example_can_be_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = loaded(ROOT / "examples" / "own_method.py").METHOD
+    monkeypatch.setitem(METHODS, method.name, method)  # as if its name stood in the list
+    store = small_store(tmp_path)
+    parts = fc.partition(store, "dirichlet", clients=5, alpha=0.3)
+    for point in fc.grid(method.name, store, parts, shrink=[0.0, 10.0, 1e9]).points:
+        alone = fc.train(method.name, store, parts, settings={"shrink": float(point.sweep["shrink"])}, fresh=True)
+        assert alone.accuracy == point.run.accuracy

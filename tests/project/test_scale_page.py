@@ -1,0 +1,63 @@
+"""docs/scale.md says what the code does: bytes of messages, files of a store."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import fedcache as fc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_scale", ROOT / "tools" / "make_scale.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_that_of_the_code(tool: ModuleType) -> None:
+    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert text == tool.page(text), "run: python tools/make_scale.py"
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers", "width"),
+    [
+        ("fedavg", lambda D, C: (D + 1) * C, 4),
+        ("fedncm", lambda D, C: D * C, 8),
+        ("fed3r", lambda D, C: D * (D + 1) // 2 + C * D, 8),
+    ],
+)
+def test_an_upload_is_as_large_as_the_formula_says(tool, method, numbers, width):
+    for D, C in ((16, 3), (33, 5)):
+        words = len(tool.pack(tool.Parcel({}, [tool.wire(method, D, C).upload])).words)
+        told = tool.wire(method, D, C).up - words
+        assert told - width * numbers(D, C) in range(8 * C + 9), "nothing but class counts comes on top"
+
+
+def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tool: ModuleType, tmp_path: Path) -> None:
+    rows = tool.chunk_rows_for(64, 2 * 16)
+    store = fc.Store.from_arrays({"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr")
+    (info,) = store.arrays.values()
+    chunks = [p for p in (store.path / "features").rglob("c/*/0/*") if p.is_file()]
+    assert info.chunk_rows == rows
+    assert len(chunks) == -(-1100 // rows) == 3
+    assert {p.stat().st_size for p in chunks} == {tool.array_bytes((rows, 1, 16), info.dtype) + tool.CRC_BYTES}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0, "0 B"), (999, "999 B"), (51325, "51 kB"), (2.56e12, "2.6 TB"), (1e16, "10,000 TB")]
+)
+def test_bytes_in_words(tool: ModuleType, value: float, words: str) -> None:
+    assert tool.size(value) == words

@@ -1,0 +1,116 @@
+"""The drawing of a partition: which dots, in which colour, how large, in which files."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from partition_rows import even_columns
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.partition import make
+from fedcache.report import partition_dots
+from fedcache.report.partition_dots import client_domains, dot_scale, draw
+
+matplotlib = pytest.importorskip("matplotlib")
+
+COLUMNS = even_columns(20, 5, 4, domains=3)
+
+
+def drawn(monkeypatch, partition, columns, tmp_path):
+    """The axes that ``draw`` fills."""
+    seen = []
+    fill = partition_dots._fill
+    monkeypatch.setattr(partition_dots, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest)))
+    draw(partition, columns, tmp_path / "p.svg")
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89PNG")]
+)
+def test_the_ending_chooses_the_format_and_equal_partitions_give_equal_files(kind, head, tmp_path):
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        draw(make("feature-label-shift", COLUMNS), COLUMNS, tmp_path / place / f"p.{kind}")
+    one, two = ((tmp_path / place / f"p.{kind}").read_bytes() for place in ("a", "b"))
+    assert one.startswith(head)
+    assert one == two
+    assert [p.name for p in (tmp_path / "a").iterdir()] == [f"p.{kind}"]
+
+
+def test_a_dot_for_each_class_a_client_owns_and_its_area_is_the_count(monkeypatch, tmp_path):
+    partition = make("dirichlet", COLUMNS, clients=6, alpha=0.3)
+    counts = partition.counts(COLUMNS)
+    axes = drawn(monkeypatch, partition, COLUMNS, tmp_path)
+    assert len(axes.collections) == 1  # clients mix domains: one colour
+    dots = axes.collections[0]
+    places = dots.get_offsets().astype(int)
+    assert sorted(map(tuple, places.tolist())) == sorted(zip(*map(np.ndarray.tolist, np.nonzero(counts)), strict=True))
+    assert dots.get_sizes() == pytest.approx(counts[places[:, 0], places[:, 1]] * dot_scale(counts))
+    assert axes.get_legend() is None
+
+
+def test_the_colour_is_the_domain_where_each_client_has_one(monkeypatch, tmp_path):
+    partition = make("feature-label-shift", COLUMNS, domain=["domain 2", "domain 0"], alpha=20.0)
+    assert client_domains(partition, COLUMNS) == [2, 0]
+    axes = drawn(monkeypatch, partition, COLUMNS, tmp_path)
+    assert [set(dots.get_offsets()[:, 0].tolist()) for dots in axes.collections] == [{1.0}, {0.0}]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["domain 0", "domain 2"]
+    assert client_domains(make("iid", COLUMNS, clients=2), COLUMNS) == [None, None]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 10), (100, 10), (3, 1000)])
+def test_the_largest_dot_fits_between_its_neighbours(shape):
+    counts = np.full(shape, 7)
+    # the s of a dot is its diameter in points, squared
+    diameter = (7 * dot_scale(counts)) ** 0.5
+    assert diameter == pytest.approx(0.9 * 72 * min(partition_dots.CELL, partition_dots.WIDEST / max(shape)))
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    # dollar signs would be read as mathematics, and this one does not parse; the font lacks the last
+    names = ("$\\frac{$", "<script>", "a\x00b\n", "数" * 60)
+    odd = replace(COLUMNS, classes=names, domains=("$_$", "b", "c"))
+    draw(make("feature-shift", odd), odd, tmp_path / "p.svg")
+    text = (tmp_path / "p.svg").read_text()
+    assert "<script>" not in text
+
+
+def test_a_thousand_clients_and_classes_stay_a_figure(monkeypatch, tmp_path):
+    columns = even_columns(2, 1, 600)
+    axes = drawn(monkeypatch, make("iid", columns, clients=600), columns, tmp_path)
+    assert len(axes.get_yticks()) <= partition_dots.MOST_NAMES
+    assert max(axes.get_figure().get_size_inches()) < 20
+
+
+@pytest.mark.parametrize(("name", "hint"), [("p.jpg", "p.png"), ("p", "p.png"), ("p.sgv", "p.svg")])
+def test_another_ending_is_refused(name, hint, tmp_path):
+    with pytest.raises(FedcacheError, match=r"expected \.png, \.svg or \.pdf") as error:
+        draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / name)
+    assert error.value.code == Exit.USAGE
+    assert error.value.hint.endswith(hint)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(FedcacheError, match="does not exist") as error:
+        draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / "none" / "p.png")
+    assert error.value.code == Exit.USAGE
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
+    real = builtins.__import__
+
+    def refuse(name, *rest, **more):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(FedcacheError, match="matplotlib") as error:
+        draw(make("iid", COLUMNS, clients=2), COLUMNS, tmp_path / "p.png")
+    assert error.value.code == Exit.ENVIRONMENT
+    assert "pip install" in error.value.hint

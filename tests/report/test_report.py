@@ -1,0 +1,332 @@
+"""The HTML report: whole, self-contained, escaped, true to the results, and a page also when there is nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+from fedcache.report.find_runs import by_setting, differing, gather, labels
+from fedcache.report.rerun_command import command_of
+from fedcache.report.run_stores import store_of
+from fedcache.report.svg import draw
+from fedcache.runs.directory import read_result, write_result
+
+IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
+TWO = "random-projection,random-projection:16"
+HOSTILE = "<img src=x onerror=alert(1)>"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: every tag is closed, and what it holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data: dict[str, str] = {}
+        self.hidden: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "pre":
+            self.hidden.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "pre":
+            self.hidden[-1] += data
+
+    def figures(self) -> dict[str, list[list[str]]]:
+        """id of every figure -> the rows of its CSV."""
+        ids = [str(a["id"]) for t, a in self.tags if t == "figure"]
+        return {i: list(csv.reader(io.StringIO(h))) for i, h in zip(ids, self.hidden, strict=True)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    images = folder(tmp_path / "shapes", train=12, test=4)
+    (images / "train").rename(images / "kept")
+    for split in ("kept", "test"):
+        first = sorted((images / split).iterdir())[0]
+        first.rename(images / split / HOSTILE.replace("/", "∕"))
+    (images / "kept").rename(images / "train")
+    done = ok(
+        "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8
+    )
+    return Path(done.data["path"])
+
+
+def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
+    out = tmp_path / "r.html"
+    done = ok("report", *words, "-o", out)
+    text = out.read_text(encoding="utf-8")
+    return Page(text), text, done.data
+
+
+@pytest.mark.usefixtures("store")
+def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
+    ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
+       "--seeds", "0,1")  # fmt: skip
+    ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID)
+    page, text, told = made(tmp_path)
+    assert told == {"path": str(tmp_path / "r.html"), "runs": 2, "left_out": 0, "bytes": len(text.encode())}
+    assert "<img" not in text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text
+    links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href") and v]
+    assert links
+    assert all(v.startswith("#") for v in links)
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", text)
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
+    assert [t for t, _ in page.tags].count("script") == 1
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert all(v[1:] in ids for v in links)
+    assert made(tmp_path)[1] == text  # the same runs give the same bytes
+
+
+@pytest.mark.usefixtures("store")
+def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
+    run = ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 3, "--eval-every", 1,
+             "--seeds", "0,1").data  # fmt: skip
+    closed = ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID).data
+    page, text, _ = made(tmp_path)
+    found = page.figures()
+    curves = found["s0-curves"][1:]
+    last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
+    assert [last[0], last[1]] == pytest.approx(run["accuracy"]["per_seed"], rel=1e-5)
+    clients = [float(a) for label, _, a in found["s0-clients"][1:] if label == "fedavg"]
+    assert clients == pytest.approx(run["accuracy"]["per_client"], rel=1e-5)
+    confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
+    best = max(run, closed, key=lambda r: r["accuracy"]["mean"])
+    assert sum(int(n) for *_, n in confusion) == sum(map(sum, best["confusion"]))
+    right = sum(int(n) for a, b, n in confusion if a == b)
+    assert right / sum(int(n) for *_, n in confusion) == pytest.approx(best["accuracy"]["mean"])
+    dots = found["s0-dots"][1:]
+    assert sum(int(n) for *_, n in dots) == 36  # training rows: 3 classes of 12
+    assert HOSTILE.replace("/", "∕") in {name for _, name, _ in dots}
+    assert {"s0-plane0", "s0-plane1", "s0-fusion"} <= found.keys()
+    cost = {row[0]: float(row[1]) for row in found["s0-bytes"][1:]}
+    exact = closed["traffic"]["exact"]
+    assert cost["fed3r"] == exact["up_bytes"] + exact["down_bytes"]
+    assert f"{100 * best['accuracy']['mean']:.2f}" in text
+
+
+def test_a_grid_is_a_heatmap_with_its_best_point(tmp_path: Path, store: Path) -> None:
+    done = ok("grid", "--method", "fedavg", "--store", store.name, "--backbones", "random-projection", *IID,
+              "--rounds", 1, "--set", "opt=sgd", "--sweep", "lr=0.1,0.01,0.001",
+              "--sweep", "batch=4,8").data  # fmt: skip
+    page, text, told = made(tmp_path)
+    assert told["runs"] == 6
+    rows = page.figures()["s0-grid-0"]
+    assert rows[0] == ["batch", "lr", "accuracy"]
+    assert {(a, b) for b, a, _ in rows[1:]} == {(a, b) for a in ("0.1", "0.01", "0.001") for b in ("4", "8")}
+    best = max(p["accuracy"]["mean"] for p in done["points"])
+    assert max(float(a) for *_, a in rows[1:]) == pytest.approx(best, rel=1e-5)
+    assert "fedavg: lr and batch" in text
+    titles = re.findall(r"<title>([^<]*)</title>", text)
+    assert sum("lr=0.01, batch=4" in t or "batch=4, lr=0.01" in t for t in titles) == 1
+
+
+@pytest.mark.usefixtures("store")
+def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) -> None:
+    ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
+       "--clients", 3, "--participation", 2, "--rounds", 2, "--set", "lr=0.02", "--set", "batch=4", "--seeds", "1,2",
+       "--preset", "official", "--attack", "sign-flip:0.4")  # fmt: skip
+    spec = f"folder:{tmp_path / 'shapes'}"
+    ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
+    ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
+    ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")
+    for entry in gather([], own_home / "runs").entries:
+        found = store_of(entry)
+        assert found is not None
+        words = shlex.split(command_of(entry, found.path.name))
+        assert words[0] == "fedcache"
+        again = ok(*words[1:]).data
+        assert again["reused"], words
+        assert again["digest"] == entry.result["digest"]
+
+
+@pytest.mark.usefixtures("store")
+def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home: Path) -> None:
+    _, text, told = made(tmp_path)
+    assert told["runs"] == 0
+    assert "There is nothing to show yet" in text
+    for lr in (0.1, 0.2, 0.3):
+        ok("train", "--method", "fedavg", "--backbones", "random-projection", *IID, "--rounds", 1, "--set", f"lr={lr}")
+    damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
+    raw = bytearray((damaged / "result.json").read_bytes())
+    raw[40] ^= 1
+    (damaged / "result.json").write_bytes(raw)
+    (unfinished / "result.json").unlink()
+    _, text, told = made(tmp_path)
+    assert (told["runs"], told["left_out"]) == (1, 2)
+    assert damaged.name in text
+    assert "--fresh runs it again" in text
+    assert f"fedcache train --config {unfinished / 'config.toml'}" in text
+    listed = ok("ls", "--runs")
+    assert [e["name"] for e in listed.data["entries"]] == [whole.name]
+    assert len(listed.data["left_out"]) == 2
+    resumed = ok("train", "--config", unfinished / "config.toml")
+    assert resumed.data["path"] == str(unfinished)
+
+
+def test_partitions_of_one_scheme_are_different_settings_with_names_of_their_own(tmp_path: Path, store: Path) -> None:
+    for words in (("--alpha", 0.3), ("--alpha", 5), ("--alpha", 0.3, "--seed", 1)):
+        for method in ("fed3r", "fedncm"):
+            ok("train", "--method", method, "--store", store.name, "--backbones", "random-projection",
+               "--scheme", "dirichlet", "--clients", 3, *words)  # fmt: skip
+    page, text, _ = made(tmp_path)
+    titles = re.findall(r"<h2>(shapes, [^<]*)</h2>", text)
+    assert len(set(titles)) == 3
+    assert {s for _, s, _ in page.figures()["across"][1:]} == set(titles)
+    assert len(page.figures()["across"]) == 1 + 6
+
+
+def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Path, store: Path, own_home: Path) -> None:
+    words = ("train", "--method", "fed3r", "--store", store.name, "--backbones", "random-projection", *IID)
+    new = Path(ok(*words).data["path"])
+    old = own_home / "runs" / ("0" * 16)
+    shutil.copytree(new, old)
+    result = read_result(old / "result.json")
+    write_result(old / "result.json", {**result, "code": "f" * 64})
+    os.utime(old / "config.toml", (1, 1))
+    _, text, told = made(tmp_path)
+    assert (told["runs"], told["left_out"]) == (1, 1)
+    assert "is the same run by older code" in text
+    assert made(tmp_path, new, old)[2]["runs"] == 2  # named, it is shown
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "bad", ['{"seconds": null}', '{"seconds": {"train": "abc"}}', "[]", '{"seconds": {"train": NaN}}']
+)
+def test_lost_measurements_are_a_dash(tmp_path: Path, bad: str) -> None:
+    run = ok("train", "--method", "fed3r", "--backbones", "random-projection", *IID).data
+    (Path(run["path"]) / "measured.json").write_text(bad)
+    page, _, told = made(tmp_path)
+    assert told["runs"] == 1
+    assert "s0-seconds" not in page.figures()
+
+
+@pytest.mark.usefixtures("store")
+def test_settings_stand_apart_and_results_of_before_have_less(tmp_path: Path, own_home: Path) -> None:
+    ok("train", "--method", "fed3r", "--backbones", "random-projection:16", *IID)
+    ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--scheme", "iid", "--clients", 2)
+    ok("train", "--method", "fedncm", "--backbones", "random-projection:16", "--scheme", "iid", "--clients", 2)
+    old = sorted((own_home / "runs").iterdir())[0] / "result.json"
+    result = read_result(old)
+    for key in ("confusion", "class_names"):
+        del result[key]
+    write_result(old, result)
+    page, text, _ = made(tmp_path)
+    assert [a["id"] for t, a in page.tags if t == "section" and a.get("id")] == ["across", "s0", "s1", "again"]
+    assert "stand apart and are not averaged" in text
+    assert "Results of earlier versions hold no confusion matrix" in text
+    assert len(page.figures()["across"]) == 1 + 4  # two methods in two settings
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("nothing-like-it",), 2, "There is no run 'nothing-like-it'"),
+        (("-o", "away/r.html"), 2, "does not exist"),
+        (("-o", "r.pdf"), 2, "is no HTML file"),
+        (("--embed", "tnse"), 2, "Did you mean 'tsne'"),
+        (("--embed", "umap"), 6, "umap-learn"),
+        (("--runs", "nowhere"), 2, "There is no directory nowhere"),
+        (("",), 2, "empty name"),
+    ],
+)
+def test_wrong_words_are_answered(
+    words: tuple[str, ...], code: int, said: str, monkeypatch: Any, tmp_path: Path
+) -> None:
+
+    monkeypatch.setitem(sys.modules, "umap", None)
+    monkeypatch.chdir(tmp_path)
+    done = fedcache("report", *words, "--json")
+    assert done.code == code
+    assert said in json.dumps(done.envelope["error"])
+    assert list(tmp_path.glob("*.html")) == []
+
+
+def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -> None:
+    parts = fc.partition(store, "iid", clients=3)
+    run = fc.train("fed3r", store, parts, backbones=["random-projection:16"])
+    grid = fc.grid("fed3r", store, parts, lam=[0.1, 1.0], options={"backbones": ("random-projection:16",)})
+    done = fc.report([run, grid.best(), grid, run.path], tmp_path / "report.html", title="Mine & yours", embed="tsne")
+    assert done.runs == 3
+    assert repr(done).startswith("Report(")
+    assert "<h1>Mine &amp; yours</h1>" in (tmp_path / "report.html").read_text()
+    with pytest.raises(fc.FedcacheError, match="int is no run"):
+        fc.report([3], tmp_path / "report.html")
+    with pytest.raises(fc.FedcacheError, match="no run in what was given"):
+        fc.report([], tmp_path / "report.html")
+    assert fc.report(iter([run]), tmp_path / "report.html").runs == 1
+    with pytest.raises(fc.FedcacheError, match="features by backbone"):
+        fc.Store.from_arrays([[1.0]])  # type: ignore[arg-type]
+    with pytest.raises(fc.FedcacheError, match="'a' is there twice"):
+        fc.Store.from_arrays({"x": [[1.0], [2.0]]}, labels=[0, 1], classes=["a", "a"])
+
+
+@pytest.mark.usefixtures("store")
+def test_labels_tell_runs_apart_and_name_what_differs_alone(own_home: Path) -> None:
+    ok(
+        "grid",
+        "--method",
+        "fedavg,fedprox",
+        "--backbones",
+        "random-projection:16",
+        *IID,
+        "--rounds",
+        1,
+        "--sweep",
+        "lr=0.1,0.2",
+    )
+    ok("train", "--method", "fed3r", "--backbones", "random-projection", *IID)
+    (entries,) = by_setting(gather([], own_home / "runs").entries)
+    assert sorted(labels(entries)) == ["fed3r", "fedavg lr=0.1", "fedavg lr=0.2", "fedprox lr=0.1", "fedprox lr=0.2"]
+    assert differing(entries)[:2] == ["method", "backbones"]
+    (one,) = gather([entries[0].digest[:10]], own_home / "runs").entries
+    assert one.digest == entries[0].digest
+
+
+def test_a_drawing_has_named_colours_own_ids_words_and_whole_numbers() -> None:
+    def fill(axes: Any, marks: Any) -> None:
+        marks(axes.scatter([0, 1], [0.123456789, 1]), ["a < b", "second & last"])
+        axes.set_xticks([0, 1], ["0.00012345", "<b>"])
+
+    svg = draw("f7", fill, says="of <two>")
+    assert "#0f00" not in svg
+    assert "var(--s0, #2563eb)" in svg
+    assert svg.count("<title>") == 2
+    assert "<title>a &lt; b</title>" in svg
+    assert "0.00012345" in svg  # numbers of the drawing are cut, those that are read are not
+    assert all(i.startswith("f7-") for i in re.findall(r'id="([^"]*)"', svg))
+    assert 'aria-label="of &lt;two&gt;"' in svg

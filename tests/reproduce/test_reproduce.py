@@ -1,0 +1,363 @@
+"""``reproduce`` tells the truth about what is here and what was run."""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from pictures import folder
+from PIL import Image
+from small_entry import SMALL
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.backbones import lookup
+from fedcache.federate.methods import METHODS
+from fedcache.reproduce.metrics import Compared, Got, compare, over_seeds, subtract
+from fedcache.reproduce.prepare import as_read
+from fedcache.reproduce.proxies import Options, plan
+from fedcache.reproduce.registry import Printed, entry, names, parse
+from fedcache.reproduce.render import markdown, rows, title
+from fedcache.reproduce.requirements import DIAGNOSTICS, READS, Looker
+from fedcache.reproduce.runner import reproduce
+
+TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
+
+
+def test_standard_errors_by_hand() -> None:
+    # printed 45.22 (3.65) of 3, got 47.00 (1.00) of 4: sqrt(13.3225 / 3 + 1 / 4) = sqrt(4.690833) = 2.165833
+    found = compare(Printed(45.22, 3.65), 3, Got(47.0, 1.0, 4))
+    assert found.difference == pytest.approx(1.78)
+    assert found.errors == pytest.approx(1.78 / 2.165833, rel=1e-6)
+    assert found.spread == "both"
+    # without a std of ours: 3.65 / sqrt(3) = 2.107329
+    assert compare(Printed(45.22, 3.65), 3, Got(47.0, None, 1)) == Compared(
+        pytest.approx(1.78), pytest.approx(1.78 / 2.107329, rel=1e-6), "printed"
+    )
+    assert compare(Printed(45.0), 1, Got(47.0, 1.0, 4)) == Compared(2.0, pytest.approx(4.0), "got")
+    assert compare(Printed(45.0), 1, Got(47.0, None, 1)) == Compared(2.0)
+    assert compare(Printed(45.0, 1.0), 3, Got()) == Compared()
+    assert compare(Printed(text="a"), 0, Got(text="b")).same is False
+
+
+def test_over_seeds_is_the_sample_std_and_nothing_where_a_seed_lacks_it() -> None:
+    assert over_seeds([1.0, 2.0, 3.0]) == Got(2.0, 1.0, 3)
+    assert over_seeds([1.0]) == Got(1.0, None, 1)
+    assert over_seeds([1.0, None]).mean is None
+    assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)
+    assert subtract(Got(5.0, 3.0, 2), Got(1.0, 4.0, 2)) == Got(4.0, 5.0, 2)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> str:
+    """Three domains, two of which are called as in Digit-5."""
+    return f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'MNIST_M', 'chalk'))}"
+
+
+def test_a_proxy_end_to_end_and_again_from_what_is_stored(images: str, tmp_path: Path) -> None:
+    words = ("reproduce", "fedpcl-table2", "--on", images, *TINY)
+    first = ok(*words, "-o", tmp_path / "t.md").data
+    assert first["proxy"] is True
+    assert first["title"].startswith("PROXY of fedpcl-table2")
+    assert len(first["cells"]) == 14
+    for cell in first["cells"]:
+        assert cell["proxy"] is True
+        assert cell["row"].startswith("PROXY")
+        assert cell["run"] == (cell["protocol"]["method"] in METHODS)
+        for value in cell["values"].values():
+            assert cell["run"] or value["got"] is None
+    pcl = next(c for c in first["cells"] if c["labels"] == {"backbones": "1", "method": "FedPCL"})
+    values = pcl["values"]
+    assert values["domain:mnist"]["printed"] == {"mean": 82.75, "std": 0.40, "text": None}
+    assert 0 < values["domain:mnist-m"]["got"]["mean"] <= 100, "MNIST_M is the paper's MNIST-M"
+    assert values["domain:svhn"]["got"]["mean"] is None
+    assert values["params"]["got"]["mean"] == 3 * 256
+    said = " ".join([*first["departures"], *pcl["departures"]])
+    for words_of in ("folder:", "random-projection:16 instead of resnet18-quickdraw-maxpool", "2 instead of 100",
+                     "seeds: 0 instead of 0-2", "clients: 3, the domains", "short batches"):  # fmt: skip
+        assert words_of in said, words_of
+    page = (tmp_path / "t.md").read_text()
+    body = [line for line in page.splitlines() if line.startswith("| ")][2:]
+    assert page.startswith("# PROXY of")
+    assert body
+    assert all(line.startswith("| PROXY") for line in body)
+    assert "rounds: 2 instead of 100" in page
+    again = ok(*words).data
+    assert all(c["reused"] == len(c["runs"]) for c in again["cells"])
+    assert any(c["runs"] for c in again["cells"])
+    assert [c["values"] for c in again["cells"]] == [c["values"] for c in first["cells"]]
+    text = fedcache(*words)
+    assert text.code == 0
+    lines = [line for line in text.out.splitlines() if "FedPCL" in line or "FedAvg" in line]
+    assert "PROXY of fedpcl-table2" in text.out
+    assert all(line.lstrip().startswith("PROXY") for line in lines if "%" in line)
+
+
+def test_a_label_may_be_given_with_several_values_and_images_be_read_in_another_way(images: str) -> None:
+    words = (
+        "reproduce",
+        "fedpcl-table5",
+        "--on",
+        images,
+        *TINY,
+        "--only",
+        "loss=FedPCL",
+        "--only",
+        "loss=Cross Entropy",
+    )
+    done = ok(*words, "--recipe", "random-projection:16:size=16").data
+    assert [c["labels"]["loss"] for c in done["cells"]] == ["Cross Entropy", "FedPCL"]
+    assert "images: random-projection:16:size 16" in done["departures"]
+    assert all(c["protocol"]["recipe"] == {"random-projection:16:size": "16"} for c in done["cells"])
+
+
+def test_a_run_of_a_cell_is_an_ordinary_run(images: str) -> None:
+    done = ok("reproduce", "fedpcl-table5", "--on", images, *TINY, "--only", "loss=FedPCL").data
+    (cell,) = done["cells"]
+    path = Path(cell["runs"][0])
+    assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
+    again = ok("train", "--config", path / "config.toml").data
+    assert 100 * again["accuracy"]["client_mean"] == pytest.approx(cell["values"]["client_mean"]["got"]["mean"])
+
+
+def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, own_home: Path) -> None:
+    e = parse(SMALL.replace("DATA", images), "small")
+    report = reproduce(e, Home(own_home))
+    a, b = report.lines
+    assert not report.proxy
+    assert title(report).startswith("small: ")
+    assert a.got["client_mean"].n == 2
+    assert a.got["client_mean"].std is not None
+    assert rows(report)[0][0] == "reproduced"
+    assert b.why_not == "missing method nonesuch"
+    assert not b.got
+    assert "not run: missing method nonesuch" in rows(report)[1]
+    assert len(rows(report)) == 2, "a difference with a row that was not run is not shown"
+    fewer = reproduce(e, Home(own_home), Options(rounds=1))
+    assert rows(fewer)[0][0] == "departs"
+    assert "with departures" in title(fewer)
+    assert "rounds: 1 instead of 2" in markdown(fewer)
+
+
+def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
+    scheme = 'scheme = "iid"\nargs = { clients = 500 }\nparticipation = "400"'
+    text = SMALL.replace('scheme = "feature-shift"\nargs = { shots = 4, tests = 2 }', scheme)
+    e = parse(text.replace("DATA", images), "small")
+    with pytest.raises(FedcacheError, match="Scheme iid with 500 clients: 108 rows"):  # 3 domains x 3 classes x 12
+        reproduce(e, Home(own_home))
+    report = reproduce(e, Home(own_home), Options(on=images))
+    assert report.lines[0].got["client_mean"].mean is not None
+    said = " ".join(report.departures)
+    assert "partition: clients 108 instead of 500" in said
+    assert "participation: all 108 clients instead of 400" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("fedpcl-tabel2",), 2, "fedpcl-table2"),
+        (("lits",), 2, "list"),
+        (("info", "fst-tabel1"), 2, "fst-table1"),
+        (("info",), 2, "fedpcl-table2"),
+        (("fedpcl-table5", "--only", "los=FedPCL"), 2, "loss"),
+        (("fedpcl-table5", "--only", "loss=FedPCK"), 2, "FedPCL"),
+        (("fedpcl-table5", "--on", "digist"), 2, "digits"),
+        (("fedpcl-table5", "--on", "digits", "--backbones", "glyph-clop"), 2, "glyph-clip"),
+        (("fst-fig2", "--on", "digits", "--backbones", "glyph-clip,cnn2"), 2, "clip-rn50"),
+        (("fst-fig2", "--on", "digits", "--recipe", "cnn2:size=16"), 2, "takes no role"),
+        (("fedpcl-fig4", "--on", "digits", "--backbones", "glyph-clip"), 2, "--backbones"),
+        (("fedpcl-table5",), 6, "--on digits"),
+    ],
+)
+def test_wrong_words_and_missing_things_get_the_next_command(words: tuple[str, ...], code: int, expected: str) -> None:
+    done = fedcache("reproduce", *words, "--json")
+    assert done.code == code, done.err
+    error = done.envelope["error"]
+    assert expected in error["message"] + error["hint"]
+
+
+def test_list_tells_the_truth(own_home: Path) -> None:
+    def listed() -> dict[str, dict[str, object]]:
+        return {e["name"]: e for e in ok("reproduce", "list").data["entries"]}
+
+    before = listed()
+    assert list(before) == list(names())
+    for name, found in before.items():
+        needs = {(n["kind"], n["name"]) for n in found["missing"]}  # type: ignore[attr-defined]
+        assert found["ready"] == (not needs) == (found["status"] == "ready")
+        methods = {c.method for c in entry(name).cells} if "method" in READS[entry(name).kind] else set()
+        assert {n for k, n in needs if k == "method"} == methods - set(METHODS)
+        assert all(n["command"] for n in found["missing"])  # type: ignore[attr-defined]
+    assert before["fedpcl-table7"]["ready"]
+    lacked = [n for n in before["fedpcl-table12"]["missing"] if n["name"] == "resnet18-birds-maxpool"]  # type: ignore[attr-defined]
+    assert "fedcache backbones import FILE --as resnet18-birds" in lacked[0]["command"]
+    (own_home / "weights").mkdir(parents=True)
+    (own_home / "weights" / "resnet18-birds.pth.tar").write_bytes(b"weights")
+    after = {n["name"] for n in listed()["fedpcl-table12"]["missing"]}  # type: ignore[attr-defined]
+    assert "resnet18-birds-maxpool" not in after
+    assert "resnet18-aircraft-maxpool" in after
+
+
+def test_what_is_here_is_ready(own_home: Path) -> None:
+    text = SMALL.replace("DATA", "digits").replace("random-projection:16", "glyph-clip")
+    a, b = (Looker(Home(own_home)).missing(parse(text, "small"), c) for c in parse(text, "small").cells)
+    assert a == []
+    assert [(n.kind, n.name) for n in b] == [("method", "nonesuch")]
+    wrong = parse(text.replace("batch = 4", "bach = 4"), "small")
+    assert [n.kind for n in Looker(Home(own_home)).missing(wrong, wrong.cells[0])] == ["setting"]
+    lost = parse(text.replace("digits", "nowhere"), "small")
+    assert [n.kind for n in Looker(Home(own_home)).missing(lost, lost.cells[0])] == ["data"]
+
+
+def test_info_prints_protocol_and_numbers() -> None:
+    done = fedcache("reproduce", "info", "fedpcl-table12")
+    assert done.code == 0
+    for words in ("Variance", "11.16 (0.35)", "clients 40", "participation=20", "resnet18-birds-maxpool", "D-14"):
+        assert words in done.out, words
+    data = ok("reproduce", "info", "fst-table4").data
+    assert data["cells"][0]["protocol"]["set"] == {"sampling": "equal"}
+
+
+def test_the_layers_are_those_that_methods_build() -> None:
+    cells = ok("reproduce", "fedpcl-table7").data["cells"]
+    assert all(c["values"]["details"]["same"] for c in cells)
+
+
+def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
+    sizes = ok("reproduce", "fedpcl-table8", "--on", images).data["cells"]
+    got = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
+    assert (got["MNIST"], got["MNIST-M"], got["SVHN"]) == (10, 10, None)
+    dots = ok("reproduce", "fedpcl-fig4", "--on", images, "--only", "setting=feature shift").data["cells"][0]["values"]
+    assert dots["sizes"]["got"]["text"] == "30, 30, 30"
+    assert Path(dots["dots"]["got"]["text"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images: str) -> None:
+    cells = ok("reproduce", "fedpcl-fig6", "--on", images).data["cells"]
+    drawn = {
+        tuple(c["labels"].values()): np.asarray(Image.open(c["values"]["picture"]["got"]["text"]), np.float64) / 255
+        for c in cells
+    }
+    root = Path(images.removeprefix("folder:")) / "train"
+    clean = drawn["none", "0"]
+    assert any(np.array_equal(np.asarray(Image.open(p), np.float64) / 255, clean) for p in root.rglob("*.png"))
+    inside = (clean > 0.3) & (clean < 0.5)  # clipping at 0 and 1 biases the rest
+    for kind, p in (("Gaussian", 0.1), ("Gaussian", 0.2), ("Laplace", 0.1), ("Laplace", 0.2)):
+        e = drawn[kind, str(p)] - (1 - p) * clean
+        spread = 0.2 * (math.sqrt(2) if kind == "Laplace" else 1.0)
+        assert 0.5 * spread < e[inside].std() < 1.1 * spread, (kind, p)
+    for kind in (
+        "Gaussian",
+        "Laplace",
+    ):  # the same draw: what differs is (0.9 - 0.8) x, to the rounding of two pictures
+        one, two = drawn[kind, "0.1"], drawn[kind, "0.2"]
+        free = (one > 0) & (one < 1) & (two > 0) & (two < 1)
+        assert free.mean() > 0.5
+        assert np.abs(one - two - 0.1 * clean)[free].max() <= 1.001 / 255
+
+
+def test_entropy_is_in_bits_and_below_its_bound(images: str) -> None:
+    values = ok("reproduce", "fst-fig2", "--on", images).data["cells"][0]["values"]
+    assert values["entropy_bound"]["got"]["mean"] == pytest.approx(math.log2(3))
+    assert 0.9 * math.log2(3) < values["entropy_least"]["got"]["mean"] <= values["entropy_mean"]["got"]["mean"]
+    assert values["entropy_mean"]["got"]["mean"] <= math.log2(3)
+
+
+def test_curves_have_a_number_for_each_round(images: str) -> None:
+    words = ("--only", "dataset=CIFAR-10", "--only", "partition=IID", "--only", "method=FST-CBDG")
+    done = ok("reproduce", "fst-fig3", "--on", images, "--rounds", 3, "--seeds", "0", *words).data
+    values = done["cells"][0]["values"]
+    curve = values["curve"]["got"]["curve"]
+    assert len(curve) == 3
+    near = values["near_best"]["got"]["mean"]
+    assert near == next(i for i, a in enumerate(curve, 1) if a >= max(curve) - 0.5)
+
+
+def test_what_calls_diagnostics_runs_only_where_they_are(images: str) -> None:
+    there = find_spec(DIAGNOSTICS) is not None
+    cost = fedcache("reproduce", "flesd-eq11", "--json")
+    words = ("--on", images, *TINY[:2], *TINY[4:], "--only", "dataset=Digit-5", "--json")
+    fusion = fedcache("reproduce", "fedpcl-fig3", *words)
+    listed = {e["name"]: e["status"] for e in ok("reproduce", "list").data["entries"]}
+    for name, done in (("flesd-eq11", cost), ("fedpcl-fig3", fusion)):
+        assert done.code == (0 if there else 6), done.err
+        assert listed[name].startswith("not runnable") != there
+        if not there:
+            assert DIAGNOSTICS in done.envelope["error"]["message"]
+    if there:
+        values = cost.data["cells"][0]["values"]
+        assert values["flesd_scalars"]["difference"] == values["averaging_scalars"]["difference"] == 0
+        assert values["cheaper"]["same"] is True
+        # one backbone alone is all of them together: cosine 1 in a column of one row, and CKA 1
+        for metric in ("heatmap", "cka"):
+            text = fusion.data["cells"][0]["values"][metric]["got"]["text"]
+            assert text.startswith("random-projection:16 1.000 1.000 1.000"), metric
+
+
+def test_the_bound_of_theorem_41_by_hand() -> None:
+    # N = 500, m = 5, C = 10, delta = .05: ln 1200 = 7.090077; sqrt(250 * 7.090077) = 42.10130, sqrt(7.090077 / 1000) =
+    # .08420; d = 100: sqrt(.2 ln(5 e)) = .72242; d = 513 has a capacity of .99983.
+    done = ok("reproduce", "fedpcl-theorem41").data
+    assert not done["proxy"]
+    got = {c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()} for c in done["cells"]}
+    small, linear, more = got.values()
+    assert small == pytest.approx(
+        {"bound_printed": 42.82371, "bound_corrected": 0.80662, "bound_capacity": 0.72242}, abs=1e-5
+    )
+    assert linear["bound_printed"] == pytest.approx(43.10113, abs=1e-5)
+    assert linear["bound_corrected"] == pytest.approx(1.08404, abs=1e-5)
+    assert more["bound_printed"] > linear["bound_printed"], "as printed it grows with N"
+    assert more["bound_corrected"] < linear["bound_corrected"]
+    assert "42.82371" in fedcache("reproduce", "fedpcl-theorem41").out
+
+
+@pytest.mark.parametrize("name", ["tpfl-table1", "tpfl-table2"])
+def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: Path) -> None:
+    options, looker = Options(on="digits", backbones=("glyph-clip",)), Looker(Home(own_home))
+    for p in plan(entry(name), options, looker):
+        live = {"text tower", "image tower"} <= METHODS[p.cell.method].needs
+        assert p.cell.backbones == (("glyph-clip", "pixels") if live else ("glyph-clip",))
+        assert p.refused is None
+        assert looker.missing(entry(name), p.cell) == []
+
+
+def test_local_prompts_run_on_what_is_at_hand(images: str) -> None:
+    words = ("--backbones", "glyph-clip", "--seeds", 0, "--rounds", 1, "--only", "method=Local")
+    done = ok("reproduce", "tpfl-table1", "--on", images, *words, "--only", "dataset=EuroSAT").data
+    (cell,) = done["cells"]
+    assert cell["run"]
+    assert 0 <= cell["values"]["client_mean"]["got"]["mean"] <= 100
+
+
+def test_images_beside_a_live_encoder_are_stored_as_it_reads_them(own_home: Path) -> None:
+    (cell, *_) = entry("tpfl-fig2").cells
+    assert cell.backbones == ("clip-vit-b-16", "pixels")
+    row = lookup("clip-vit-b-16").recipe
+    stored = lookup("pixels").recipe.override(
+        {k.removeprefix("pixels:"): v for k, v in as_read(cell, Home(own_home)).items()}
+    )
+    assert [getattr(stored, k) for k in ("size", "resize", "interpolation", "crop_pct")] == [
+        getattr(row, k) for k in ("size", "resize", "interpolation", "crop_pct")
+    ]
+    assert as_read(entry("flesd-fig5").cells[0], Home(own_home)) == {}
+
+
+def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> None:
+    planned = plan(
+        entry("flesd-table1"), Options(on="digits", backbones=("glyph-clip",)), Looker(Home.from_environment())
+    )
+    for p in planned:
+        assert p.cell.backbones == ("glyph-clip",)
+        assert p.cell.views == 8
+        assert p.cell.set["encoder"] == "mlp"
+        assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
+        assert any("head on 8 cached views instead of a ResNet-18" in said for said in p.departures)
+        METHODS[p.cell.method].resolve(p.cell.preset, p.cell.set)
+    same = plan(entry("flesd-table1"), Options(on="digits"), Looker(Home.from_environment()))
+    assert {p.cell.backbones for p in same} == {("pixels",)}
+    assert {p.cell.views for p in same} == {1}

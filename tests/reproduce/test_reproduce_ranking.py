@@ -1,0 +1,133 @@
+"""A proxy compares orders, never numbers; and measures nothing twice."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import ok
+from pictures import folder
+from scipy.stats import kendalltau
+
+from fedcache.config import Home
+from fedcache.reproduce import cell_kinds as kinds
+from fedcache.reproduce.metrics import Got
+from fedcache.reproduce.proxies import Options, Planned
+from fedcache.reproduce.ranking import orders
+from fedcache.reproduce.registry import Cell, Printed, entry
+from fedcache.reproduce.render import columns, report_data, rows, sentences
+from fedcache.reproduce.runner import Line, Report, reproduce
+
+
+def line(at: tuple[str, str], printed: float | None, got: Got | None, why: str = "") -> Line:
+    labels = dict(zip(("set", "method"), at, strict=True))
+    shown = (None if printed is None else Printed(printed, 0.1),)
+    cell = Cell(labels, "solo", metrics=("client_mean",), printed=shown)
+    return Line(Planned(cell, cell, ()), {"client_mean": got} if got is not None else {}, why_not=why)
+
+
+def proxy(*lines: Line) -> Report:
+    e = replace(entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=())
+    return Report(e, True, "digits", list(lines), [])
+
+
+def test_both_orders_of_a_group_by_hand() -> None:
+    # got: A 80 (2.0 of 4: error 1.0), B 79 (error 1.0), C 90, D 60. A-B: 1.0 < sqrt(2), undecided; C above A and B is
+    # the other way round; D is below all as printed. Ranks printed 1 2 3 4, got 2 3 1 4: tau = (4 - 2) / 6.
+    report = proxy(
+        line(("x", "A"), 50.0, Got(80.0, 2.0, 4)),
+        line(("x", "D"), 10.0, Got(60.0, 2.0, 4)),
+        line(("x", "C"), 30.0, Got(90.0, 2.0, 4)),
+        line(("x", "B"), 40.0, Got(79.0, 2.0, 4)),
+        line(("x", "not run"), 60.0, None, "missing weights"),
+        line(("x", "not printed"), None, Got(99.0, 1.0, 4)),
+        line(("y", "A"), 50.0, Got(80.0, 2.0, 4)),
+    )
+    (one,) = orders(report)
+    assert one.at == ("x",)
+    ranks = {p.label: (p.rank_printed, p.rank_got) for p in one.places}
+    assert ranks == {"A": (1, 2), "B": (2, 3), "C": (3, 1), "D": (4, 4)}
+    assert set(one.agree) == {("A", "D"), ("B", "D"), ("C", "D")}
+    assert set(one.reverse) == {("A", "C"), ("B", "C")}
+    assert one.undecided == (("A", "B"),)
+    assert one.tau == pytest.approx(1 / 3)
+    said = one.sentence()
+    assert "3 of 6 pairs as printed (A above D; C above D; B above D)" in said
+    assert "2 the other way round (A printed above C; B printed above C)" in said
+    assert "1 undecided, less than one standard error apart (A and B)" in said
+    assert "tau-b is +0.33" in said
+    assert said in sentences(report)
+    assert columns(report)[-2:] == ("rank printed", "rank got")
+    assert rows(report)[2][-2:] == ("3 of 4", "1 of 4")
+    assert rows(report)[-1][-2:] == ("", ""), "a group of one has no rank"
+    assert report_data(report)["orders"][0]["reversed"] == [["A", "C"], ["B", "C"]]
+
+
+def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
+    report = proxy(
+        line(("x", "A"), 50.0, Got(80.0, None, 1)),
+        line(("x", "B"), 50.0, Got(70.0, None, 1)),
+        line(("x", "C"), 40.0, Got(70.0, None, 1)),
+        line(("x", "D"), 30.0, Got(75.0, None, 1)),
+    )
+    (one,) = orders(report)
+    assert [(p.rank_printed, p.rank_got) for p in one.places] == [(1, 1), (1, 3), (3, 3), (4, 2)]
+    assert one.tied == (("A", "B"),)
+    assert one.undecided == (("B", "C"),)
+    # 3 decided pairs agree (AC, AD) or not (BD, CD): tau-b = (2 - 2) / sqrt((6 - 1) (6 - 1)) = 0
+    assert one.tau == pytest.approx(0.0)
+    assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
+    assert "one seed" in one.sentence()
+    (flat,) = orders(proxy(*(line(("x", m), p, Got(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
+    assert flat.tau is None
+    assert "tau" not in flat.sentence()
+
+
+def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
+    lines = [line(("x", m), p, Got(p, 1.0, 3)) for m, p in (("A", 2.0), ("B", 1.0))]
+    paper = replace(proxy(*lines), proxy=False)
+    assert orders(paper) == []
+    assert columns(paper)[-2:] == ("difference", "standard errors")
+    assert "orders" not in report_data(paper)
+    assert "difference" in report_data(paper)["cells"][0]["values"]["client_mean"]
+    other = report_data(proxy(*lines))["cells"][0]["values"]["client_mean"]
+    assert "difference" not in other
+    assert "errors" not in other
+
+
+def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'chalk'))}"
+    twice = entry("fst-fig2")
+    cell = twice.cells[0]
+    other = replace(cell, labels={"dataset": "CIFAR-100"}, dataset="paper:cifar100")
+    calls: list[Cell] = []
+
+    def counted(cell: Cell, bench: Any) -> kinds.Measured:
+        calls.append(cell)
+        return kinds.entropy(cell, bench)
+
+    monkeypatch.setitem(kinds.MEASURES, "entropy", counted)  # type: ignore[arg-type]
+    options = Options(on=images, backbones=("glyph-clip",))
+    report = reproduce(replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options)
+    assert len(calls) == 1
+    assert report.lines[1].got == report.lines[0].got
+    assert report.lines[1].same_as == cell.at
+    assert f"The same measurement: {cell.at[0]}; CIFAR-100." in sentences(report)
+    assert "rank" not in " ".join(columns(report))
+
+
+def test_a_proxy_names_its_orders_for_each_dataset_of_the_paper(tmp_path: Path) -> None:
+    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
+    words = ("--on", images, "--backbones", "glyph-clip", "--seeds", "0", "--rounds", "1", "--only", "partition=IID")
+    done = ok("reproduce", "fst-table4", *words).data
+    assert [o["at"] for o in done["orders"]] == [["CIFAR-10", "IID"], ["CIFAR-100", "IID"]]
+    got = [[row["got"] for row in o["rows"]] for o in done["orders"]]
+    assert got[0] == got[1]
+    assert done["cells"][2]["same_as"] == ["CIFAR-10", "IID", "equal"]
+    assert done["cells"][2]["reused"] == len(done["cells"][2]["runs"]) == 1
+    assert Path(done["cells"][2]["runs"][0]).is_relative_to(os.environ["FEDCACHE_HOME"])

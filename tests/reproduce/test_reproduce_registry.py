@@ -1,0 +1,238 @@
+"""The registry holds what the papers print, and its files say what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_entry import SMALL
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.backbones import lookup
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import SCHEMES
+from fedcache.reproduce.metrics import METRICS
+from fedcache.reproduce.registry import Entry, Printed, entries, entry, names, parse
+from fedcache.reproduce.requirements import READS, Looker
+
+NAMES = {
+    *(f"fedpcl-table{n}" for n in range(1, 16)),
+    *("fedpcl-fig2a", "fedpcl-fig2b", "fedpcl-fig3", "fedpcl-fig4", "fedpcl-fig6"),
+    *("flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5", "flesd-eq11", "fedpcl-theorem41"),
+    *("tpfl-table1", "tpfl-table2", "tpfl-fig2", "tpfl-fig3"),
+    *("fst-table1", "fst-table2", "fst-table3", "fst-table4", "fst-fig2", "fst-fig3"),
+}
+
+
+def printed(name: str, metric: str, *at: str) -> tuple[float | str | None, float | None]:
+    """Mean (or text) and std of a cell."""
+    e = entry(name)
+    cell = next(c for c in e.cells if c.at == at)
+    found = cell.printed[cell.metrics.index(metric)]
+    assert found is not None
+    return (found.text if found.mean is None else found.mean), found.std
+
+
+def mean(name: str, metric: str, *at: str) -> float:
+    value = printed(name, metric, *at)[0]
+    assert isinstance(value, float)
+    return value
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert set(names()) >= NAMES
+    assert names().index("fedpcl-table2") < names().index("fedpcl-table10") < names().index("fedpcl-fig2a")
+
+
+@pytest.mark.parametrize("e", entries(), ids=names())
+def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e: Entry, own_home: Path) -> None:
+    reads, looker = READS[e.kind], Looker(Home(own_home))
+    for cell in e.cells:
+        missing = {(n.kind, n.name) for n in looker.missing(e, cell)}
+        if "method" in reads:
+            assert (("method", cell.method) in missing) == (cell.method not in METHODS), cell.at
+            if cell.method in METHODS:
+                METHODS[cell.method].resolve(cell.preset, cell.set)
+        if "scheme" in reads:
+            SCHEMES[cell.scheme].resolve({**cell.args, "domain": cell.domain or None})
+        for name in cell.backbones:
+            lookup(name).recipe.override(cell.recipe)
+        if e.kind == "runs":
+            assert {m.partition(":")[0] for m in cell.metrics} <= set(METRICS), cell.at
+            unset = cell.rounds is None and cell.method in METHODS and not METHODS[cell.method].one_shot
+            assert not unset, f"{cell.at} would take the rounds of its method"
+        if "data" in reads:
+            assert cell.dataset.startswith("paper:"), cell.at
+        if e.name.startswith("fedpcl") and e.kind == "runs":
+            assert cell.preset == "official", cell.at
+
+
+# Typed by hand from the papers.
+SPOTS = [
+    ("fedpcl-table1", "client_mean", ("from scratch",), 31.75, 3.07),
+    ("fedpcl-table1", "seconds_per_round", ("3 pre-trained",), 0.64, None),
+    ("fedpcl-table2", "domain:usps", ("1", "PerFedAvg"), 53.66, 6.58),
+    ("fedpcl-table2", "domain:mnist-m", ("3", "FedPCL"), 37.25, 0.28),
+    ("fedpcl-table2", "client_mean", ("3", "FedPCL"), 55.34, 0.34),
+    ("fedpcl-table2", "params", ("3", "FedRep"), 393216, None),
+    ("fedpcl-table3", "client_mean", ("label shift, DomainNet", "3", "FedPCL"), 52.92, 3.47),
+    ("fedpcl-table4", "client_mean", ("Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"), 42.87, 1.47),
+    ("fedpcl-table4", "client_mean", ("Office-10", "ViT tiny, small, base"), 84.63, 2.57),
+    ("fedpcl-table5", "client_mean", ("Supervised Contrastive",), 42.18, 3.25),
+    ("fedpcl-table6", "client_mean", ("feature & label", "global only"), 43.79, 4.09),
+    ("fedpcl-table7", "details", ("1",), "FC(512 x 3, 256), ReLU, BN(256)", None),
+    ("fedpcl-table9", "sizes", ("Caltech",), "76, 79, 111, 70, 112", None),
+    ("fedpcl-table11", "client_mean", ("label shift, Digit-5", "1", "FedRep"), 34.14, 7.37),
+    ("fedpcl-table11", "client_mean", ("feature & label shift, DomainNet", "3", "pFedMe"), 18.46, 2.04),
+    ("fedpcl-table12", "worst20", ("FedPCL",), 37.58, 3.07),
+    ("fedpcl-table13", "std", ("FedAvg",), 13.20, 1.35),
+    ("fedpcl-table14", "client_mean", ("2",), 44.49, 1.75),
+    ("fedpcl-table15", "client_mean", ("FedPCL", "prototypes", "Gaussian, s 0.05, p 0.2"), 41.83, 3.57),
+    ("fedpcl-table15", "client_mean", ("FedPCL", "images", "Laplace, s 0.2, p 0.2"), 36.93, 2.33),
+    ("flesd-table1", "accuracy", ("CIFAR10", "1", "FLESD"), 76.2, None),
+    ("flesd-table1", "client_min", ("CIFAR100", "100", "Min-Local"), 12.4, None),
+    ("flesd-table1", "accuracy", ("IN-100", "0.01", "FLESD-cc"), 60.6, None),
+    ("flesd-fig2", "client:4", ("most skewed", "SimCLR, probe"), 60.4, None),
+    ("flesd-eq11", "averaging_scalars", ("1 round each",), 11689512, None),
+    ("tpfl-table1", "accuracy", ("EuroSAT", "ATPFL"), 54.9, 0.26),
+    ("tpfl-table2", "client_mean", ("Oxford-Pets", "Local"), 30.8, 4.83),
+    ("tpfl-fig2", "macro_f1", ("1",), 87.8, None),
+    ("tpfl-fig3", "accuracy", ("100",), 86.1, None),
+    ("fst-table1", "accuracy", ("CIFAR-100", "FST-CBDG"), 43.2, None),
+    ("fst-table2", "accuracy", ("CIFAR-10", "shards, s 3", "FedNTD"), 64.1, None),
+    ("fst-table2", "accuracy", ("CINIC-10", "LDA, alpha 0.1", "FST-CBDG"), 65.0, None),
+    ("fst-table3", "accuracy", ("CIFAR-10", "IID", "L_tSamp"), 65.7, None),
+    ("fst-table4", "accuracy", ("CIFAR-100", "IID", "equal"), 37.4, None),
+    ("fst-fig2", "entropy_bound", ("CIFAR-10",), 3.322, None),
+    ("fst-fig3", "near_best", ("CIFAR-100", "IID", "FST-CBDG"), 6, None),
+]
+
+
+@pytest.mark.parametrize(("name", "metric", "at", "value", "std"), SPOTS, ids=[f"{s[0]}:{s[2]}" for s in SPOTS])
+def test_printed_numbers(name: str, metric: str, at: tuple[str, ...], value: float | str, std: float | None) -> None:
+    assert printed(name, metric, *at) == (value, std)
+
+
+# Counted and added up on the papers' own pages: how many numbers with a decimal point, their sum, the sum of their std.
+SUMS = {
+    "fedpcl-table1": (3, 110.87, 8.77),
+    "fedpcl-table2": (84, 3905.90, 135.22),
+    "fedpcl-table3": (14, 527.74, 22.90),
+    "fedpcl-table4": (6, 335.77, 11.97),
+    "fedpcl-table5": (4, 164.32, 13.36),
+    "fedpcl-table6": (9, 431.75, 17.27),
+    "fedpcl-table11": (84, 2775.92, 187.84),
+    "fedpcl-table12": (12, 393.32, 21.00),
+    "fedpcl-table13": (12, 381.71, 29.00),
+    "fedpcl-table14": (3, 132.58, 6.87),
+    "fedpcl-table15": (10, 398.58, 20.38),
+    "tpfl-table1": (28, 1834.4, 1.74),
+    "tpfl-table2": (28, 1443.3, 9.87),
+    "flesd-table1": (64, 3300.9, 0),
+    "fst-table1": (15, 901.1, 0),
+    "fst-table2": (42, 2033.1, 0),
+    "fst-table3": (20, 1084.4, 0),
+    "fst-table4": (8, 445.7, 0),
+}
+
+
+@pytest.mark.parametrize(("name", "count", "total", "spread"), [(n, *s) for n, s in SUMS.items()], ids=SUMS)
+def test_no_number_of_a_table_was_mistyped(name: str, count: int, total: float, spread: float) -> None:
+    accuracies = ("client_mean", "client_min", "accuracy", "std", "worst10", "worst20", "worst40", "best10")
+    found = [
+        p
+        for cell in entry(name).cells
+        for metric, p in zip(cell.metrics, cell.printed, strict=True)
+        if p is not None and (metric in accuracies or metric.startswith("domain:"))
+    ]
+    assert len(found) == count
+    assert sum(p.mean or 0 for p in found) == pytest.approx(total, abs=1e-6)
+    assert sum(p.std or 0 for p in found) == pytest.approx(spread, abs=1e-6)
+
+
+def test_the_columns_of_table_2_average_to_its_last() -> None:
+    # All but FedPCL with three backbones within rounding; there 55.35 against 55.34 (D-19), also within a hundredth.
+    for cell in entry("fedpcl-table2").cells:
+        values = [p.mean for p in cell.printed[:6] if p is not None and p.mean is not None]
+        assert abs(sum(values[:5]) / 5 - values[5]) < 0.0125, cell.at
+
+
+DIGITS = "feature & label shift, Digit-5"
+TWICE = [
+    (("fedpcl-table5", "Cross Entropy"), ("fedpcl-table11", DIGITS, "3", "FedAvg")),
+    (("fedpcl-table5", "Cross Entropy + ProtoDist"), ("fedpcl-table11", DIGITS, "3", "FedProto")),
+    (("fedpcl-table5", "FedPCL"), ("fedpcl-table14", "3")),
+    (("fedpcl-table4", "Digit-5", "ResNet-18 QuickDraw, Aircraft, Birds"), ("fedpcl-table14", "1")),
+    (("fedpcl-table14", "1"), ("fedpcl-table11", DIGITS, "1", "FedPCL")),
+    (("fedpcl-table6", "feature", "global and local"), ("fedpcl-table2", "3", "FedPCL")),
+    (("fedpcl-table6", "label", "global and local"), ("fedpcl-table11", "label shift, Digit-5", "3", "FedPCL")),
+    (("fedpcl-table6", "feature & label", "global and local"), ("fedpcl-table5", "FedPCL")),
+    (("fedpcl-table15", "FedPCL", "none", "none"), ("fedpcl-table11", "label shift, Office-10", "3", "FedPCL")),
+    (("fst-table3", "CIFAR-10", "IID", "L_iST + L_tSamp"), ("fst-table1", "CIFAR-10", "FST-CBDG")),
+    (("fst-table3", "CIFAR-100", "IID", "CLIP-ZS"), ("fst-table1", "CIFAR-100", "CLIP-ZS")),
+    (("fst-table4", "CIFAR-10", "shards, s 10", "balanced"), ("fst-table2", "CIFAR-10", "shards, s 10", "FST-CBDG")),
+    (("fst-table4", "CIFAR-100", "IID", "balanced"), ("fst-table1", "CIFAR-100", "FST-CBDG")),
+    (("fst-table2", "CINIC-10", "any", "CLIP-FC-Centralized"), ("fst-table1", "CINIC-10", "CLIP-FC-Centralized")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), TWICE, ids=[f"{a[0]} {b[0]}" for a, b in TWICE])
+def test_what_is_printed_twice_agrees(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    metric = "client_mean" if one[0].startswith("fedpcl") else "accuracy"
+    assert printed(one[0], metric, *one[1:]) == printed(other[0], metric, *other[1:])
+
+
+def test_table_3_is_part_of_table_11() -> None:
+    wide = {c.at: c.printed for c in entry("fedpcl-table11").cells}
+    assert all(wide[c.at] == c.printed for c in entry("fedpcl-table3").cells)
+
+
+def test_printed_sizes_add_up_and_parameters_are_products() -> None:
+    for name in ("fedpcl-table9", "fedpcl-table10"):
+        for cell in entry(name).cells:
+            clients, sizes, total = cell.printed
+            assert clients is not None
+            assert total is not None
+            assert sizes is not None
+            numbers = [int(n) for n in str(sizes.text).split(", ")]
+            assert (len(numbers), sum(numbers)) == (clients.mean, total.mean)
+    for k in (1, 2, 3):
+        assert mean("fedpcl-table14", "head_params", str(k)) == 512 * k * 256 + 256 * 10
+    assert mean("flesd-eq11", "flesd_scalars", "1 round each") == 10_000 * 512
+
+
+def test_worst_clients_are_worse_than_the_mean() -> None:
+    for name in ("fedpcl-table12", "fedpcl-table13"):
+        for cell in entry(name).cells:
+            average, worst10, worst20, worst40, best, _ = [p.mean for p in cell.printed if p and p.mean is not None]
+            assert worst10 < worst20 < worst40 < average < best
+
+
+def test_later_settings_win_and_mappings_are_merged() -> None:
+    a, b = parse(SMALL, "small").cells
+    assert (a.rounds, b.rounds) == (2, 3)
+    assert a.set == {"lr": 0.1, "batch": 4}
+    assert a.printed == (Printed(50.0, 1.0),)
+    assert b.printed == (None,)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('kind = "runs"', 'kind = "walks"', "walks"),
+        ('title = "t"', "", "title is missing"),
+        ("printed = [[50.0, 1.0]]", "printed = [1, 2]", "prints 2 values for 1"),
+        ("printed = [[50.0, 1.0]]", "printed = [[1, 2, 3]]", "no printed value"),
+        ('at = ["B"]', 'at = ["C"]', "no 'C'"),
+        ('at = ["B"]', 'at = ["A"]', "same labels"),
+        ("rounds = 3", "round = 3", "round"),
+        ('of = ["A"]', 'of = ["Z"]', "which no cell has"),
+        ("[protocol]", "[protocol", "small.toml"),
+    ],
+)
+def test_a_wrong_registry_file_is_refused(old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    with pytest.raises(FedcacheError, match="wrong") as caught:
+        parse(SMALL.replace(old, new, 1), "small")
+    assert said in caught.value.message

@@ -1,0 +1,102 @@
+"""``gc`` lists what nothing will read again, deletes it when told to, and never touches what is whole or in use."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.store.lock import held
+from fedcache.store.verify import verify
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    images = folder(tmp_path / "images", train=6, test=2)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+    ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    return Path(os.environ["FEDCACHE_HOME"])
+
+
+def listed(*words: object) -> dict[str, str]:
+    return {Path(g["path"]).name: g["kind"] for g in ok("gc", *words).data["garbage"]}
+
+
+def test_a_whole_home_holds_no_garbage(home: Path) -> None:
+    assert listed() == {}
+    assert "Nothing to delete" in fedcache("gc").out
+    assert listed("--kind", "leftovers,given-up,old-runs,old-stores") == {}
+
+
+def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
+    (store,) = (home / "stores").glob("*.zarr")
+    dead = 2**22 + 1  # beyond any process number
+    made = [
+        home / "stores" / f".x.zarr.{dead}-abc.partial",
+        home / "runs" / f".result.json.{dead}.partial",
+        store / "features" / "old-00000000" / "c" / "0",
+    ]
+    for path in made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+    mine = home / "runs" / f".y.{os.getpid()}.partial"
+    mine.write_bytes(b"x")  # this process is alive
+    before = {p: p.stat().st_mtime_ns for p in store.rglob("*") if p.is_file()}
+    assert listed() == {p.name: "leftovers" for p in made}
+    assert all(p.exists() for p in made)
+    done = ok("gc", "--delete")
+    assert done.data["deleted"]
+    assert done.data["bytes"] == 3000
+    assert not any(p.exists() for p in made)
+    assert mine.exists()
+    assert {p: p.stat().st_mtime_ns for p in before if p.exists()} == {p: t for p, t in before.items() if p not in made}
+    assert verify(store).ok
+    assert ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["reused"]
+
+
+def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home: Path) -> None:
+    (store,) = (home / "stores").glob("*.zarr")
+    stray = store / "stray.bin"
+    stray.write_bytes(b"x")
+    with held(store / "locks" / "a.lock", "a", wait=False):
+        assert listed() == {}
+    assert listed() == {"stray.bin": "leftovers"}
+    (store / "manifest.json").write_bytes(b"{}")
+    assert listed() == {}
+
+
+def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
+    run = home / "runs" / "0123456789abcdef"
+    run.mkdir()
+    (run / "config.toml").write_text("[train]\n")
+    assert listed() == {}
+    old = time.time() - 8 * 86_400
+    os.utime(run / "config.toml", (old, old))
+    assert listed() == {run.name: "given-up"}
+    assert listed("--days", 30) == {}
+
+
+def test_results_of_other_code_and_stores_of_other_content(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcache.runs import garbage
+
+    monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
+    assert list(listed("--kind", "old-runs").values()) == ["old-runs"]
+    assert listed() == {}
+    (first,) = (home / "stores").glob("*.zarr")
+    images = folder(tmp_path / "more" / "images", train=9, test=2)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+    assert listed("--kind", "old-stores") == {first.name: "old-stores"}
+
+
+@pytest.mark.parametrize(("words", "said"), [(("--kind", "everything"), "--kind"), (("--days", "-1"), "days")])
+def test_wrong_words(words: tuple[str, ...], said: str) -> None:
+    done = fedcache("gc", *words, "--json")
+    assert done.code == 2
+    assert said in done.out
+    assert "Traceback" not in done.err

@@ -1,0 +1,89 @@
+"""Which changes of the code make a stored run old: those of what it computes, and no others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedcache.federate.methods import METHODS
+from fedcache.runs.identity import ROOT, digest_of_code, tree_digest
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package's sources."""
+    root = tmp_path_factory.mktemp("package") / "fedcache"
+    shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    return root
+
+
+def changed(root: Path, file: str, old: str, new: str, method: str = "fedavg") -> bool:
+    """Whether the digest of a method's code differs while ``old`` is ``new`` in a file."""
+    before, path = digest_of_code(root, method), root / file
+    text = path.read_text()
+    assert text.count(old) >= 1, f"{file} does not hold {old!r}"
+    path.write_text(text.replace(old, new, 1))
+    try:
+        return digest_of_code(root, method) != before
+    finally:
+        path.write_text(text)
+
+
+def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
+    assert not changed(package, "heads/losses.py", "from __future__", "# a remark\nfrom __future__")
+    assert not changed(package, "heads/losses.py", '"""', '"""Another word. ')
+    assert not changed(package, "federate/engine/method.py", '"""What ', '"""Which ')
+
+
+def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
+    before = {name: digest_of_code(package, name) for name in ("fedavg", "fedpcl")}
+    here, there = package / "federate/engine/optim.py", package / "federate/execution/optimisers.py"
+    here.rename(there)
+    importers = [p for p in package.rglob("*.py") if "fedcache.federate.engine.optim" in p.read_text()]
+    assert importers
+    for path in importers:
+        path.write_text(path.read_text().replace("federate.engine.optim", "federate.execution.optimisers"))
+    after = {name: digest_of_code(package, name) for name in before}
+    there.rename(here)
+    for path in importers:
+        path.write_text(path.read_text().replace("federate.execution.optimisers", "federate.engine.optim"))
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("heads/losses.py", "log_softmax", "softmax"),
+        ("store/reader.py", "return ", "return None or "),
+        ("extract/images.py", "return ", "return None or "),
+        ("federate/partition/rows.py", "return ", "return None or "),
+        ("federate/engine/optim.py", "return ", "return None or "),
+        ("runs/features.py", "return ", "return None or "),
+    ],
+)
+def test_a_changed_expression_makes_another_run(package: Path, file: str, old: str, new: str) -> None:
+    assert changed(package, file, old, new)
+
+
+def test_a_method_is_identified_by_the_method_files_it_imports(package: Path) -> None:
+    before = {name: digest_of_code(package, name) for name in METHODS}
+    path = package / "federate/methods/fedavg.py"
+    text = path.read_text()
+    path.write_text(text + "\nCHANGED = 1\n")
+    after = {name for name in METHODS if digest_of_code(package, name) != before[name]}
+    path.write_text(text)
+    assert {"fedavg", "fedprox"} <= after
+    assert not {"solo", "fed3r", "fedpcl"} & after
+
+
+def test_the_digest_of_a_tree_is_that_of_what_it_says() -> None:
+    plain = tree_digest("def f(x):\n    return x + 1\n")
+    assert tree_digest('def f(x):\n    """Doc."""\n    # why\n    return (x + 1)\n') == plain
+    assert tree_digest("def f(x):\n    return x + 2\n") != plain
+    assert tree_digest("def f(x):\n    return 1 + x\n") != plain
+    assert tree_digest('x = "a"\n') != tree_digest('x = "b"\n'), "a string that is used is no docstring"
+    moved = tree_digest("from fedcache.heads.linear import Tree\n")
+    assert tree_digest("from fedcache.heads.maps import Tree\n") == moved
+    assert tree_digest("from numpy.linalg import norm\n") != tree_digest("from numpy import norm\n")

@@ -1,0 +1,130 @@
+"""A method in a file of the user's own: it trains by ``fc.train``, and every change of it is another run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from arrays import ingested
+from command import ok
+
+import fedcache as fc
+from fedcache.federate.methods import METHODS
+from fedcache.runs.identity import code_digest
+from fedcache.runs.plugin_code import own_digest
+
+FILE = """
+from dataclasses import replace
+from functools import partial
+from fedcache.federate.methods.fedavg import METHOD as FEDAVG
+from my_helper import FACTOR
+
+def aggregate(server, up, ctx):
+    return {**server, **{k: FACTOR * t for k, t in up.items()}}
+
+def shrinking(factor):
+    def shrunk(server, up, ctx):
+        return {**server, **{k: factor * t for k, t in up.items()}}
+    return replace(FEDAVG, name="mine", aggregate=shrunk)
+
+METHOD = replace(FEDAVG, name="mine", aggregate=aggregate)
+RENAMED = replace(FEDAVG, name="mine")
+"""
+Write = Callable[[str, str], object]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write both files and import the method's anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that changes within a second has a stale cache
+
+    def made(file: str = FILE, helper: str = "FACTOR = 0.5\n") -> object:
+        (tmp_path / "my_method.py").write_text(file)
+        (tmp_path / "my_helper.py").write_text(helper)
+        for name in ("my_method", "my_helper"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("my_method")
+
+    yield made
+    for name in ("my_method", "my_helper"):
+        sys.modules.pop(name, None)
+
+
+def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path: Path, write: Write, own_home: Path) -> None:
+    store = ingested(tmp_path)
+    parts = fc.partition(store, "iid", clients=3)
+    module = write()
+    run = fc.train(module.METHOD, store, parts, rounds=2)
+    assert run.result["method"] == "mine"
+    assert run.result["code"] == own_digest(module.METHOD)
+    assert fc.train(write().METHOD, store, parts, rounds=2).reused, "the same files imported again"
+    assert not fc.train(write(FILE.replace("FACTOR *", "-FACTOR *")).METHOD, store, parts, rounds=2).reused
+    assert not fc.train(write(helper="FACTOR = 0.25\n").METHOD, store, parts, rounds=2).reused
+    renamed, known = (fc.train(m, store, parts, rounds=2) for m in (write().RENAMED, "fedavg"))
+    assert renamed.accuracy == known.accuracy
+    assert renamed.path != known.path
+    assert fc.train(METHODS["fedavg"], store, parts, rounds=2).path == known.path, (
+        "the object that comes along is its name"
+    )
+    assert ok("gc", "--kind", "old-runs").data["garbage"] == []
+
+
+def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write()
+    plain = own_digest(module.METHOD)
+    others = [
+        own_digest(module.shrinking(0.5)),
+        own_digest(module.shrinking(0.25)),
+        own_digest(replace(module.METHOD, one_shot=True)),
+        own_digest(replace(module.METHOD, hparams=module.METHOD.hparams[:-1])),
+        own_digest(replace(module.METHOD, predict=METHODS["fedrep"].predict)),
+        own_digest(replace(module.METHOD, aggregate=module.partial(module.aggregate, ctx=1))),
+    ]
+    assert len({plain, *others}) == 1 + len(others)
+    assert plain == own_digest(write().METHOD)
+    assert plain not in {code_digest(name) for name in METHODS}
+    assert own_digest(write(FILE + "# a remark\n").METHOD) != plain
+
+
+def test_the_digest_does_not_depend_on_where_the_file_lies(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = own_digest(write().METHOD)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("my_method", "my_helper"):
+        (tmp_path / f"{name}.py").rename(elsewhere / f"{name}.py")
+        sys.modules.pop(name)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    assert own_digest(importlib.import_module("my_method").METHOD) == here
+
+
+def test_what_has_no_honest_digest_is_refused_and_says_how(tmp_path: Path, write: Write) -> None:
+    module = write()
+
+    def refused(method: fc.Method, says: str, hint: str) -> None:
+        with pytest.raises(fc.FedcacheError, match=says) as caught:
+            fc.train(method)
+        assert caught.value.code == 2
+        assert hint in caught.value.hint
+
+    refused(replace(module.METHOD, name="fedavg"), "is not the fedavg that comes with fedcache", "name='my-fedavg'")
+    typed: dict[str, object] = {}
+    exec(FILE, typed)  # as a notebook's cell does
+    refused(typed["METHOD"], "cannot be read", "Write the method into a .py file")  # type: ignore[arg-type]
+    refused(
+        replace(module.METHOD, predict=module.partial(module.aggregate, object())),
+        "holds an object of type object",
+        "inside them",
+    )
+    (tmp_path / "my_method.py").write_text(FILE.replace("FACTOR *", "3 * FACTOR *"))
+    refused(module.METHOD, "is not what .*my_method.py says now", "Import the file again")
+    with pytest.raises(fc.FedcacheError, match="takes methods by name"):
+        fc.grid(module.METHOD, lr=[0.1])
+    assert not (tmp_path / "home" / "runs").exists()

@@ -1,0 +1,133 @@
+"""Methods with live towers from the command line: which images, which weights, and what is refused."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.store.store import Store
+
+SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+IID = ("--scheme", "iid", "--clients", 2, "--participation", "all", "--rounds", 2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Three classes with features and text features of glyph-clip, and no images yet."""
+    images = folder(tmp_path / "shapes", train=8, test=4)
+    return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data["path"])
+
+
+def refused(*words: object) -> tuple[int, str, str]:
+    error = (done := fedcache(*words, "--json")).envelope["error"]
+    return done.code, error["message"], error["hint"]
+
+
+def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) -> None:
+    code, message, hint = refused("train", "--method", "tpfl", *IID)
+    assert code == 4
+    assert "no images as glyph-clip takes them (32 px, squash); it has none" in message
+    ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=24", *SMALL)
+    assert "it has pixels@24" in refused("train", "--method", "tpfl", *IID)[1]
+    ok(*shlex.split(hint)[1:])
+    done = ok("train", "--method", "tpfl", *IID, "--backbones", "glyph-clip,pixels").data
+    assert done["backbones"] == ["glyph-clip", "pixels"]
+    assert [k.split("-")[0] for k in done["arrays"]] == ["glyph", "pixels"]
+    assert done["fidelity"] == "exact"
+    assert done["hyperparameters"]["sched_rounds"] == 2
+    assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
+    again = ok("train", "--config", Path(done["path"]) / "config.toml").data
+    assert again["accuracy"] == done["accuracy"]
+    other = ok("train", "--method", "tpfl", *IID, "--preset", "official").data
+    assert other["hyperparameters"]["vp_init"] == "randn"
+
+
+def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=4, test=2)
+    code, _, hint = refused("train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID)
+    assert code == 4
+    assert hint.endswith("--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash")
+    done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID).data
+    held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
+    assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
+    assert done["backbones"] == ["glyph-clip", "pixels"]
+
+
+def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
+    zero = ok("train", "--method", "clip-zs", *IID[:4]).data["accuracy"]
+    words = ("--set", "ctx_init=words", "--set", "epochs=0")
+    assert ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"] == zero["per_client"]
+
+
+def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
+    images = ("--recipe", "pixels:size=32,pixels:resize=squash")
+    ok("extract", "--store", store, "--backbones", "pixels", *images, *SMALL)
+    first = ok("train", "--method", "tpfl", *IID).data
+    ok("extract", "--store", store, "--backbones", "glyph-clip", "--text", "the character {} here", *SMALL)
+    second = ok("train", "--method", "tpfl", *IID).data
+    assert not second["reused"]
+    assert second["digest"] != first["digest"]
+
+
+def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:
+    longest = max(Store.open(store).samples.classes, key=len)
+    code, message, hint = refused("train", "--method", "promptfl", *IID, "--set", "n_ctx=46")
+    assert code == 2
+    assert f"class {longest!r} has 46 context vectors" in message
+    assert "the 48 tokens that glyph-clip reads" in message
+    assert f"n_ctx={48 - 2 - len(longest) - 1}" in hint  # the template ends with a full stop
+
+
+def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.extract import backbones
+
+    located = backbones.locate
+
+    def other(row: backbones.Backbone, **where: object) -> backbones.Weights:
+        found = located(row, **where)  # type: ignore[arg-type]
+        return backbones.Weights(found.path, "f" * 64, found.origin)
+
+    monkeypatch.setattr(backbones, "locate", other)
+    code, message, _ = refused("train", "--method", "promptfl", *IID)
+    assert code == 6
+    assert "but those found" in message
+    assert "ffffffffffff" in message
+
+
+def test_client_stores_serve_text_prompts_and_refuse_images(store: Path, tmp_path: Path) -> None:
+    saved = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
+    ok("shard", "--partition", saved, "--out", tmp_path / "sites")
+    by_index = ok("train", "--method", "promptfl", "--partition", saved, "--rounds", 2).data
+    by_store = ok("train", "--method", "promptfl", "--clients-from", tmp_path / "sites", "--rounds", 2).data
+    assert by_store["accuracy"] == by_index["accuracy"]
+    assert by_store["traffic"] == by_index["traffic"]
+    code, message, _ = refused("train", "--method", "tpfl", "--clients-from", tmp_path / "sites")
+    assert code == 2
+    assert "tpfl trains on images" in message
+
+
+def test_live_features_are_the_cached_ones(store: Path) -> None:
+    # T-T2: against the float16 cache to 1e-3 in logits / 100.
+    import torch
+
+    from fedcache.config import Home
+    from fedcache.federate.methods import METHODS
+    from fedcache.runs.encoders import bring, images_for, load_images
+
+    ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=32,pixels:resize=squash", *SMALL)
+    held = Store.open(store)
+    key = next(k for k in held.arrays if k.startswith("glyph"))
+    brought = bring(METHODS["tpfl"], held, key, Home.from_environment())
+    assert brought is not None
+    pixels = load_images(held, images_for(held, key)).x.view(-1, 32, 32, 3)
+    tower = brought.towers.image
+    live = tower.encode(tower.normalise(pixels))
+    cached = held.reader(key).all()[:, 0].astype(np.float32)
+    cached /= np.linalg.norm(cached, axis=-1, keepdims=True)
+    text = torch.from_numpy(held.text("glyph-clip").copy())
+    assert float((live @ text.T - torch.from_numpy(cached) @ text.T).abs().max()) < 1e-3

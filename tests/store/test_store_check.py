@@ -1,0 +1,187 @@
+"""``verify`` finds a flipped bit in any file of a store, and after ``repair`` only what was damaged is made again."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.store import Store
+from fedcache.store.verify import repair, verify
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with in_memory() as path:
+        yield path
+
+
+def with_history_and_an_array_in_flight(path: Path) -> Store:
+    store = create(path)
+    fill(store, KEYS[0])
+    store.put_text("a", ["{}"], np.eye(3, 2, dtype=np.float32), {"backbone": "a", "weights": "none"})
+    store.put_partition("p", {"clients": []})
+    store.append_history({"event": "extract", "seconds": 1e-05})
+    store.append_history({"event": "extract", "seconds": 2.5})
+    fill(store, KEYS[1], chunks=3)
+    return store
+
+
+def flip(file: Path, draw: random.Random) -> bytes:
+    raw = file.read_bytes()
+    at = draw.randrange(len(raw))
+    file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+    return raw
+
+
+def files_of(path: Path) -> list[Path]:
+    return [f for f in sorted(path.rglob("*")) if f.is_file() and "locks" not in f.parts]
+
+
+def found(path: Path) -> bool:
+    try:
+        return not verify(path).ok
+    except FedcacheError as error:
+        return error.code is Exit.CORRUPT
+
+
+def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place: Path) -> None:
+    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+    assert verify(path).problems == []
+    draw = random.Random(7)
+    files = files_of(path)
+    assert {"history.jsonl", f"journal-{KEYS[1]}.jsonl", "quarantine.jsonl", "manifest.json"} <= {f.name for f in files}
+    flips = [(f, n) for f in files for n in range(8)]
+    assert len(flips) > 250
+    for file, n in flips:
+        raw = flip(file, draw)
+        assert found(path), (file, n)
+        file.write_bytes(raw)
+    assert verify(path).problems == []
+
+
+@pytest.mark.parametrize("kind", ["shorter", "longer", "zero", "gone"])
+def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place: Path, kind: str) -> None:
+    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+    optional = {"history.jsonl", f"journal-{KEYS[1]}.jsonl"}
+    for file in files_of(path):
+        raw = file.read_bytes()
+        if kind == "gone":
+            file.unlink()
+        else:
+            file.write_bytes({"shorter": raw[:-1], "longer": raw + b"\0", "zero": bytes(len(raw))}[kind])
+        if kind == "gone" and file.name == "manifest.json":
+            with pytest.raises(FedcacheError) as caught:
+                verify(path)
+            assert caught.value.code is Exit.CORRUPT
+        else:
+            # No history and no array in flight are ordinary states; chunks whose journal is gone are named in a note.
+            assert found(path) or (kind == "gone" and file.name in optional), file
+        file.write_bytes(raw)
+    assert verify(path).problems == []
+
+
+def test_what_is_not_of_the_store_is_a_note(place: Path) -> None:
+    path = whole(place / "s.zarr").path
+    (path / "features" / "README").write_text("mine")
+    report = verify(path)
+    assert report.ok
+    assert report.notes == ["features/README is not part of the store"]
+
+
+def test_the_report_counts_every_byte_once(place: Path) -> None:
+    path = with_history_and_an_array_in_flight(place / "s.zarr").path
+    report = verify(path)
+    files = files_of(path)
+    assert report.checked == len(files)
+    assert report.bytes == sum(f.stat().st_size for f in files)
+
+
+def test_a_repaired_array_computes_only_its_damaged_chunks_again(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    expected = content(store.path)
+    chunk = store.path / "features" / KEYS[0] / "c/2/0/0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    with pytest.raises(FedcacheError, match="chunk 2 of") as caught:
+        Store.open(store.path).reader(KEYS[0]).all()
+    assert f"fedcache repair {store.path}" in caught.value.hint
+    assert repair(store.path) == [f"{KEYS[0]} is unfinished again, with 3 of 4 chunks kept: extract it again."]
+    assert list(Store.open(store.path).arrays) == [KEYS[1]]
+    with writer(Store.open(store.path), KEYS[0]) as w:
+        assert w.missing() == [2]
+        assert w.bad == {row: why for row, why in BAD[KEYS[0]].items() if row // 4 != 2} | {13: "too large"}
+        write(w, 2, KEYS[0])
+        w.complete()
+    assert content(store.path) == expected
+
+
+def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(place: Path) -> None:
+    expected = content(whole(place / "whole.zarr").path)
+    path = whole(place / "s.zarr").path
+    Store.open(path).append_history({"event": "one"})
+    Store.open(path).append_history({"event": "two"})
+    history = path / "history.jsonl"
+    history.write_bytes(history.read_bytes().replace(b"one", b"0ne"))
+    broken = [f"features/{KEYS[1]}/zarr.json", "zarr.json", "samples/label/zarr.json", "partitions/p.json"]
+    broken += [next(f for f in expected if f.startswith("text/") and f.endswith("c/0/0"))]
+    for name in broken:
+        (path / name).write_bytes(b"?")
+    assert {p["file"] for p in verify(path).problems} == {*broken, "history.jsonl"}
+    assert len(repair(path)) == len(broken) + 1
+    assert verify(path).problems == []
+    assert [line for line in history.read_bytes().splitlines() if b"one" in line or b"0ne" in line] == []
+    assert content(whole(path).path) == expected
+
+
+@pytest.mark.parametrize("name", ["samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"])
+def test_what_cannot_be_made_again_is_still_named_after_repair(place: Path, name: str) -> None:
+    path = whole(place / "s.zarr").path
+    (path / name).write_bytes(b"?")
+    assert repair(path) == []
+    assert name in {p["file"] for p in verify(path).problems}
+
+
+def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
+    store = create(place / "s.zarr")
+    fill(store, KEYS[0], chunks=2)
+    with writer(store, KEYS[0]) as w:
+        (w.path / "c/1/0/0").write_bytes(b"?")
+        with pytest.raises(FedcacheError, match="is being written by process") as caught:
+            repair(store.path)
+    assert caught.value.code is Exit.STORE
+
+
+def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) -> None:
+    store = create(place / "s.zarr")
+    store.append_history({"event": "one"})
+    with (store.path / "history.jsonl").open("ab") as file:
+        file.write(b'{"event":"tw')
+    assert not verify(store.path).ok
+    store.append_history({"event": "three"})
+    assert verify(store.path).ok
+    lines = (store.path / "history.jsonl").read_bytes().splitlines()
+    assert [b"one" in lines[0], b"three" in lines[1], len(lines)] == [True, True, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", ["manifest.json", "chunk"])
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place: Path, name: str) -> None:
+    store = whole(place / "s.zarr")
+    chunk = next(p for p in sorted((store.path / "features").rglob("*")) if p.is_file() and p.name != "zarr.json")
+    file = chunk if name == "chunk" else store.path / name
+    file.unlink()
+    os.mkfifo(file)
+
+    def read() -> None:
+        for key in KEYS:
+            Store.open(store.path).reader(key).all()
+
+    with pytest.raises(FedcacheError) as caught:
+        read()
+    assert caught.value.code in (Exit.CORRUPT, Exit.STORE)

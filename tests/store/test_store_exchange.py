@@ -1,0 +1,294 @@
+"""Embeddings go out of a store and back in unchanged, and files that could run something or lie are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+from toy_store import ALL_BAD, KEYS, ROWS, values, whole
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.embedding_files import read_embeddings
+from fedcache.store.exchange import export, ingest
+from fedcache.store.verify import verify
+
+ENDINGS = ("npz", "h5", "hdf5", "parquet", "safetensors")
+GOOD = [row for row in range(ROWS) if row not in ALL_BAD]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_exported_is_ingested_unchanged(tmp_path: Path, ending: str) -> None:
+    store = whole(tmp_path / "s.zarr")
+    out = tmp_path / f"e.{ending}"
+    assert export(store, out, KEYS) == len(GOOD)
+    back = ingest(read_embeddings(out), tmp_path / "back.zarr", "back")
+    a, b = store.samples, back.samples
+    assert b.name == tuple(a.name[i] for i in GOOD)
+    for column in ("label", "domain", "split", "ok"):
+        assert np.array_equal(getattr(b, column), getattr(a, column)[GOOD])
+    assert (b.classes, b.domains) == (a.classes, a.domains)
+    for key in KEYS:
+        (found,) = [k for k, info in back.arrays.items() if info.recipe["backbone"] == key]
+        assert back.arrays[found].dtype == "float16"
+        assert np.array_equal(back.reader(found).all(), values(key)[GOOD])
+    assert verify(back.path).ok
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    np.savez(tmp_path / "v.npz", **{"features/net": x})
+    store = ingest(read_embeddings(tmp_path / "v.npz"), tmp_path / "v.zarr", "v")
+    (key,) = store.arrays
+    export(store, tmp_path / f"w.{ending}", [key])
+    assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
+
+
+def test_a_bare_matrix_is_a_store_without_labels(tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float64).reshape(4, 3)
+    np.save(tmp_path / "clip.npy", x)
+    store = ingest(read_embeddings(tmp_path / "clip.npy"), tmp_path / "s.zarr", "mine")
+    assert store.samples.label.tolist() == [-1] * 4
+    (key,) = store.arrays
+    assert store.arrays[key].recipe["backbone"] == "clip"
+    assert store.arrays[key].dtype == "float32"
+    assert np.array_equal(store.reader(key).all()[:, 0], x)
+
+
+def test_words_are_codes_in_the_order_of_their_names(tmp_path: Path) -> None:
+    words = {
+        "labels": np.array(["dog", "ant", "dog"]),
+        "domain": np.array(["b", "a", "b"]),
+        "split": np.array(["val", "test", "train"]),
+    }
+    np.savez(tmp_path / "w.npz", X=np.eye(3, dtype=np.float32), **words)
+    found = read_embeddings(tmp_path / "w.npz")
+    assert (found.classes, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
+    assert (found.domain_names, found.domains.tolist()) == (("a", "b"), [1, 0, 1])
+    assert found.splits.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(np.nan, "is not finite"), (np.inf, "is not finite"), (1e39, "does not fit float32")]
+)
+def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(
+    tmp_path: Path, value: float, words: str
+) -> None:
+    x = np.ones((5, 2))
+    x[3, 1] = value
+    np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
+    with pytest.raises(FedcacheError, match=f"{words}: row 3") as caught:
+        ingest(read_embeddings(tmp_path / "x.npz"), tmp_path / "s.zarr", "x")
+    assert caught.value.code is Exit.CORRUPT
+    assert not (tmp_path / "s.zarr").exists()
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('executed')",)
+
+
+def object_npy(path: Path) -> None:
+    np.save(path, np.array([[Bomb()]], dtype=object), allow_pickle=True)
+
+
+def object_npz(path: Path) -> None:
+    np.savez(path, allow_pickle=True, X=np.array([[Bomb()]], dtype=object))
+
+
+def pickle_as_npy(path: Path) -> None:
+    path.write_bytes(pickle.dumps(Bomb()))
+
+
+def npy_header_that_lies(path: Path) -> None:
+    raw = io.BytesIO()
+    np.lib.format.write_array_header_1_0(raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    path.write_bytes(raw.getvalue() + b"\0" * 8)
+
+
+def torn_npz(path: Path) -> None:
+    np.savez(path, X=np.ones((4, 4)))
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def zip_of_anything(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("X.npy", b"not an array")
+
+
+def external_link(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["features"] = h5py.ExternalLink("/etc/passwd", "x")
+
+
+def soft_link(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["features"] = h5py.SoftLink("/nowhere")
+
+
+def external_storage(path: Path) -> None:
+    (path.parent / "secret").write_bytes(b"\0" * 64)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", (4, 4), "f4", external=[(str(path.parent / "secret"), 0, 64)])
+
+
+def virtual_dataset(path: Path) -> None:
+    layout = h5py.VirtualLayout((4, 4), "f4")
+    layout[:] = h5py.VirtualSource(str(path.parent / "other.h5"), "x", (4, 4))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("features", layout)
+
+
+def a_group_inside_itself(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["a/loop"] = file["/"]
+
+
+def st_header(path: Path, header: Any, data: bytes = b"") -> None:
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+
+
+def offsets_beyond_the_file(path: Path) -> None:
+    st_header(path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8)
+
+
+def shape_larger_than_its_bytes(path: Path) -> None:
+    st_header(path, {"features": {"dtype": "F32", "shape": [1 << 40, 4], "data_offsets": [0, 64]}}, b"\0" * 64)
+
+
+def header_longer_than_the_file(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+
+
+def extension_type(path: Path) -> None:
+    kind = pa.uuid()
+    storage = pa.array([b"0123456789abcdef"] * 2, pa.binary(16))
+    pq.write_table(pa.table({"features": pa.ExtensionArray.from_storage(kind, storage)}), path)
+
+
+def pickled_extension_type(path: Path) -> None:
+    field = pa.field(
+        "features",
+        pa.list_(pa.float32()),
+        metadata={
+            b"ARROW:extension:name": b"arrow.py_extension_type",
+            b"ARROW:extension:metadata": pickle.dumps(Bomb()),
+        },
+    )
+    pq.write_table(pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field])), path)
+
+
+def ragged_rows_that_would_reshape(path: Path) -> None:
+    pq.write_table(pa.table({"features": [[1.0], [2.0, 3.0, 4.0]]}), path)  # four values, two rows
+
+
+def rows_without_a_value(path: Path) -> None:
+    rows = pa.array([[1.0, 2.0], None, None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"features": rows}), path)  # four values, four rows
+
+
+def values_without_a_value(path: Path) -> None:
+    pq.write_table(pa.table({"features": pa.array([[1.0, None]], pa.list_(pa.float32()))}), path)
+
+
+HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
+    ("npy", object_npy),
+    ("npz", object_npz),
+    ("npy", pickle_as_npy),
+    ("npy", npy_header_that_lies),
+    ("npz", torn_npz),
+    ("npz", zip_of_anything),
+    ("h5", external_link),
+    ("h5", soft_link),
+    ("h5", external_storage),
+    ("h5", virtual_dataset),
+    ("h5", a_group_inside_itself),
+    ("safetensors", offsets_beyond_the_file),
+    ("safetensors", shape_larger_than_its_bytes),
+    ("safetensors", header_longer_than_the_file),
+    ("parquet", extension_type),
+    ("parquet", pickled_extension_type),
+    ("parquet", ragged_rows_that_would_reshape),
+    ("parquet", rows_without_a_value),
+    ("parquet", values_without_a_value),
+]
+
+
+@pytest.mark.parametrize(("ending", "make"), HOSTILE, ids=[make.__name__ for _, make in HOSTILE])
+def test_hostile_and_broken_files_are_refused_in_words(
+    tmp_path: Path, ending: str, make: Callable[[Path], None]
+) -> None:
+    file = tmp_path / f"bad.{ending}"
+    make(file)
+    with pytest.raises(FedcacheError) as caught:
+        read_embeddings(file)
+    assert caught.value.code is Exit.USAGE
+    assert str(file) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"y": np.arange(3)},
+        {"X": np.ones(3)},
+        {"X": np.ones((3, 2), np.int64)},
+        {"X": np.ones((0, 2))},
+        {"X": np.ones((3, 2)), "features/b": np.ones((4, 2))},
+        {"X": np.ones((3, 2)), "y": np.arange(2)},
+        {"X": np.ones((3, 2)), "y": np.array([0.5, 1, 2])},
+        {"X": np.ones((3, 2)), "y": np.array([-2, 0, 1])},
+        {"X": np.ones((3, 2)), "y": np.array([0, 1, 2]), "classes": np.array(["a", "b"])},
+        {"X": np.ones((3, 2)), "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])},
+        {"X": np.ones((3, 2)), "split": np.array([0, 1, 3])},
+        {"X": np.ones((3, 2)), "name": np.array(["a", "b"])},
+    ],
+)
+def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: dict[str, Any]) -> None:
+    np.savez(tmp_path / "c.npz", **columns)
+    with pytest.raises(FedcacheError) as caught:
+        read_embeddings(tmp_path / "c.npz")
+    assert caught.value.code is Exit.USAGE
+
+
+def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path: Path) -> None:
+    save_file({"features/net": np.eye(4, dtype=np.float32)}, tmp_path / "a.safetensors")
+    save_file({"features/net": np.eye(4, dtype=np.float32) * 2}, tmp_path / "b.safetensors")
+    first = ingest(read_embeddings(tmp_path / "a.safetensors"), tmp_path / "s.zarr", "net")
+    before = {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
+    ingest(read_embeddings(tmp_path / "a.safetensors"), tmp_path / "s.zarr", "net")
+    assert before == {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
+    with pytest.raises(FedcacheError, match="holds net with digest") as caught:
+        ingest(read_embeddings(tmp_path / "b.safetensors"), tmp_path / "s.zarr", "net")
+    assert caught.value.code is Exit.STORE
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    from fedcache.store import exchange
+
+    def full(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = whole(tmp_path / "s.zarr")
+    monkeypatch.setitem(exchange.WRITERS, ".npz", full)
+    with pytest.raises(FedcacheError, match="disk is full") as caught:
+        export(store, tmp_path / "e.npz", KEYS)
+    assert caught.value.code is Exit.ENVIRONMENT
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]

@@ -1,0 +1,232 @@
+"""Power cuts and full disks at every write, fsync and rename; and the window in which a commit replaces sidecars."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_store import ALL_BAD, BAD, KEYS, check_what_is_read, content, create, fill, in_memory, whole, write, writer
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store import files, journal
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with in_memory() as path:
+        yield path
+
+
+class Faults:
+    """Makes the n-th write, fsync or rename of the store fail; a failing write leaves half of its bytes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, code: int = errno.EIO) -> None:
+        self.left, self.code, self.count = -1, code, 0
+        patch.setattr(files.os, "fsync", self.guard(os.fsync))
+        patch.setattr(files.Path, "replace", self.guard(Path.replace))
+        patch.setattr(files.Path, "rename", self.guard(Path.rename))
+        real = Path.open
+
+        def open_path(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            file = real(path, mode, *args, **kwargs)
+            return Torn(file, self) if mode in ("wb", "ab") else file
+
+        patch.setattr(files.Path, "open", open_path)
+
+    def spend(self) -> bool:
+        self.count += 1
+        self.left -= 1
+        return self.left == 0
+
+    def guard(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.spend():
+                raise OSError(self.code, os.strerror(self.code))
+            return real(*args, **kwargs)
+
+        return call
+
+
+class Torn:
+    """A file whose writes may fail half way."""
+
+    def __init__(self, file: Any, faults: Faults) -> None:
+        self.file, self.faults = file, faults
+
+    def write(self, data: Any) -> int:
+        if self.faults.spend():
+            raw = bytes(data)
+            self.file.write(raw[: len(raw) // 2])
+            raise OSError(self.faults.code, os.strerror(self.faults.code))
+        return int(self.file.write(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_same(
+    place: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    expected = content(whole(place / "whole.zarr").path)
+    faults = Faults(monkeypatch)
+    failures, codes = 0, set()
+    for n in range(1, 1000):
+        path = place / "s.zarr"
+        faults.left = n
+        failures += 1
+        try:
+            whole(path)
+        except FedcacheError as error:
+            codes.add(error.code)
+        if faults.left > 0:
+            break  # nothing is left to fail
+        faults.left = -1
+        if path.exists():
+            check_what_is_read(path)
+        assert content(whole(path).path) == expected, f"after fault {n}"
+        assert verify(path).problems == []
+        assert not list(place.rglob("*.partial"))
+        for file in sorted(path.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        path.rmdir()
+    assert failures > 150
+    record_property("cases", failures)
+    assert codes == {Exit.ENVIRONMENT}
+
+
+def test_a_full_disk_says_what_it_needs_and_what_is_free(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = create(place / "s.zarr")
+    with writer(store, KEYS[0]) as w:
+        write(w, 0, KEYS[0])
+        faults = Faults(monkeypatch, errno.ENOSPC)
+        faults.left = 1
+        with pytest.raises(FedcacheError, match=r"disk is full: .* needs 24 bytes and [\d,]+ are free") as caught:
+            write(w, 1, KEYS[0])  # 4 rows x 3 float16
+        assert caught.value.code is Exit.ENVIRONMENT
+        write(w, 1, KEYS[0])  # there is room again
+    with writer(store, KEYS[0]) as w:
+        assert w.kept == [0, 1]
+
+
+def crash_in_commit(store: Store, key: str, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
+    """Complete an array and die at its step-th write of a file; whether it died."""
+    with monkeypatch.context() as patch, writer(store, key) as w:
+        for chunk in w.missing():
+            write(w, chunk, key)
+        real, left = Path.replace, [step]
+
+        def dying(path: Path, target: Path) -> Any:
+            if target.suffix == ".json" and target.parent.name == "locks":
+                return real(path, target)  # who holds the lock; not part of the commit
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(errno.EIO, "power cut")
+            return real(path, target)
+
+        patch.setattr(files.Path, "replace", dying)
+        try:
+            w.complete()
+        except FedcacheError:
+            return True
+    return False
+
+
+STEPS = {"ok": 1, "quarantine": 2, "zarr.json": 3, "manifest": 4}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_commit(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    expected = content(whole(place / "whole.zarr").path)
+    store = create(place / "s.zarr")
+    early = Store.open(store.path)
+    assert crash_in_commit(store, KEYS[0], monkeypatch, step)
+    check_what_is_read(store.path)
+    assert Store.open(store.path).arrays == {}
+    fill(store, KEYS[1])  # another backbone ends while the first is dead
+    check_what_is_read(store.path)
+    assert verify(store.path).problems == []
+    assert set(np.flatnonzero(early.samples.ok == 0).tolist()) >= set(BAD[KEYS[1]]), "readers follow the manifest"
+    whole(store.path)
+    assert content(store.path) == expected
+    assert not crash_in_commit(store, KEYS[0], monkeypatch, step), "a complete array has nothing to commit"
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_an_array_that_died_in_its_commit_may_be_discarded(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    expected = content(whole(place / "whole.zarr").path)
+    store = create(place / "s.zarr")
+    assert crash_in_commit(store, KEYS[0], monkeypatch, step)
+    with writer(store, KEYS[0], fresh=True) as w:
+        assert w.kept == []
+        check_what_is_read(store.path)
+    assert content(whole(store.path).path) == expected
+
+
+def test_a_reader_that_opened_before_a_commit_follows_it(place: Path) -> None:
+    store = create(place / "s.zarr")
+    early = Store.open(store.path)
+    assert early.rows_ok == 14
+    whole(store.path)
+    assert np.flatnonzero(early.samples.ok == 0).tolist() == sorted(ALL_BAD)
+    assert [e["row"] for e in early.quarantined()] == sorted(ALL_BAD)
+
+
+def test_ok_without_a_commit_that_vouches_is_refused(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    file = store.path / "samples/ok/c/0"
+    raw = bytearray(file.read_bytes())
+    raw[9] = 1  # a row whose features are NaN now looks readable
+    raw[-4:] = files_crc(raw[:-4])
+    file.write_bytes(raw)
+    with pytest.raises(FedcacheError) as caught:
+        _ = Store.open(store.path).samples
+    assert caught.value.code is Exit.CORRUPT
+    assert [p["file"] for p in verify(store.path).problems] == ["samples/ok/c/0"]
+
+
+def files_crc(payload: bytes) -> bytes:
+    import google_crc32c
+
+    return int(google_crc32c.value(bytes(payload))).to_bytes(4, "little")
+
+
+def test_a_killed_creator_leaves_nothing_behind(place: Path) -> None:
+    dead = place / ".s.zarr.999999999-a.partial"  # above the largest pid of any system
+    (dead / "samples").mkdir(parents=True)
+    other = place / f".s.zarr.{os.getppid()}-b.partial"  # somebody is at work there
+    other.mkdir()
+    create(place / "s.zarr")
+    assert not dead.exists()
+    assert other.exists()
+
+
+def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place: Path) -> None:
+    store = create(place / "s.zarr")
+    with writer(store, KEYS[0]) as w:
+        x = np.ones((4, 1, 3), np.float16)
+        w.write(1, x)
+        x[2] = np.nan
+        w.write(1, x, {6: "truncated", 0: "of another chunk"})
+        assert w.bad == {6: "truncated"}
+        x[2] = 1
+        w.write(1, x)
+        assert w.bad == {}
+        assert w.kept == [1]
+    assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}

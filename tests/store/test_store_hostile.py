@@ -1,0 +1,204 @@
+"""Files of a store that somebody made up: whatever they say, only errors of ours come out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_store import KEYS, create, fill, in_memory, whole, writer
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.journal import read_journal
+from fedcache.store.signed_json import seal, unseal
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=8), v, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with in_memory() as path:
+        made = whole(path / "s.zarr")
+        fill_flight(made)
+        yield made
+
+
+def fill_flight(made: Store) -> None:
+    with writer(made, "c-0", recipe={"backbone": "c"}) as w:
+        w.write(0, np.ones((4, 1, 3), np.float32))
+        w.write(2, np.full((4, 1, 3), np.nan, np.float32), dict.fromkeys((8, 9, 10, 11), "truncated"))
+
+
+def use(path: Path) -> None:
+    """Everything a reader may ask of a store."""
+    opened = Store.open(path)
+    _ = opened.samples, opened.rows_ok, opened.unfinished(), opened.quarantined(), repr(opened)
+    for name in opened.partitions:
+        opened.partition(name)
+    for slug, entries in opened.texts.items():
+        for entry in entries:
+            opened.text(slug, entry["templates"])
+    for key, info in opened.arrays.items():
+        assert len(info.digest) == 64
+        opened.reader(key).rows(np.array([0]))
+        opened.reader(key).all()
+    verify(path)
+
+
+def refusal(path: Path) -> Exit | None:
+    try:
+        use(path)
+    except FedcacheError as error:
+        return error.code
+    return None
+
+
+def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    return [at, *(p for k, v in items for p in paths_of(v, (*at, k)))]
+
+
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    if not at:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = replaced(value[at[0]], at[1:], new)
+    return copy
+
+
+@given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
+@examples(300, 600)
+def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
+    file = store.path / "manifest.json"
+    raw = file.read_bytes()
+    manifest = unseal(raw)
+    at = data.draw(st.sampled_from(paths_of(manifest)[1:]))
+    try:
+        file.write_bytes(seal(replaced(manifest, at, new)))
+        began = time.perf_counter()
+        assert refusal(store.path) in (None, Exit.CORRUPT, Exit.STORE)
+        assert time.perf_counter() - began < 1
+    finally:
+        file.write_bytes(raw)
+
+
+@given(raw=st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | JSON.map(lambda v: json.dumps(v).encode()))
+@examples(150, 300)
+def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
+    file = store.path / "manifest.json"
+    kept = file.read_bytes()
+    try:
+        file.write_bytes(raw)
+        with pytest.raises(FedcacheError) as caught:
+            Store.open(store.path)
+        assert caught.value.code is Exit.CORRUPT
+    finally:
+        file.write_bytes(kept)
+
+
+@given(data=st.data(), new=JSON, line=st.integers(0, 2))
+@examples(200, 400)
+def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, data: Any, new: Any, line: int) -> None:
+    file = store.path / "journal-c-0.jsonl"
+    raw = file.read_bytes()
+    lines = raw.splitlines(keepends=True)
+    entry = unseal(lines[line][:-1])
+    at = data.draw(st.sampled_from(paths_of(entry)[1:]))
+    try:
+        lines[line] = seal(replaced(entry, at, new)) + b"\n"
+        file.write_bytes(b"".join(lines))
+        use(store.path)
+        read = read_journal(file)
+        assert all(0 <= chunk < read.count for chunk in read.chunks)
+    finally:
+        file.write_bytes(raw)
+
+
+@given(raw=st.binary(max_size=200), which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]))
+@examples(150, 300)
+def test_journals_partitions_and_histories_of_any_bytes(store: Store, raw: bytes, which: str) -> None:
+    store.append_history({"event": "x"})
+    file = store.path / which
+    kept = file.read_bytes()
+    try:
+        file.write_bytes(raw)
+        assert refusal(store.path) in (None, Exit.CORRUPT)
+        if which.startswith("journal"):
+            with writer(Store.open(store.path), "c-0", recipe={"backbone": "c"}) as w:
+                assert w.missing() == [0, 1, 2, 3]
+    finally:
+        file.unlink(missing_ok=True)
+        (store.path / "features" / "c-0").exists() or fill_flight(store)
+        file.write_bytes(kept)
+
+
+def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
+    store = create(tmp_path / "s.zarr")
+    body = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    from fedcache.store.files import sha256_hex
+
+    (store.path / "manifest.json").write_bytes(body[:-1] + b',"sha256":"' + sha256_hex(body).encode() + b'"}')
+    with pytest.raises(FedcacheError, match="not the JSON fedcache writes") as caught:
+        Store.open(store.path)
+    assert caught.value.code is Exit.CORRUPT
+
+
+def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+    store = create(tmp_path / "s.zarr")
+    fill(store, KEYS[0])
+    manifest = unseal((store.path / "manifest.json").read_bytes())
+    manifest["arrays"][KEYS[0]]["shape"] = [14, 1 << 30, 1 << 30]
+    (store.path / "manifest.json").write_bytes(seal(manifest))
+    with pytest.raises(FedcacheError, match=r"has 28 bytes, expected 9,223,372,036,854,775,812") as caught:
+        Store.open(store.path).reader(KEYS[0]).all()  # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
+    assert caught.value.code is Exit.CORRUPT
+
+
+def test_a_newer_format_is_named(tmp_path: Path) -> None:
+    store = create(tmp_path / "s.zarr")
+    manifest = unseal((store.path / "manifest.json").read_bytes())
+    (store.path / "manifest.json").write_bytes(seal({**manifest, "format": 2}))
+    with pytest.raises(FedcacheError, match="has format 2, this fedcache reads 1") as caught:
+        Store.open(store.path)
+    assert caught.value.code is Exit.STORE
+
+
+@given(body=st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=5))
+@examples(100, 200)
+def test_sealed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:
+    raw = seal(body)
+    assert unseal(raw) == body
+    for at in range(0, len(raw), 7):
+        with pytest.raises(ValueError, match=r"does not have|is not"):
+            unseal(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
+
+
+@pytest.mark.parametrize("text", [b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'])
+def test_another_spelling_is_refused_although_its_digest_fits(text: bytes) -> None:
+    assert seal({"a": 1}) == sealed(b'{"a":1}')
+    with pytest.raises(ValueError, match="is not the JSON fedcache writes"):
+        unseal(sealed(text))
+
+
+def sealed(body: bytes) -> bytes:
+    """``seal`` of bytes as they are."""
+    return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'

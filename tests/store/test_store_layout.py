@@ -1,0 +1,331 @@
+"""The bytes of a store, kept for ever: what is written today equals the kept files, and those still read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import zarr
+from toy_store import (
+    ALL_BAD,
+    BAD,
+    CHUNK,
+    KEYS,
+    ROWS,
+    content,
+    create,
+    fill,
+    in_memory,
+    samples,
+    values,
+    whole,
+    write,
+    writer,
+)
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.chunks import encode_strings, write_chunk_file
+from fedcache.store.reader import MAPS
+from fedcache.store.shard import write_shards
+from fedcache.store.store import Samples, Store
+from fedcache.store.verify import verify
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "store-format-1.json"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with in_memory() as path:
+        yield path
+
+
+def printable(raw: bytes) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return "hex:" + raw.hex()
+    return "text:" + text if text.isprintable() or text.endswith("\n") else "hex:" + raw.hex()
+
+
+def test_a_store_written_today_has_the_bytes_of_format_1(place: Path) -> None:
+    kept = json.loads(GOLDEN.read_text())
+    assert {name: printable(raw) for name, raw in content(whole(place / "s.zarr").path).items()} == kept
+
+
+def test_a_store_of_format_1_still_reads(place: Path) -> None:
+    for name, words in json.loads(GOLDEN.read_text()).items():
+        kind, _, body = words.partition(":")
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(bytes.fromhex(body) if kind == "hex" else body.encode())
+    assert verify(place).problems == []
+    store = Store.open(place)
+    for key in KEYS:
+        assert np.array_equal(store.reader(key).all(), values(key), equal_nan=True)
+    assert store.samples.name == samples().name
+    assert np.array_equal(store.samples.label, samples().label)
+    assert np.flatnonzero(store.samples.ok == 0).tolist() == sorted(ALL_BAD)
+    assert np.array_equal(store.text("a", ["a photo of a {}."]), np.eye(3, 3))
+    assert store.partition("p") == {"clients": [[0, 2], [3]]}
+
+
+def test_the_bytes_of_a_chunk_by_hand(tmp_path: Path) -> None:
+    # 1.0 = 0x3c00, -2.0 = 0xc000, 65504 = 0x7bff, little-endian; one row of two is missing: NaN = 0x7e00 twice
+    crc = write_chunk_file(tmp_path / "c/0/0", np.array([[1.0, -2.0], [65504, 0]], np.float16), 3, "float16")
+    payload = bytes.fromhex("003c00c0" + "ff7b0000" + "007e007e")
+    assert crc == google_crc32c.value(payload)
+    assert (tmp_path / "c/0/0").read_bytes() == payload + crc.to_bytes(4, "little")
+
+
+def test_crc32c_is_castagnoli() -> None:
+    assert google_crc32c.value(b"123456789") == 0xE3069283  # the check value of RFC 3720, appendix B.4's polynomial
+    assert google_crc32c.value(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4: 32 bytes of zeros
+
+
+def test_the_bytes_of_names_by_hand() -> None:
+    assert encode_strings(["ü", ""]) == bytes.fromhex("02000000" + "02000000c3bc" + "00000000")
+
+
+def test_the_manifest_ends_with_the_digest_of_the_rest(place: Path) -> None:
+    import hashlib
+
+    raw = (create(place / "s.zarr").path / "manifest.json").read_bytes()
+    body, claimed = raw[:-77] + b"}", raw[-66:-2]
+    assert raw.endswith(b'"sha256":"' + claimed + b'"}')
+    assert hashlib.sha256(body).hexdigest().encode() == claimed
+    assert body == json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(place: Path) -> None:
+    store = create(place / "s.zarr")
+    fill(store, KEYS[0], chunks=3)
+    assert "a-00000000" not in zarr.open_group(store.path / "features", mode="r")
+    store = whole(store.path)
+    group = zarr.open_group(store.path, mode="r")
+    for key in KEYS:
+        array = group[f"features/{key}"]
+        assert (array.shape, array.chunks, array.dtype) == ((ROWS, 1, 3), (CHUNK, 1, 3), np.float16)
+        assert np.array_equal(array[:], values(key), equal_nan=True)
+    for column in ("uid", "label", "domain", "split", "ok"):
+        found = group[f"samples/{column}"][:]
+        assert found.dtype == getattr(store.samples, column).dtype
+        assert np.array_equal(found, getattr(store.samples, column))
+    assert tuple(group["samples/name"][:]) == store.samples.name
+    (text,) = group["text/a"]
+    assert np.array_equal(group[f"text/a/{text}"][:], store.text("a"))
+    assert group["samples/label"].attrs["classes"] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(("dtype", "fill_value"), [("float32", None), ("uint8", 0), ("int32", -1), ("int16", -1)])
+def test_zarr_reads_every_dtype_and_the_rows_beyond_the_end_are_the_fill_value(
+    place: Path, dtype: str, fill_value: int | None
+) -> None:
+    store = create(place / "s.zarr")
+    x = np.arange(ROWS * 2).reshape(ROWS, 2).astype(dtype)
+    with writer(store, "d-0", shape=x.shape, dtype=dtype) as w:
+        for chunk in w.missing():
+            w.write(chunk, x[chunk * CHUNK : (chunk + 1) * CHUNK])
+        w.complete()
+    assert np.array_equal(zarr.open_group(store.path, mode="r")["features/d-0"][:], x)
+    beyond = np.frombuffer((w.path / "c/3/0").read_bytes()[:-4], dtype)[4:]
+    assert np.isnan(beyond).all() if fill_value is None else (beyond == fill_value).all()
+
+
+def test_zarr_raises_on_a_flipped_bit_wherever_it_is(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    array = zarr.open_group(store.path, mode="r")[f"features/{KEYS[1]}"]
+    chunk = store.path / "features" / KEYS[1] / "c/1/0/0"
+    raw = chunk.read_bytes()
+    for bit in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        chunk.write_bytes(flipped)
+        with pytest.raises(ValueError, match=r"(?i)checksum"):
+            array[4:8]
+
+
+def test_a_store_without_rows_is_a_store(place: Path) -> None:
+    empty = Samples(np.zeros((0, 16)), (), np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0), ("x",), ("d",))
+    store = Store.create(place / "e.zarr", empty, dataset={"slug": "e", "digest": "0", "template": None})
+    assert (store.rows, store.samples.name, store.samples.uid.shape) == (0, (), (0, 16))
+    with writer(store, KEYS[0], shape=(0, 1, 3)) as w:
+        assert w.missing() == []
+        w.complete()
+    assert store.reader(KEYS[0]).all().shape == (0, 1, 3)
+    assert store.reader(KEYS[0]).rows(np.array([], np.int64)).shape == (0, 1, 3)
+    assert verify(store.path).problems == []
+    assert zarr.open_group(store.path, mode="r")["samples/label"].shape == (0,)
+
+
+def test_what_is_there_already_is_left_alone(place: Path) -> None:
+    (place / "file").write_text("mine")
+    (place / "folder").mkdir()
+    (place / "folder" / "x").write_text("mine")
+    (place / "empty").mkdir()
+    for name in ("file", "folder"):
+        with pytest.raises(FedcacheError, match="is not a fedcache store") as caught:
+            create(place / name)
+        assert caught.value.code is Exit.STORE
+    assert create(place / "empty").rows == ROWS
+    assert sorted(p.name for p in place.iterdir()) == ["empty", "file", "folder"]
+
+
+def test_many_chunks_need_few_descriptors(place: Path) -> None:
+    store = Store.create(place / "s.zarr", samples(rows=200), dataset={"slug": "m", "digest": "0", "template": None})
+    assert MAPS < 200  # more chunks of one row than are mapped at a time
+    x = np.arange(200, dtype=np.float32).reshape(200, 1, 1)
+    with writer(store, "m-0", shape=x.shape, dtype="float32", chunk_rows=1) as w:
+        for chunk in w.missing():
+            w.write(chunk, x[chunk : chunk + 1])
+        w.complete()
+    reader = store.reader("m-0")
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    assert np.array_equal(reader.all(), x)
+    index = np.random.default_rng(0).permutation(200)
+    assert np.array_equal(reader.rows(index), x[index])
+    assert np.array_equal(np.concatenate([block for _, block in reader.blocks()]), x)
+    assert [start for start, _ in reader.blocks()] == list(range(200))
+    if before:
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + MAPS
+
+
+def test_rows_come_in_the_order_asked_for(place: Path) -> None:
+    reader = whole(place / "s.zarr").reader(KEYS[0])
+    for index in ([], [0], [13, 0, 13], [3, 4, 7, 8], list(range(ROWS))[::-1]):
+        assert np.array_equal(reader.rows(np.array(index, np.int64)), values(KEYS[0])[index], equal_nan=True)
+    for index in ([-1], [ROWS]):
+        with pytest.raises(FedcacheError, match="which has 14") as caught:
+            reader.rows(np.array(index))
+        assert caught.value.code is Exit.STORE
+
+
+def test_a_chunk_is_verified_before_any_of_its_rows_is_given_out(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    chunk = store.path / "features" / KEYS[0] / "c/3/0/0"  # the last one, with rows beyond the end
+    raw = bytearray(chunk.read_bytes())
+    raw[-5] ^= 1  # in the padding
+    chunk.write_bytes(raw)
+    for read in (lambda r: r.all(), lambda r: r.rows(np.array([12])), lambda r: list(r.blocks())):
+        reader = Store.open(store.path).reader(KEYS[0])
+        for _ in range(2):
+            with pytest.raises(FedcacheError, match="own checksum") as caught:
+                read(reader)
+            assert caught.value.code is Exit.CORRUPT
+        assert np.array_equal(reader.rows(np.array([0])), values(KEYS[0])[:1])
+
+
+BUGS: dict[str, Any] = {
+    "a chunk that is not there": (4, np.ones((4, 1, 3))),
+    "a negative chunk": (-1, np.ones((4, 1, 3))),
+    "too many rows": (3, np.ones((4, 1, 3))),
+    "another width": (0, np.ones((4, 1, 2))),
+    "integers": (0, np.ones((4, 1, 3), np.int64)),
+}
+
+
+@pytest.mark.parametrize(("chunk", "rows"), BUGS.values(), ids=BUGS)
+def test_rows_that_do_not_fit_are_bugs_of_the_caller(place: Path, chunk: int, rows: Any) -> None:
+    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+        with pytest.raises(FedcacheError) as caught:
+            w.write(chunk, rows)
+        assert caught.value.code is Exit.BUG
+        assert w.kept == []
+
+
+def test_a_bad_row_with_values_and_an_early_end_are_bugs_of_the_caller(place: Path) -> None:
+    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+        with pytest.raises(FedcacheError, match=r"rows 2 are marked bad and hold values"):
+            w.write(0, np.ones((4, 1, 3), np.float32), {2: "truncated"})
+        with pytest.raises(FedcacheError, match=r"lacks chunks \[0, 1, 2, 3\] of 4"):
+            w.complete()
+
+
+def test_bad_rows_have_one_spelling_of_nan(place: Path) -> None:
+    odd = np.full((4, 1, 3), np.nan, np.float32)
+    odd[1] = np.array([0xFFC12345], np.uint32).view(np.float32)  # a NaN with sign and payload
+    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+        w.write(0, odd, dict.fromkeys(range(4), "truncated"))
+    assert (w.path / "c/0/0/0").read_bytes()[:-4] == bytes.fromhex("007e") * 12
+
+
+def test_rows_given_as_unreadable_are_listed_from_the_start(place: Path) -> None:
+    given = samples()
+    given.ok[[2, 9]] = 0
+    store = Store.create(place / "s.zarr", given, dataset={"slug": "t", "digest": "0", "template": None})
+    assert store.rows_ok == ROWS - 2
+    fill(store, KEYS[0])
+    assert np.flatnonzero(store.samples.ok == 0).tolist() == [1, 2, 9]
+    assert [e["reason"] for e in store.quarantined()] == ["truncated", "given as unreadable", "given as unreadable"]
+
+
+def test_a_helper_writes_the_file_and_the_holder_vouches(place: Path) -> None:
+    store, other = create(place / "s.zarr"), create(place / "o.zarr")
+    with writer(store, KEYS[0]) as w, writer(other, KEYS[0]) as o:
+        for chunk in range(4):
+            rows = values(KEYS[0])[chunk * CHUNK : (chunk + 1) * CHUNK]
+            crc = write_chunk_file(w.path / f"c/{chunk}/0/0", rows, CHUNK, "float16")
+            w.vouch(chunk, crc, {r: why for r, why in BAD[KEYS[0]].items() if r // CHUNK == chunk})
+            write(o, chunk, KEYS[0])
+        w.complete()
+        o.complete()
+    assert content(store.path) == content(other.path)
+
+
+def test_four_writers_of_one_array_take_turns_and_nothing_is_lost(place: Path) -> None:
+    expected = content(whole(place / "whole.zarr").path)
+    errors: list[BaseException] = []
+    wrote: list[int] = []
+
+    def work() -> None:
+        try:
+            store = create(place / "s.zarr")
+            for key in KEYS:
+                with writer(store, key, wait=True) as w:
+                    wrote.append(len(w.missing()))
+                    for chunk in w.missing():
+                        write(w, chunk, key)
+                    w.complete()
+        except BaseException as error:
+            errors.append(error)
+
+    # Processes in earnest; threads hold the same operating-system locks here and show the same turns in less time.
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(wrote) == [0] * 6 + [4, 4]
+    whole(place / "s.zarr")
+    assert content(place / "s.zarr") == expected
+
+
+def test_a_client_store_lists_what_its_parent_could_not_read(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    (path,) = write_shards(store, [("one", np.array([0, 1, 2, 9]), np.array([12, 13]))], place / "clients")
+    shard = Store.open(path)
+    assert [(e["row"], e["reason"]) for e in shard.quarantined()] == [
+        (1, "truncated"),
+        (3, "not an image"),
+        (5, "too large"),
+    ]
+    for key in KEYS:
+        rows = np.array([0, 1, 2, 9, 12, 13])
+        assert shard.reader(key).all().tobytes() == store.reader(key).rows(rows).tobytes()
+    assert verify(path).problems == []
+
+
+def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
+    code = (
+        "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.shard, fedcache.store.exchange;"
+        "wanted = {'torch', 'zarr', 'h5py', 'pyarrow', 'safetensors', 'fedcache.extract'};"
+        "print(sorted(wanted & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,136 @@
+"""What is read into memory, what stays mapped, and that both are the same numbers, verified."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_store import CHUNK, KEYS, ROWS, values, whole
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import prepare
+from fedcache.store import reader as reading
+from fedcache.store.memory_limit import memory_budget, threads_for
+from fedcache.store.reader import Reader
+from fedcache.store.store import Store
+
+
+def old_prepare(features: list[np.ndarray[Any, Any]], post: str, train: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
+    out = [f.astype(np.float32) for f in features]
+    if post == "l2":
+        out = [f / np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in out]
+    x = np.concatenate(out, axis=-1)
+    if post == "l2_concat":
+        x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    if post == "sign":
+        x = np.where(np.isnan(x), np.nan, x > 0).astype(np.float32)
+    if post == "standardize":
+        known = x[np.unique(train), 0]
+        scale = known.std(0, dtype=np.float64)
+        scale[scale == 0] = 1
+        x = ((x - known.mean(0, dtype=np.float64)) / scale).astype(np.float32)
+    return x
+
+
+@pytest.mark.parametrize("budget", ["1G", "0"])
+def test_rows_are_the_same_in_memory_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str) -> None:
+    monkeypatch.setenv("FEDCACHE_MEMORY", budget)
+    path = whole(tmp_path / "s.zarr").path
+    reader = Store.open(path).reader(KEYS[0])
+    for index in ([5], [13, 0, 13, 6], list(range(ROWS))[::-1], []):
+        got = reader.rows(np.array(index, np.int64))
+        assert np.array_equal(got, values(KEYS[0])[index], equal_nan=True)
+        got[...] = 7  # the caller's own
+    assert np.array_equal(reader.all(), values(KEYS[0]), equal_nan=True)
+    assert np.array_equal(reader.rows(np.arange(ROWS)), values(KEYS[0]), equal_nan=True)
+
+
+def test_a_gather_reads_the_chunks_of_its_rows_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    copy = Reader._copy
+    monkeypatch.setattr(Reader, "_copy", lambda self, number, flat: (read.append(number), copy(self, number, flat))[1])
+    reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
+    reader.rows(np.array([1, 2 * CHUNK, 2]))
+    assert sorted(read) == [0, 2]
+    reader.rows(np.array([0, 2 * CHUNK + 1, CHUNK]))
+    assert sorted(read) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("budget", ["1G", "0"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, threads: int
+) -> None:
+    monkeypatch.setenv("FEDCACHE_MEMORY", budget)
+    monkeypatch.setattr(reading, "threads_for", lambda parts: min(threads, parts))
+    path = whole(tmp_path / "s.zarr").path
+    for chunk in (3, 1):
+        file = path / "features" / KEYS[0] / f"c/{chunk}/0/0"
+        raw = bytearray(file.read_bytes())
+        raw[2] ^= 4
+        file.write_bytes(raw)
+    ways = (lambda r: r.all(), lambda r: r.rows(np.array([0, 13, 5])), lambda r: prepare([r], "none"))
+    for way in ways:
+        reader = Store.open(path).reader(KEYS[0])
+        for _ in range(2):  # nor does a second attempt give out what the first refused
+            with pytest.raises(FedcacheError, match="chunk 1 of") as caught:
+                way(reader)
+            assert caught.value.code is Exit.CORRUPT
+        assert np.array_equal(reader.rows(np.array([0])), values(KEYS[0])[:1])
+
+
+@pytest.mark.parametrize("post", ["none", "l2", "l2_concat", "sign", "standardize"])
+@pytest.mark.parametrize("budget", ["1G", "0"])
+def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, post: str, budget: str
+) -> None:
+    store = whole(tmp_path / "s.zarr")
+    train = np.array([0, 2, 3, 5, 8, 11])
+    expected = old_prepare([values(k) for k in KEYS], post, train)
+    monkeypatch.setenv("FEDCACHE_MEMORY", budget)
+    scratch = tmp_path / "scratch"
+    x = prepare([store.reader(k) for k in KEYS], post, train, scratch=scratch)
+    assert x.numpy().tobytes() == expected.tobytes()
+    assert scratch.exists() == (budget == "0")
+    assert not scratch.exists() or not list(scratch.iterdir())  # a file without a name
+    arrays = prepare([np.array(values(k)) for k in KEYS], post, train)
+    assert arrays.numpy().tobytes() == expected.tobytes()
+
+
+def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setenv("FEDCACHE_MEMORY", "10")
+    with pytest.raises(FedcacheError, match="needs 48 bytes") as caught:
+        prepare([np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
+    assert caught.value.code is Exit.ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("asked", "bytes_"), [("8G", 8 << 30), ("1.5 m", 3 << 19), ("500MB", 500 << 20), ("12", 12), ("2GiB", 2 << 30)]
+)
+def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch, asked: str, bytes_: int) -> None:
+    monkeypatch.setenv("FEDCACHE_MEMORY", asked)
+    assert memory_budget() == bytes_
+
+
+def test_the_budget_is_below_what_is_free_and_a_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
+    assert 0 < memory_budget() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
+    with pytest.raises(FedcacheError, match="plenty") as caught:
+        memory_budget()
+    assert caught.value.code is Exit.USAGE
+
+
+def test_threads_never_outnumber_the_chunks() -> None:
+    assert threads_for(0) == threads_for(1) == 1
+    assert 1 <= threads_for(1000) <= 4

@@ -1,0 +1,65 @@
+"""Sites in this process behind a carrier that packs and unpacks every message, and can fail as a network does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, pack, unpack
+from fedcache.federate.engines.flower.site_store import ShardSite
+
+Meddle = Callable[[str, int, Packed], "Packed | str"]
+"""(kind, number of the question, answer) -> another answer, or why there is none."""
+
+
+def as_is(_kind: str, _number: int, packed: Packed) -> Packed:
+    return packed
+
+
+@dataclass
+class FakeGrid:
+    """A carrier over sites that are here.
+
+    Attributes:
+        sites: node -> site.
+        hidden: node -> how many looks for nodes it stays away for.
+        meddle: node -> what is done to its answers.
+        log: (kind, nodes) of every question.
+    """
+
+    sites: dict[int, ShardSite]
+    hidden: dict[int, int] = field(default_factory=dict)
+    meddle: dict[int, Meddle] = field(default_factory=dict)
+    log: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def nodes(self) -> list[int]:
+        self.hidden = {node: left - 1 for node, left in self.hidden.items() if left > 0}
+        return [node for node in self.sites if node not in self.hidden]
+
+    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
+        self.log.append((kind, tuple(parcels)))
+        number = sum(k == kind for k, _ in self.log)
+        found: dict[int, Parcel | str] = {}
+        for node, parcel in parcels.items():
+            packed = pack(parcel)
+            self.bytes_down += packed.bytes
+            answer = pack(self.sites[node].answer(kind, unpack(packed)))
+            back = self.meddle.get(node, as_is)(kind, number, answer)
+            if isinstance(back, str):
+                found[node] = back
+                continue
+            self.bytes_up += back.bytes
+            try:
+                found[node] = unpack(back)
+            except MalformedError as error:
+                found[node] = f"its answer is malformed: {error}"
+        return found
+
+
+def grid_of(folder: Path, state: Path) -> FakeGrid:
+    """One node for each store of a directory, numbered from 100 in another order than the clients'."""
+    stores = sorted(folder.glob("*.zarr"), reverse=True)
+    return FakeGrid({100 + i: ShardSite(path, state / path.stem) for i, path in enumerate(stores)})

@@ -1,0 +1,252 @@
+"""A small ragged federation that the engine's laws are stated on, and a comparison that treats NaN as unequal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_towers import SIDES, TinyTowers, as_images
+
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.run import run
+from fedcache.federate.methods import METHODS
+
+SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
+C, D = 6, 11
+PER_ROUND = 5
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    name: str
+    train: np.ndarray
+    test: np.ndarray
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def federation(seed=0, *, views=1, dtype=torch.float64, sizes=SIZES, classes=C, width=D, per_client=3, tests=6):
+    """Clients of ``sizes`` rows, ``per_client`` classes each; features are noisy class centres, l2-normalised."""
+    g = np.random.default_rng(seed)
+    centres = unit(g.standard_normal((classes, width)))
+    y, clients, start = [], [], 0
+    for i, n in enumerate(sizes):
+        mine = g.choice(classes, per_client, replace=False)
+        y.append(g.choice(mine, n + tests))
+        rows = np.arange(start, start + n + tests)
+        clients.append(Rows(f"client-{i}", rows[:n], rows[n:]))
+        start += n + tests
+    y = np.concatenate(y)
+    x = unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
+    text = unit(centres + 0.3 * g.standard_normal(centres.shape))
+    data = Data(
+        torch.from_numpy(x).to(dtype), torch.from_numpy(y), classes, torch.from_numpy(text).to(dtype),
+        (width,), torch.from_numpy(np.arange(len(y)) % 2),
+    )  # fmt: skip
+    return data, clients
+
+
+SMALL = {"batch": 16, "epochs": 2, "dim": 5, "hidden": 7, "proj": 4, "channels": 1, "esd_epochs": 2, "esd_batch": 4,
+         "probe_epochs": 6, "probe_batch": 16, "n_ctx": 2}  # fmt: skip
+"""Sizes of the laws' models, for the methods that have such a switch."""
+
+
+def small(name):
+    """The settings under which the laws run a method."""
+    declared = {h.name for h in METHODS[name].hparams}
+    sizes = {k: v for k, v in SMALL.items() if k in declared}
+    return {**sizes, "epochs": 1} if "image tower" in METHODS[name].needs else sizes  # a step runs a tower
+
+
+TINY = (6, 11, 1, 7)  # rows of four clients; the first may be a public set
+LAW_SIZES = {"batch": {16: 4, 8: 3}, "dim": {5: 7}, "queue": {8: 4}, "esd_batch": {4: 2}}
+"""Sizes that the cases have for the nine clients -> those for four."""
+
+
+def tiny(seed=0, *, sizes=TINY, **kwargs):
+    """The federation of the laws over all methods: 4 clients, 3 classes, 5 features; one client has one row."""
+    return federation(seed, sizes=sizes, classes=3, width=5, per_client=2, tests=2, **kwargs)
+
+
+def wide(seed=0, *, sizes=TINY, **kwargs):
+    """The same with 40 features, more than twice the rows of any client: where ``dual`` serves all of them."""
+    return federation(seed, sizes=sizes, classes=3, width=40, per_client=2, tests=2, **kwargs)
+
+
+def spread(method, hp, factor):
+    """The same hyperparameters with every float that is not 0 times a factor, where that is legal."""
+    out = dict(hp)
+    for h in method.hparams:
+        value = hp[h.name]
+        if h.kind != "float" or value is None or value == 0.0:
+            continue
+        moved = value * factor
+        if (h.low is None or moved >= h.low) and (h.high is None or moved <= h.high):
+            out[h.name] = moved
+    return out
+
+
+def scaled(settings):
+    """Settings of a case, with sizes for the tiny federation."""
+    return {k: LAW_SIZES.get(k, {}).get(v, v) for k, v in settings.items()}
+
+
+def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
+    """``go`` on the tiny federation: 3 of 4 clients, 2 rounds."""
+    if data is None:
+        data, clients = tiny()
+    return go(name, scaled({**small(name), **(settings or {})}), data, clients,
+              **{"rounds": 2, "participation": 3, **kwargs})  # fmt: skip
+
+
+def images_of(data):
+    """The same rows as images of 4 x 4: the features, repeated, as bytes."""
+    x = data.x[:, :1].double()
+    bytes_ = ((x - x.nan_to_num().min()) / 3.0 * 255.0).clamp(0, 255).nan_to_num().to(torch.uint8)
+    return replace(data, x=bytes_.repeat(1, 1, 48 // x.shape[-1] + 1)[..., :48].contiguous(), image=(4, 4))
+
+
+def cases():
+    """Every method, with SGD-momentum and Adam where it takes steps, two epochs, batches of 16."""
+    out = []
+    for name, method in METHODS.items():
+        declared = {h.name for h in method.hparams}
+        small_ = small(name)
+        if "opt" in declared:
+            rates = {"sgd": 0.05, "adam": 0.01}
+            out += [(name, {**small_, "opt": o, "lr": rates[o]}) for o in rates if o in method.hparam("opt").choices]
+        else:
+            out.append((name, small_))
+    return out
+
+
+VARIANTS = [
+    ("solo", {"reset_opt": False, "opt": "adam"}),
+    ("solo", {"init": "independent", "bn": True, "batch": 16}),
+    ("fedavg", {"head": "linear", "opt": "sgd", "agg": "uniform"}),
+    ("fedavg", {"head": "linear", "opt": "adam", "init": "zero", "reset_opt": False}),
+    ("fedavg", {"bn": True, "batch": 16, "z_norm": "none"}),
+    ("fedavg", {"bn": True, "bn_mode": "local", "batch": 16, "logit_head": "relu_l2"}),
+    ("fedprox", {"mu": 0.5, "prox_half": False, "opt": "sgd", "lr": 0.05, "drop_last": True, "batch": 8}),
+    ("fedncm", {"metric": "euclid"}),
+    ("fed3r", {"bias": True, "class_weight": "local"}),
+    ("fed3r", {"bias": True, "reg_bias": True, "w_normalize": True, "rff_dim": 20}),
+    ("fed3r", {"omega": 2.0, "bias": True, "class_weight": "local"}),
+    ("fed3r", {"omega": 0.5, "rff_dim": 20}),
+    ("fed3r-prior", {"lam": 0.3, "kappa": 2.0}),
+    ("fedcgs", {"cov": "total", "gamma_shrink": 0.01}),
+    ("fedcof", {"gamma": 0.1}),
+    ("fedpft", {"k_mix": 3, "cov": "diag", "epochs": 2}),
+    ("fedpft", {"k_mix": 2, "cov": "full", "epochs": 2, "reg_covar": 1e-3}),
+    ("tip-local", {"a": 3.0, "b": 2.0, "feat_post": "none"}),
+    ("fed-tip-proto", {"min_rows": 4}),
+    ("fedproto", {"protodist": "sq_l2", "proto_agg": "eq6", "proto_infer": "local", "dim": 5}),
+    ("fedproto", {"proto_infer": "head", "init": "independent", "dim": 5, "opt": "sgd"}),
+    ("fedpcl", {"objective": "proto_anchor", "terms": "p", "lp_reduce": "sum", "views": "2", "warmup": "zero_loss",
+                "proto_agg": "mean", "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
+                "drop_last": True, "proto_drop_last": True}),
+    ("fedpcl", {"pad": False, "denominator": "include", "proto_norm": True, "infer_proto": "local_padded", "dim": 5}),
+    ("fedpcl", {"terms": "g", "bn": True, "infer_proto": "global", "infer_score": "cos", "batch": 16, "dim": 5}),
+    ("fedpcl", {"noise_on": "proto", "noise": "laplace", "noise_local_infer": True, "dim": 5, "batch": 16}),
+    ("fedpcl", {"noise_on": "features", "views": "2", "s": 0.2, "dim": 5, "batch": 16}),
+    ("fst-cbdg", {"tsamp_scope": "batch", "gamma": 0.4, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"train_view": "aug", "tsamp_reduce": "sum", "renorm_synth": True, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"ablation": "ist_only", "batch": 16}),
+    ("fst-cbdg", {"synth": "strata", "strata": 2, "gamma": 0.4, "batch": 16, "epochs": 2}),
+    ("fst-cbdg", {"synth": "strata", "tsamp_scope": "batch", "tsamp_reduce": "sum", "batch": 16}),
+    ("fst-cbdg", {"ablation": "tsamp_only", "sampling": "equal", "pseudo": "uniform", "sigma": 0.3}),
+    ("fst-cbdg", {"ablation": "tsamp_central", "central_rows": 9, "batch": 16}),
+    ("central", {"probe": "lbfgs", "l2": 0.01}),
+    ("central", {"init": "zero", "epochs": 2}),
+    ("fedprox-simclr", {"mu": 0.3, "prox_half": False, "simclr": "one_way", "hidden": 7, "proj": 4, "epochs": 1}),
+    ("flesd-head", {"send": "matrix", "sim_topk_percent": 40.0, "sim_at": "trunk", "zeta": 0.5, "exclude_self": True,
+                    "hidden": 7, "proj": 4, "epochs": 1, "esd_epochs": 2, "esd_batch": 4}),
+    ("flesd-head", {"anchors": "queue", "queue": 8, "esd_batch": 4, "queue_warm": False, "hidden": 7, "proj": 4,
+                    "epochs": 1, "esd_epochs": 2}),
+    ("fedrep", {"bn": True, "bn_mode": "local", "init": "independent", "e_h": 2, "batch": 16, "dim": 5}),
+    ("fedrep", {"bn": True, "logit_head": "relu_l2", "agg": "uniform", "e_b": 2, "opt": "sgd", "lr": 0.05, "batch": 16,
+                "drop_last": True}),
+    ("pfedme", {"K": 2, "lambda": 3.0, "eta": 0.2, "beta": 0.6, "inner_decay": 0.01, "eval": "global", "batch": 8}),
+    ("pfedme", {"head": "linear", "init": "zero", "lambda": 2.0, "eta": 0.5, "agg": "uniform", "epochs": 2}),
+    ("pfedme", {"bn": True, "eta": 0.05, "dim": 5, "batch": 16}),
+    ("perfedavg", {"alpha": 0.3, "beta": 0.1, "adapt_on": "test", "adapt_steps": 3, "batch": 8, "dim": 5}),
+    ("perfedavg", {"alpha": 0.2, "beta": 0.1, "bn": True, "adapt_steps": 2, "batch": 16, "dim": 5}),
+    ("perfedavg", {"head": "linear", "alpha": 0.2, "beta": 0.1, "adapt_steps": 0, "agg": "uniform", "epochs": 2}),
+    ("supcon", {"views": "2", "tau": 0.2, "infer_score": "mse", "init": "independent", "batch": 8, "dim": 5,
+                "drop_last": True, "proto_drop_last": True, "proto_norm": True}),
+    ("supcon", {"bn": True, "infer_score": "cos", "reset_opt": False, "batch": 16, "dim": 5}),
+    ("fedntd", {"head": "mlp", "bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "tau": 3.0, "agg": "uniform"}),
+    ("fedntd", {"lr_decay": 0.5, "reset_opt": False, "init": "zero", "beta": 0.3, "lr": 0.5, "drop_last": True,
+                "batch": 8}),
+    ("scaffold", {"head": "linear", "lr_g": 0.5, "epochs": 2, "batch": 16}),
+    ("scaffold", {"bn": True, "bn_mode": "local", "dim": 5, "drop_last": True, "batch": 8}),
+    ("ditto", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "reset_opt": False, "lambda": 2.0}),
+    ("ditto", {"head": "linear", "opt": "sgd", "personal_epochs": 3, "batch": 16}),
+    ("moon", {"bn": True, "batch": 16, "dim": 5, "z_norm": "none", "reset_opt": False, "mu": 5.0}),
+    ("moon", {"bn": True, "bn_mode": "local", "batch": 16, "dim": 5, "opt": "sgd", "lr": 0.05, "tau": 0.1}),
+    ("promptfl", {"n_ctx": 3, "ctx_pos": "middle", "csc": True, "train_view": "aug", "reset_opt": False, "batch": 16}),
+    ("promptfl", {"ctx_init": "words", "ctx_pos": "front", "warm_rounds": 1, "sched_rounds": 2, "scale": None}),
+    ("tpfl", {"n_ctx": 2, "vp_template": "fixed_patch", "vp_init": "randn", "reset_opt": False, "batch": 16}),
+    ("tpfl", {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "agg": "uniform", "batch": 16}),
+    ("atpfl", {"n_ctx": 2, "vp_template": "random_patch", "vp_size": 2, "csc": True, "batch": 16, "lr": 0.01}),
+    ("atpfl", {"n_ctx": 2, "vp_size": 0, "mu_aug": 3.0, "gamma_aug": 0.1, "reset_opt": False, "batch": 16}),
+    ("local-prompt", {"n_ctx": 2, "vp_size": 0, "reset_opt": False, "opt": "sgd", "sched_unit": "none", "batch": 16}),
+    ("local-supervised", {"score": "probe", "opt": "sgd", "batch": 16}),
+    ("tpfl-feat", {"csc": True, "a": 2.0, "batch": 16, "agg": "uniform", "reset_opt": False}),
+    ("atpfl-feat", {"csc": True, "mu_aug": 3.0, "gamma_aug": 0.1, "batch": 16, "warm_rounds": 1, "lr": 0.01}),
+]  # fmt: skip
+"""Switches away from their defaults; every choice that a law could break appears at least once."""
+
+
+def ids(case):
+    if case in VARIANTS:
+        return f"{case[0]}-variant{VARIANTS.index(case)}"
+    return f"{case[0]}-{case[1].get('opt', 'closed')}"
+
+
+def fitted(method, data):
+    """The federation as a method needs it: with live towers, and its features turned into images."""
+    if {"text tower", "image tower"} & method.needs and data.towers is None:
+        names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
+        data = replace(data, names=names, towers=TinyTowers(data.x.shape[-1], data.x.dtype))
+    if "pixels" in method.needs and data.image is None:
+        data = replace(data, x=as_images(data.x), image=SIDES)
+    return data
+
+
+def go(name, settings=None, data=None, clients=None, **kwargs):
+    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise; skips a lift a method lacks."""
+    if data is None:
+        data, clients = federation()
+    method = METHODS[name]
+    if kwargs.get("lift") == "stack" and method.lifts == ("loop",):
+        pytest.skip("live encoders have one batch axis: test_every_method_that_reads_features_alone_stacks")
+    data = fitted(method, data)
+    hp = method.resolve("paper", settings or {})
+    kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}
+    return run(method, hp, data, clients, **kwargs)
+
+
+def gap(a, b):
+    """Largest difference of two trees; inf where names or shapes differ or anything is NaN."""
+    if isinstance(a, Mapping):
+        if a.keys() != b.keys():
+            return math.inf
+        return max((gap(a[k], b[k]) for k in a), default=0.0)
+    if a.shape != b.shape:
+        return math.inf
+    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    return math.inf if math.isnan(worst) else worst
+
+
+def difference(a, b):
+    """Largest difference of two outcomes: server, every client's state, accuracies."""
+    same = np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True)
+    return max(gap(a.server, b.server), gap(a.states, b.states), 0.0 if same else math.inf)

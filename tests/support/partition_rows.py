@@ -1,0 +1,51 @@
+"""Columns of invented datasets for the partition tests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fedcache.federate.partition.partition import Columns
+
+DATASET = "d" * 64
+
+
+def columns_from(label, domain, split, ok, classes, domains) -> Columns:
+    rows = len(label)
+    uid = np.frombuffer(b"".join(hashlib.md5(b"%d" % i).digest() for i in range(rows)), np.uint8).reshape(rows, 16)
+    return Columns(
+        np.asarray(label, np.int32),
+        np.asarray(domain, np.int16),
+        np.asarray(split, np.uint8),
+        np.asarray(ok, np.uint8),
+        uid,
+        tuple(f"class {i}" for i in range(classes)),
+        tuple(f"domain {i}" for i in range(domains)),
+        DATASET,
+    )
+
+
+def even_columns(train: int, test: int, classes: int, domains: int = 1) -> Columns:
+    """``train`` and ``test`` rows of every class in every domain, in the order domain, class, split."""
+    each = train + test
+    label = np.tile(np.repeat(np.arange(classes), each), domains)
+    domain = np.repeat(np.arange(domains), each * classes)
+    split = np.tile(np.r_[np.zeros(train), np.ones(test)], classes * domains)
+    return columns_from(label, domain, split, np.ones(len(label)), classes, domains)
+
+
+@st.composite
+def any_columns(draw) -> Columns:
+    """Small datasets with everything that can be odd: absent classes, unknown labels, bad rows, empty splits."""
+    rows = draw(st.integers(1, 120))
+    classes = draw(st.integers(1, 6))
+    domains = draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    unknown = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
+    label = np.where(rng.random(rows) < unknown, -1, rng.integers(0, classes, rows))
+    shares = draw(st.sampled_from([(0.6, 0.3, 0.1), (0.5, 0.5, 0.0), (0.9, 0.0, 0.1), (0.0, 1.0, 0.0)]))
+    split = rng.choice(3, rows, p=shares)
+    ok = rng.random(rows) < draw(st.sampled_from([1.0, 0.9]))
+    return columns_from(label, rng.integers(0, domains, rows), split, ok, classes, domains)
