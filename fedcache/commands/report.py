@@ -11,7 +11,7 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer
 from fedcache.errors import Exit, FedcacheError
 
-Asked = Annotated[
+RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
@@ -25,7 +25,7 @@ Root = Annotated[
 
 
 def report(
-    runs: Asked = None,
+    runs: RunQuery = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file; an earlier one is replaced.")] = Path(
         "report.html"
     ),

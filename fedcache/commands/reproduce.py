@@ -140,9 +140,9 @@ def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 def _list() -> Answer:
     """Every entry, and what it lacks here."""
     from fedcache.reproduce.registry import entries
-    from fedcache.reproduce.requirements import Looker
+    from fedcache.reproduce.requirements import RequirementCheck
 
-    looker = Looker(o.home())
+    looker = RequirementCheck(o.home())
     found, rows = [], []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in entries():
@@ -186,10 +186,10 @@ def _info(name: str) -> Answer:
     from fedcache.reproduce.numbers import show_printed
     from fedcache.reproduce.registry import entry as lookup
     from fedcache.reproduce.render import cell_data, entry_data
-    from fedcache.reproduce.requirements import Looker
+    from fedcache.reproduce.requirements import RequirementCheck
 
     entry = lookup(name)
-    missing = Looker(o.home()).all_missing(entry)
+    missing = RequirementCheck(o.home()).all_missing(entry)
     data: dict[str, Any] = {**entry_data(entry), "missing": [n.to_dict() for n in missing]}
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.report import comparison_text
-from fedcache.report.find_runs import Asked, Gathered, LeftOut, by_setting, gather, setting_names, several
-from fedcache.report.paired_blocks import Blocks, across, check_metric, within
+from fedcache.report import comparison_text, critical_difference
+from fedcache.report.find_runs import Gathered, LeftOut, RunQuery, by_setting, gather, setting_names, several
+from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
@@ -57,8 +57,6 @@ class Comparisons:
         Raises:
             FedcacheError: USAGE for several tables, fewer than three runs, or another ending.
         """
-        from fedcache.report import critical_difference
-
         if len(self.tables) != 1:
             raise FedcacheError(
                 Exit.USAGE,
@@ -81,7 +79,7 @@ class Comparisons:
 
 
 def compare(
-    runs: Asked | Iterable[Asked] | None = None,
+    runs: RunQuery | Iterable[RunQuery] | None = None,
     *,
     over: str = "seeds",
     metric: str = "accuracy",
@@ -135,7 +133,7 @@ def compare_entries(
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
 
-    def one(blocks: Blocks) -> Comparison:
+    def one(blocks: PairedBlocks) -> Comparison:
         reference = None if against is None else _reference(against, blocks)
         return compared(blocks, over=over, metric=metric, test=test, against=reference, pairs=pairs, level=level)
 
@@ -195,7 +193,7 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
         )
 
 
-def _reference(against: str | Run, blocks: Blocks) -> str:
+def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
     Raises:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fedcache.grids.points import Grid, Point
     from fedcache.runs.run import Run
 
-Asked: TypeAlias = "str | Path | Run | Grid | Point"
+RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
 _ALWAYS = ("method", "backbones")
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredRun:
     """A finished run.
 
     Attributes:
@@ -83,11 +83,11 @@ class LeftOut:
 class Gathered:
     """Runs, and what was left out."""
 
-    entries: list[Entry]
+    entries: list[StoredRun]
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def gather(asked: Sequence[Asked], root: Path) -> Gathered:
+def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
     """The runs that were asked for; all of ``root`` when none was.
 
     Args:
@@ -97,11 +97,11 @@ def gather(asked: Sequence[Asked], root: Path) -> Gathered:
     Raises:
         FedcacheError: USAGE for a name that is no run.
     """
-    found: dict[Path, Entry | LeftOut] = {}
+    found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(asked, root):
         if path.resolve() not in found:
             found[path.resolve()] = _open(path)
-    entries = [e for e in found.values() if isinstance(e, Entry)]
+    entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
     if not asked:
         entries, old = _newest(entries)
@@ -109,7 +109,7 @@ def gather(asked: Sequence[Asked], root: Path) -> Gathered:
     return Gathered(entries, left_out)
 
 
-def _newest(entries: Sequence[Entry]) -> tuple[list[Entry], list[LeftOut]]:
+def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
     """Of runs that differ in the code alone, those of the code that ran last; the others by name."""
     last: dict[tuple[object, ...], str] = {}
     keys = [
@@ -124,7 +124,7 @@ def _newest(entries: Sequence[Entry]) -> tuple[list[Entry], list[LeftOut]]:
     return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
 
 
-def several(runs: object) -> list[Asked]:
+def several(runs: object) -> list[RunQuery]:
     """What a call was given, one by one; [] for None, which means all.
 
     Raises:
@@ -139,7 +139,7 @@ def several(runs: object) -> list[Asked]:
     return asked
 
 
-def _paths(asked: Sequence[Asked], root: Path) -> Iterable[Path]:
+def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
     if not asked:
         yield from _inside(root)
     for one in asked:
@@ -195,7 +195,7 @@ def _begun(path: Path) -> float:
     return config.stat().st_mtime if config.exists() else 0.0
 
 
-def _open(path: Path) -> Entry | LeftOut:
+def _open(path: Path) -> StoredRun | LeftOut:
     if not (path / "result.json").exists():
         return LeftOut(
             path,
@@ -209,18 +209,18 @@ def _open(path: Path) -> Entry | LeftOut:
         check_files(path, result)
     except FedcacheError as error:
         return LeftOut(path, error.message.removeprefix(str(path)), error.hint)
-    return Entry(path, result, measured_of(path) or {})
+    return StoredRun(path, result, measured_of(path) or {})
 
 
-def by_setting(entries: Sequence[Entry]) -> list[list[Entry]]:
+def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Entries of one dataset and partition together, in the order they first appear."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[StoredRun]] = {}
     for entry in entries:
         groups.setdefault(entry.setting, []).append(entry)
     return list(groups.values())
 
 
-def setting_name(entry: Entry) -> str:
+def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
     part = entry.result["partition"]
     scheme = SCHEMES.get(part["scheme"])
@@ -229,7 +229,7 @@ def setting_name(entry: Entry) -> str:
     return f"{entry.result['dataset']['slug']}, {name}{drawn}"
 
 
-def setting_names(groups: Sequence[Sequence[Entry]]) -> list[str]:
+def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     """A name for each setting; equal words of different content are told apart by digests."""
     words = [setting_name(g[0]) for g in groups]
     twice = {w for w, count in Counter(words).items() if count > 1}
@@ -239,7 +239,7 @@ def setting_names(groups: Sequence[Sequence[Entry]]) -> list[str]:
     ]
 
 
-def facts(entry: Entry) -> dict[str, str]:
+def facts(entry: StoredRun) -> dict[str, str]:
     """What a run was asked to do, as words: method, backbones, partition, every hyperparameter."""
     r = entry.result
     made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
@@ -249,7 +249,7 @@ def facts(entry: Entry) -> dict[str, str]:
     return made
 
 
-def differing(entries: Sequence[Entry]) -> list[str]:
+def differing(entries: Sequence[StoredRun]) -> list[str]:
     """Names of the facts that are not the same in all entries that have them, method and backbones first."""
     told = [facts(e) for e in entries]
     names = list(dict.fromkeys(name for f in told for name in f))
@@ -267,14 +267,14 @@ def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
     return any(len(values) > 1 for values in seen.values())
 
 
-def label_of(entry: Entry, names: Sequence[str]) -> str:
+def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
     told = facts(entry)
     rest = [told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}" for n in names if n in told]
     return " ".join(rest if "method" in names else [told["method"], *rest])
 
 
-def labels(entries: Sequence[Entry]) -> list[str]:
+def labels(entries: Sequence[StoredRun]) -> list[str]:
     """The shortest names that tell entries apart: the method, and what differs among runs of that method.
 
     Equal settings that were computed in different ways (alone and in a grid) get the digest too.
@@ -287,7 +287,7 @@ def labels(entries: Sequence[Entry]) -> list[str]:
     return made
 
 
-def _within(entries: Sequence[Entry]) -> list[str]:
+def _within(entries: Sequence[StoredRun]) -> list[str]:
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):

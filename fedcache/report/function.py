@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedcache.config import Home
-from fedcache.report.find_runs import Asked, several
+from fedcache.report.find_runs import RunQuery, several
 from fedcache.report.page import Report, write_report
 
 
 def report(
-    runs: Asked | Iterable[Asked] | None = None,
+    runs: RunQuery | Iterable[RunQuery] | None = None,
     out: str | os.PathLike[str] = "report.html",
     *,
     title: str = "",

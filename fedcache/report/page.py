@@ -21,9 +21,9 @@ from fedcache.progress import Observer, Silent
 from fedcache.report.drawing_files import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
 from fedcache.report.find_runs import (
-    Asked,
-    Entry,
     Gathered,
+    RunQuery,
+    StoredRun,
     by_setting,
     differing,
     facts,
@@ -32,7 +32,7 @@ from fedcache.report.find_runs import (
     setting_names,
 )
 from fedcache.report.rerun_command import command_of
-from fedcache.report.run_stores import Source, source_of
+from fedcache.report.run_stores import RunStore, store_of_run
 from fedcache.report.svg import Plot, percent, short, size
 from fedcache.store.files import write_atomic
 
@@ -43,7 +43,7 @@ VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
 
 
 @dataclass(frozen=True)
-class Cell:
+class HtmlCell:
     """A cell of a table: what is shown, what it is sorted by, whether it is the best of its column."""
 
     text: str
@@ -59,7 +59,7 @@ class Section:
     title: str
     says: str
     columns: list[tuple[str, bool]]
-    rows: list[list[Cell]]
+    rows: list[list[HtmlCell]]
     plots: list[Plot]
     notes: list[str]
     commands: list[tuple[str, str, str]]
@@ -91,7 +91,7 @@ class Report:
 
 
 def write_report(
-    asked: Sequence[Asked],
+    asked: Sequence[RunQuery],
     out: Path,
     root: Path,
     *,
@@ -135,7 +135,7 @@ def write_report(
         sections: list[Section] = []
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            source = source_of(entries)
+            source = store_of_run(entries)
             sections.append(_section(number, name, entries, source, embed))
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -146,7 +146,7 @@ def write_report(
     return Report(out, len(found.entries), len(found.left_out), len(raw))
 
 
-def _section(number: int, title: str, entries: list[Entry], source: Source | str, embed: str) -> Section:
+def _section(number: int, title: str, entries: list[StoredRun], source: RunStore | str, embed: str) -> Section:
     entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
@@ -162,13 +162,13 @@ def _section(number: int, title: str, entries: list[Entry], source: Source | str
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
     columns, rows = _table(entries, names)
-    store = source.store.path.name if isinstance(source, Source) else ""
+    store = source.store.path.name if isinstance(source, RunStore) else ""
     commands = [(label, e.digest, command_of(e, store)) for label, e in named]
     points = [(e.method, e.result["accuracy"]["mean"]) for e in entries]
     return Section(ident, title, says, columns, rows, plots, notes, commands, points)
 
 
-def _plots(ident: str, named: runs.Named, source: Source | str, embed: str) -> tuple[list[Plot], list[str]]:
+def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) -> tuple[list[Plot], list[str]]:
     entries = [e for _, e in named]
     firsts = _first_of_each(named)
     shown = [*firsts, *(pair for pair in named if pair not in firsts)]  # every method before variants of the best
@@ -188,7 +188,7 @@ def _plots(ident: str, named: runs.Named, source: Source | str, embed: str) -> t
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
     made += models.own_numbers(f"{ident}-own", named)
     notes += models.last_numbers(named)
-    if isinstance(source, Source):
+    if isinstance(source, RunStore):
         made.append(data.dots(f"{ident}-dots", source))
         made += [data.plane(f"{ident}-plane{i}", source, k, embed) for i, k in enumerate(source.keys[:MOST_PLANES])]
         made += [data.agreement(f"{ident}-fusion", source), data.label_entropy(f"{ident}-entropy", source)]
@@ -197,15 +197,15 @@ def _plots(ident: str, named: runs.Named, source: Source | str, embed: str) -> t
     return [p for p in made if p is not None], notes
 
 
-def _first_of_each(named: runs.Named) -> list[tuple[str, Entry]]:
+def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     """The best run of each method."""
-    best: dict[str, tuple[str, Entry]] = {}
+    best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
     return list(best.values())
 
 
-def _table(entries: Sequence[Entry], names: Sequence[str]) -> tuple[list[tuple[str, bool]], list[list[Cell]]]:
+def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tuple[str, bool]], list[list[HtmlCell]]]:
     """(name, whether numbers) of the columns, and the rows."""
     told = [n for n in names if n != "method"]
     columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
@@ -220,19 +220,19 @@ def _table(entries: Sequence[Entry], names: Sequence[str]) -> tuple[list[tuple[s
         sent = exact["per_client_round"]["up"]
         rows.append(
             [
-                Cell(e.method, e.method),
-                *(Cell(said.get(n, "-"), said.get(n, "")) for n in told),
+                HtmlCell(e.method, e.method),
+                *(HtmlCell(said.get(n, "-"), said.get(n, "")) for n in told),
                 _number(r["accuracy"]["mean"]),
                 _number(r["accuracy"]["std"]),
-                Cell(str(len(r["seeds"])), str(len(r["seeds"]))),
+                HtmlCell(str(len(r["seeds"])), str(len(r["seeds"]))),
                 _number(r["accuracy"]["client_mean"]),
                 _number(r["fairness"].get("worst10")),
                 _number(r["macro_f1"]["mean"]),
-                Cell(size(sent), str(sent)),
-                Cell(f"{megabytes:,.2f}", str(megabytes)),
-                Cell("-" if e.seconds is None else f"{e.seconds:,.2f}", str(e.seconds or "")),
-                Cell(str(r["fidelity"]), str(r["fidelity"])),
-                Cell(e.digest[:8], e.digest),
+                HtmlCell(size(sent), str(sent)),
+                HtmlCell(f"{megabytes:,.2f}", str(megabytes)),
+                HtmlCell("-" if e.seconds is None else f"{e.seconds:,.2f}", str(e.seconds or "")),
+                HtmlCell(str(r["fidelity"]), str(r["fidelity"])),
+                HtmlCell(e.digest[:8], e.digest),
             ]
         )
     for place, (name, _) in enumerate(columns):
@@ -241,18 +241,18 @@ def _table(entries: Sequence[Entry], names: Sequence[str]) -> tuple[list[tuple[s
     return columns, rows
 
 
-def _number(value: float | None) -> Cell:
-    return Cell(percent(value), "" if value is None else repr(value))
+def _number(value: float | None) -> HtmlCell:
+    return HtmlCell(percent(value), "" if value is None else repr(value))
 
 
-def _mark_best(rows: list[list[Cell]], place: int) -> None:
+def _mark_best(rows: list[list[HtmlCell]], place: int) -> None:
     known = [float(row[place].sort) for row in rows if row[place].sort]
     for row in rows:
         if len(rows) > 1 and row[place].sort and float(row[place].sort) == max(known):
-            row[place] = Cell(row[place].text, row[place].sort, best=True)
+            row[place] = HtmlCell(row[place].text, row[place].sort, best=True)
 
 
-def recipes_of(source: Source | str) -> dict[str, str]:
+def recipes_of(source: RunStore | str) -> dict[str, str]:
     """Array -> its recipe in words, of the arrays that the runs read; {} without a store."""
     if isinstance(source, str):
         return {}

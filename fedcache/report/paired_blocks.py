@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.report.find_runs import Entry, by_setting, differing, label_of, labels, setting_names
+from fedcache.report.find_runs import StoredRun, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 
 OVER = ("seeds", "clients", "settings")
@@ -40,7 +40,7 @@ METRICS = {"seeds": _PER_SEED, "clients": _PER_CLIENT, "settings": _PER_RUN}
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PairedBlocks:
     """Values that are all there.
 
     Attributes:
@@ -57,7 +57,7 @@ class Blocks:
     blocks: tuple[str, ...]
     values: Floats
     notes: tuple[str, ...] = ()
-    runs: Mapping[str, Sequence[Entry]] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[StoredRun]] = field(default_factory=dict)
 
 
 def check_metric(metric: str, over: str) -> None:
@@ -79,7 +79,7 @@ def check_metric(metric: str, over: str) -> None:
         )
 
 
-def within(entries: Sequence[Entry], where: str, metric: str, over: str) -> Blocks:
+def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> PairedBlocks:
     """Runs of one setting over seeds or clients.
 
     Raises:
@@ -122,10 +122,10 @@ def within(entries: Sequence[Entry], where: str, metric: str, over: str) -> Bloc
     notes += [f"Left out, because nothing of it could be scored: {_some(empty)}."] if empty else []
     notes += [f"Left out of the {over}: {_some(left)}, without a value in {lack}." for lack, left in lacking.items()]
     notes += _seeds_differ(kept) if over == "clients" else []
-    return Blocks(where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept)
+    return PairedBlocks(where, tuple(cells), tuple(common), _table(cells, common), tuple(notes), kept)
 
 
-def across(entries: Sequence[Entry], metric: str) -> Blocks:
+def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     """Equal runs over settings: one value each, of the run's mean over its seeds.
 
     Raises:
@@ -134,7 +134,7 @@ def across(entries: Sequence[Entry], metric: str) -> Blocks:
     check_metric(metric, "settings")
     groups, facts = by_setting(entries), differing(entries)
     wheres = setting_names(groups)
-    taken: dict[str, dict[str, Entry]] = {}
+    taken: dict[str, dict[str, StoredRun]] = {}
     for where, group in zip(wheres, groups, strict=True):
         for entry in group:
             row = taken.setdefault(label_of(entry, facts), {})
@@ -169,7 +169,7 @@ def across(entries: Sequence[Entry], metric: str) -> Blocks:
         notes.append(f"{len(blocks)} settings of {_count(sets, 'dataset')} are not independent: p is too small.")
     where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
     table = _table({name: cells[name] for name in names}, blocks)
-    return Blocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs)
+    return PairedBlocks(where, tuple(runs), tuple(blocks), table, tuple(notes), runs)
 
 
 def complete(cells: Cells, blocks: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -204,7 +204,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _not_alike(runs: Mapping[str, Sequence[Entry]]) -> list[str]:
+def _not_alike(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     """Sentences on treatments that were scored in another way, or that approximate their method."""
     kinds: dict[str, list[str]] = {}
     for name, (entry, *_) in runs.items():
@@ -220,14 +220,14 @@ def _not_alike(runs: Mapping[str, Sequence[Entry]]) -> list[str]:
     return notes
 
 
-def _seeds_differ(runs: Mapping[str, Sequence[Entry]]) -> list[str]:
+def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     held = {tuple(e.result["seeds"]) for row in runs.values() for e in row}
     counts = sorted({len(seeds) for seeds in held})
     spread = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return [] if len(held) < 2 else [f"Values are means over seeds that differ between runs ({spread} of them)."]
 
 
-def _seeded(entry: Entry) -> str:
+def _seeded(entry: StoredRun) -> str:
     return f"{entry.digest[:8]} (seeds {','.join(map(str, entry.result['seeds']))})"
 
 

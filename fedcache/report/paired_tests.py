@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.paired_blocks import Blocks
+from fedcache.report.paired_blocks import PairedBlocks
 from fedcache.report.statistics import Floats, Ranking, constant, holm, interval, mean_ranks, p_value, ranking
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon"}
@@ -120,7 +120,7 @@ class Comparison:
 
 
 def compared(
-    found: Blocks,
+    found: PairedBlocks,
     *,
     over: str,
     metric: str,

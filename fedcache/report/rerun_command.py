@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
-from fedcache.report.find_runs import Entry
+from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_stores import config_of
 from fedcache.runs.prepare import find_method
 
@@ -17,7 +17,7 @@ _OWN = ("method", "set", "store", "dataset", "partition", "clients_from", "seeds
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 
 
-def command_of(entry: Entry, store: str) -> str:
+def command_of(entry: StoredRun, store: str) -> str:
     """One line for a shell: every choice that differs from the defaults; stores and partitions by name, not by path.
 
     Args:
@@ -51,7 +51,7 @@ def command_of(entry: Entry, store: str) -> str:
     return shlex.join(words)
 
 
-def _partition(entry: Entry, name: str) -> list[str]:
+def _partition(entry: StoredRun, name: str) -> list[str]:
     """By name where it is saved; by its scheme where it was dealt for the run."""
     made = entry.result["partition"]
     if name and not name.endswith(".json"):
@@ -66,7 +66,7 @@ def _partition(entry: Entry, name: str) -> list[str]:
     return [*words, "--repartition"] if len(set(made["digests"])) > 1 else words
 
 
-def _changed(entry: Entry, table: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
     """Hyperparameters that are not those of the preset; all of them for a method that is not there any more."""
     hp = entry.result["hyperparameters"]
     try:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, Partition
-from fedcache.report.find_runs import Entry
+from fedcache.report.find_runs import StoredRun
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.store import Store
 
 
 @dataclass(frozen=True)
-class Source:
+class RunStore:
     """Where a run's rows came from.
 
     Attributes:
@@ -42,7 +42,7 @@ class Source:
         return x
 
 
-def source_of(entries: Sequence[Entry]) -> Source | str:
+def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
     """The source of runs of one setting, or why there is none, in words."""
     why = "these runs were made from clients' own stores"
     for entry in entries:
@@ -61,11 +61,11 @@ def source_of(entries: Sequence[Entry]) -> Source | str:
         there = {k for k, a in store.arrays.items() if a.dtype != "uint8"}
         keys = [k for k in dict.fromkeys(str(k) for e in entries for k in e.result["arrays"]) if k in there]
         fused = max((list(e.result["arrays"]) for e in entries), key=len)
-        return Source(store, columns_of(store), partition, keys, [k for k in fused if k in there])
+        return RunStore(store, columns_of(store), partition, keys, [k for k in fused if k in there])
     return why
 
 
-def config_of(entry: Entry) -> dict[str, Any]:
+def config_of(entry: StoredRun) -> dict[str, Any]:
     """The ``[train]`` table that made a run; {} when it is not readable."""
     try:
         table: dict[str, Any] = tomllib.loads((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
@@ -74,7 +74,7 @@ def config_of(entry: Entry) -> dict[str, Any]:
     return table
 
 
-def store_of(entry: Entry) -> Store | None:
+def store_of(entry: StoredRun) -> Store | None:
     """The store of the run's dataset: the one its configuration names, else one beside the runs; None without."""
     digest = str(entry.result["dataset"]["digest"])
     named = config_of(entry).get("store")
@@ -90,7 +90,7 @@ def store_of(entry: Entry) -> Store | None:
     return None
 
 
-def _partition_of(entry: Entry, table: dict[str, Any]) -> str:
+def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
     own = entry.path / f"partition-{entry.result['seeds'][0]}.json"
     return str(own) if own.exists() else str(table.get("partition") or entry.result["partition"]["name"])

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch.nn.functional import normalize
 
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import lookup
+from fedcache.extract.images import decode
+from fedcache.extract.recipe import slug
+from fedcache.federate.engine.metrics import entropy_bits
+from fedcache.federate.engine.run import run
+from fedcache.federate.methods import METHODS
+from fedcache.federate.methods.common.switches import head_of
+from fedcache.heads.projection import embed
+from fedcache.report.partition_dots import draw
 from fedcache.reproduce.metrics import Value
-from fedcache.reproduce.prepare import Bench, Dealt, deal, placed, short_batches
+from fedcache.reproduce.prepare import CellPartition, Workbench, partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.proxies import find_domain
-from fedcache.reproduce.registry import Cell
+from fedcache.reproduce.registry import PaperCell
 from fedcache.reproduce.requirements import DIAGNOSTICS
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from fedcache.runs.prepare import parse_participation, parse_seeds, prepare_run
+from fedcache.store.files import make_private
+from fedcache.store.store import Store
 
 Measured = tuple[dict[str, Value | None], list[str]]
 """Metric -> value, and departures that only showed while measuring."""
 
 
-def model(cell: Cell, _bench: Bench) -> Measured:
+def model(cell: PaperCell, _bench: Workbench) -> Measured:
     """A trained layer in words, from the tensors that the head really makes."""
-    import torch
-
-    from fedcache.extract.backbones import lookup
-    from fedcache.federate.methods import METHODS
-    from fedcache.federate.methods.common.switches import head_of
 
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
@@ -44,15 +52,13 @@ def model(cell: Cell, _bench: Bench) -> Measured:
     return {"details": f"FC({into}, {out})"}, []
 
 
-def partition(cell: Cell, bench: Bench) -> Measured:
+def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     """Clients and their training rows, from labels and domains alone; no image is decoded."""
-    from fedcache.runs.prepare import parse_seeds
-
-    columns = bench.columns(cell)
-    proxy = bench.options.proxy
-    cell, said = placed(cell, columns, proxy=proxy)
+    columns = workbench.columns(cell)
+    proxy = workbench.options.proxy
+    cell, said = with_known_domains(cell, columns, proxy=proxy)
     seed = parse_seeds(cell.seeds)[0]
-    dealt = deal(cell, columns, seed, proxy=proxy)
+    dealt = partition_cell(cell, columns, seed, proxy=proxy)
     rows = dealt.partition.describe(columns)
     if "domain_of" in cell.options:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
@@ -66,24 +72,16 @@ def partition(cell: Cell, bench: Bench) -> Measured:
         "total": float(sum(r.train for r in rows)),
     }
     if "dots" in cell.metrics:
-        from fedcache.report.partition_dots import draw
-
-        path = _picture(cell, bench)
+        path = _picture(cell, workbench)
         draw(dealt.partition, columns, path)
         values["dots"] = str(path)
     return {m: values[m] for m in cell.metrics}, [*said, *dealt.departures]
 
 
-def entropy(cell: Cell, bench: Bench) -> Measured:
+def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
-    import torch
-    from torch.nn.functional import normalize
 
-    from fedcache.federate.engine.metrics import entropy_bits
-    from fedcache.runs.prepare import parse_seeds
-    from fedcache.store.store import Store
-
-    found = bench.features(cell)
+    found = workbench.features(cell)
     store = Store.open(found.path)
     pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
     wanted = int(cell.options["rows"])
@@ -104,14 +102,10 @@ def entropy(cell: Cell, bench: Bench) -> Measured:
     }, said
 
 
-def noise(cell: Cell, bench: Bench) -> Measured:
+def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
-    from PIL import Image
 
-    from fedcache.extract.images import decode
-    from fedcache.runs.prepare import parse_seeds
-
-    data = bench.images(cell)
+    data = workbench.images(cell)
     wanted = str(cell.options["class_of"])
     said = [] if wanted in data.classes else [f"class: {data.classes[0]} instead of {wanted}"]
     label = data.classes.index(wanted) if wanted in data.classes else 0
@@ -123,23 +117,23 @@ def noise(cell: Cell, bench: Bench) -> Measured:
     p, s = float(cell.set["p"]), float(cell.set["s"])
     e = rng.laplace(size=x.shape) if cell.set.get("noise") == "laplace" else rng.standard_normal(x.shape)
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
-    path = _picture(cell, bench)
+    path = _picture(cell, workbench)
     Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
     return {"picture": str(path)}, said
 
 
-def formula(cell: Cell, bench: Bench) -> Measured:
+def formula(cell: PaperCell, workbench: Workbench) -> Measured:
     """A formula at the numbers of a cell: FedPCL's bound where it asks for one, else FLESD's equation 11."""
-    return (bound if "bound_printed" in cell.metrics else exchange)(cell, bench)
+    return (bound if "bound_printed" in cell.metrics else exchange)(cell, workbench)
 
 
-def bound(cell: Cell, _bench: Bench) -> Measured:
+def bound(cell: PaperCell, _bench: Workbench) -> Measured:
     """FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share."""
     found = diagnostics().generalisation_bound(**cell.options)
     return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
 
 
-def exchange(cell: Cell, _bench: Bench) -> Measured:
+def exchange(cell: PaperCell, _bench: Workbench) -> Measured:
     """FLESD's equation 11: what each way sends up, and whether representations cost less."""
     o = cell.options
     found = diagnostics().flesd_exchange(
@@ -156,20 +150,15 @@ def exchange(cell: Cell, _bench: Bench) -> Measured:
     }, []
 
 
-def heatmap(cell: Cell, bench: Bench) -> Measured:
+def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     """FedPCL on each backbone alone and on all: s_ki of figure 3, and linear CKA of the same projections.
 
     These models are trained here and not kept: a stored result holds no weights.
     """
-    import torch
 
-    from fedcache.federate.methods.common.switches import head_of
-    from fedcache.heads.projection import embed
-    from fedcache.runs.prepare import parse_seeds
-
-    found = bench.features(cell)
-    dealt = deal(cell, found.columns, parse_seeds(cell.seeds)[0], proxy=bench.options.proxy)
-    models = [trained(cell, bench, names, dealt) for names in (*((n,) for n in found.names), found.names)]
+    found = workbench.features(cell)
+    dealt = partition_cell(cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy)
+    models = [trained(cell, workbench, names, dealt) for names in (*((n,) for n in found.names), found.names)]
     clients = dealt.partition.clients
     proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
@@ -186,7 +175,7 @@ def heatmap(cell: Cell, bench: Bench) -> Measured:
         for k in range(len(found.names))
     ]
     names = [c.name for c in clients]
-    short = short_batches(cell, dealt.partition, proxy=bench.options.proxy)[1]
+    short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
     said = [
         *dealt.departures,
         *short,
@@ -195,12 +184,11 @@ def heatmap(cell: Cell, bench: Bench) -> Measured:
     return {"heatmap": _matrix(found.names, names, s.tolist()), "cka": _matrix(found.names, names, cka)}, said
 
 
-def trained(cell: Cell, bench: Bench, names: tuple[str, ...], dealt: Dealt) -> tuple[list[Any], Any]:
+def trained(
+    cell: PaperCell, workbench: Workbench, names: tuple[str, ...], dealt: CellPartition
+) -> tuple[list[Any], Any]:
     """The clients' final states of a run on some of the backbones, and its setting."""
-    from fedcache.federate.engine.run import run
-    from fedcache.runs.prepare import parse_participation, parse_seeds, prepare_run
-
-    found = bench.features(cell)
+    found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
     config = TrainConfig(
         method=cell.method,
@@ -208,11 +196,11 @@ def trained(cell: Cell, bench: Bench, names: tuple[str, ...], dealt: Dealt) -> t
         store=str(found.path),
         backbones=names,
         seeds=str(seed),
-        set=short_batches(cell, dealt.partition, proxy=bench.options.proxy)[0],
+        set=short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[0],
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
     setting, _ = prepare_run(
-        config, part, bench.home, repartition=False, extract=False, observer=bench.quiet, stop=bench.halt
+        config, part, workbench.home, repartition=False, extract=False, observer=workbench.quiet, stop=workbench.halt
     )
     outcome = run(
         setting.method,
@@ -237,17 +225,14 @@ def diagnostics() -> Any:
     return import_module(DIAGNOSTICS)
 
 
-def _picture(cell: Cell, bench: Bench) -> Path:
+def _picture(cell: PaperCell, workbench: Workbench) -> Path:
     """Where a cell's picture goes."""
-    from fedcache.extract.recipe import slug
-    from fedcache.store.files import make_private
-
-    for folder in (bench.home.root, bench.pictures.parent, bench.pictures):
+    for folder in (workbench.home.root, workbench.pictures.parent, workbench.pictures):
         make_private(folder)
-    return bench.pictures / f"{slug('-'.join(cell.at))}.png"
+    return workbench.pictures / f"{slug('-'.join(cell.at))}.png"
 
 
-MEASURES: Mapping[str, Callable[[Cell, Bench], Measured]] = {
+MEASURES: Mapping[str, Callable[[PaperCell, Workbench], Measured]] = {
     "model": model,
     "partition": partition,
     "entropy": entropy,

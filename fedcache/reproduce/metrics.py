@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcache.errors import unknown
+from fedcache.federate.methods.common.switches import head_of
 from fedcache.reproduce.proxies import find_domain
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.directory import rounds_of
@@ -24,7 +25,7 @@ NEAR = 0.5
 
 
 @dataclass(frozen=True)
-class Got:
+class Measurement:
     """What was measured, over seeds.
 
     Attributes:
@@ -43,13 +44,13 @@ class Got:
 
 
 @dataclass(frozen=True)
-class Compared:
+class AgainstPrinted:
     """Got minus printed.
 
     Attributes:
         difference: in the metric's unit; None unless both are numbers.
         errors: the difference in standard errors; None where no spread is known.
-        spread: whose std the standard error is of: ``both`` | ``printed`` | ``got``; "" for none.
+        spread: whose std the standard error is of: ``both`` | ``printed`` | ``measured``; "" for none.
         same: whether two texts are equal; None unless both are texts.
     """
 
@@ -59,49 +60,49 @@ class Compared:
     same: bool | None = None
 
 
-def over_seeds(values: Sequence[Value | None]) -> Got:
+def over_seeds(values: Sequence[Value | None]) -> Measurement:
     """One value per seed as one of all; nothing when any seed lacks it."""
     known = [v for v in values if v is not None]
     if not known or len(known) < len(values):
-        return Got(n=len(values))
+        return Measurement(n=len(values))
     first = known[0]
     if isinstance(first, str):
-        return Got(text=first, n=len(known))
+        return Measurement(text=first, n=len(known))
     if isinstance(first, list):
-        return Got(curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known))
+        return Measurement(curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known))
     numbers = np.array(known, np.float64)
-    return Got(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None, len(numbers))
+    return Measurement(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None, len(numbers))
 
 
-def compare(printed: Printed | None, printed_seeds: int, got: Got) -> Compared:
+def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) -> AgainstPrinted:
     """The difference, and how many standard errors it is: sqrt(s_p^2 / n_p + s_g^2 / n_g).
 
     A std that is missing is left out, and ``spread`` says so.
     """
     if printed is None:
-        return Compared()
+        return AgainstPrinted()
     if printed.text is not None:
-        return Compared(same=None if got.text is None else got.text == printed.text)
-    if printed.mean is None or got.mean is None:
-        return Compared()
-    difference = got.mean - printed.mean
+        return AgainstPrinted(same=None if measured.text is None else measured.text == printed.text)
+    if printed.mean is None or measured.mean is None:
+        return AgainstPrinted()
+    difference = measured.mean - printed.mean
     parts = {}
     if printed.std is not None and printed_seeds:
         parts["printed"] = printed.std**2 / printed_seeds
-    if got.std is not None:
-        parts["got"] = got.std**2 / got.n
+    if measured.std is not None:
+        parts["got"] = measured.std**2 / measured.n
     error = math.sqrt(sum(parts.values()))
     if not error:
-        return Compared(difference)
-    return Compared(difference, difference / error, "both" if len(parts) == 2 else next(iter(parts)))
+        return AgainstPrinted(difference)
+    return AgainstPrinted(difference, difference / error, "both" if len(parts) == 2 else next(iter(parts)))
 
 
-def subtract(a: Got, b: Got) -> Got:
+def subtract(a: Measurement, b: Measurement) -> Measurement:
     """The difference of two measured means; variances add, as of independent runs."""
     if a.mean is None or b.mean is None:
-        return Got(n=min(a.n, b.n))
+        return Measurement(n=min(a.n, b.n))
     std = None if a.std is None or b.std is None else math.hypot(a.std, b.std)
-    return Got(a.mean - b.mean, std, min(a.n, b.n))
+    return Measurement(a.mean - b.mean, std, min(a.n, b.n))
 
 
 def measure(metric: str, run: Run) -> Value | None:
@@ -165,8 +166,6 @@ def _params(run: Run, _rest: str) -> Value | None:
 
 def _head_params(run: Run, _rest: str) -> Value | None:
     """Weights of P and Q without biases, on the features of this run; all that is trained of a whole encoder."""
-    from fedcache.federate.methods.common.switches import head_of
-
     if "encoder" in run.result["hyperparameters"]:
         return float(run.result["parameters"]["trainable"])
     hp = {"dim": run.result["hyperparameters"].get("dim", 256)}

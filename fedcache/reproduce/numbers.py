@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcache.reproduce.metrics import Compared, Got, unit
+from fedcache.reproduce.metrics import AgainstPrinted, Measurement, unit
 from fedcache.reproduce.registry import Printed
 
 
@@ -29,19 +29,19 @@ def show_printed(printed: Printed | None, metric: str) -> str:
     return show_number(printed.mean, metric) + spread
 
 
-def show_got(got: Got, metric: str) -> str:
+def show_measured(measured: Measurement, metric: str) -> str:
     """Mean (std), a text, or a curve from its first to its last round."""
-    if got.curve is not None:
-        first, last = show_number(got.curve[0], metric), show_number(got.curve[-1], metric)
-        return f"{first} to {last} in {len(got.curve)} rounds"
-    if got.mean is None:
-        return got.text or "-"
-    counted = not unit(metric) and not got.std  # what is counted is the same for every seed
-    spread = "" if got.std is None or counted else f" ({show_number(got.std, metric)})"
-    return show_number(got.mean, metric) + spread
+    if measured.curve is not None:
+        first, last = show_number(measured.curve[0], metric), show_number(measured.curve[-1], metric)
+        return f"{first} to {last} in {len(measured.curve)} rounds"
+    if measured.mean is None:
+        return measured.text or "-"
+    counted = not unit(metric) and not measured.std  # what is counted is the same for every seed
+    spread = "" if measured.std is None or counted else f" ({show_number(measured.std, metric)})"
+    return show_number(measured.mean, metric) + spread
 
 
-def show_compared(compared: Compared, metric: str) -> tuple[str, str]:
+def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
     """The difference, and its standard errors with whose spread they are of."""
     if compared.same is not None:
         return ("equal" if compared.same else "differs"), ""

@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import lookup
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.datasets.limited import open_limited
+from fedcache.extract.extraction import extract
+from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import Engine
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.progress import Observer, Round, Silent
 from fedcache.reproduce.proxies import Options, find_domain, match_domains
-from fedcache.reproduce.registry import Cell
-
-if TYPE_CHECKING:
-    from fedcache.extract.datasets import Dataset
-    from fedcache.federate.partition.partition import Columns, Partition
-
+from fedcache.reproduce.registry import PaperCell
+from fedcache.runs.partitions import columns_of
 
 DOMAIN_CLIENTS = ("feature-shift", "feature-label-shift")
 """Schemes that make each domain a client, so that other data have another number of them."""
 
 
-class Quiet(Silent):
+class WarningsOnly(Silent):
     """Passes on warnings (each once) and progress, but not the choices of every single run."""
 
     def __init__(self, observer: Observer) -> None:
@@ -38,19 +43,15 @@ class Quiet(Silent):
             self._observer.warn(text)
 
     def start(self, what: str, total: int, unit: str) -> None:
-        """Passed on."""
         self._observer.start(what, total, unit)
 
     def told(self, round_: Round) -> None:
-        """Passed on."""
         self._observer.told(round_)
 
     def advance(self, units: int) -> None:
-        """Passed on."""
         self._observer.advance(units)
 
     def stop(self) -> None:
-        """Passed on."""
         self._observer.stop()
 
 
@@ -65,7 +66,7 @@ class Features:
 
 
 @dataclass
-class Bench:
+class Workbench:
     """Where cells are measured; features and images are prepared once, however many cells share them.
 
     Attributes:
@@ -91,23 +92,20 @@ class Bench:
     _images: dict[str, Dataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.quiet = Quiet(self.observer)
+        self.quiet = WarningsOnly(self.observer)
 
-    def features(self, cell: Cell) -> Features:
+    def features(self, cell: PaperCell) -> Features:
         """The store with every backbone of a cell, extracted first where it lacks one.
 
         Raises:
             FedcacheError: as ``extract``.
         """
-        from fedcache.extract.extraction import extract
-        from fedcache.runs.partitions import columns_of
-
         key = (cell.dataset, cell.backbones, tuple(sorted(cell.recipe.items())), cell.views)
         if key not in self._features:
             config = ExtractConfig(
                 dataset=cell.dataset,
                 backbones=cell.backbones,
-                recipe={**cell.recipe, **as_read(cell, self.home)},
+                recipe={**cell.recipe, **pixels_recipe(cell, self.home)},
                 views=cell.views,
                 limit=self.options.limit,
                 weights=self.options.weights,
@@ -124,11 +122,8 @@ class Bench:
             self._features[key] = Features(done.path, keys, names, columns_of(store))
         return self._features[key]
 
-    def images(self, cell: Cell) -> Dataset:
+    def images(self, cell: PaperCell) -> Dataset:
         """The dataset of a cell, opened."""
-        from fedcache.extract.datasets.limited import open_limited
-        from fedcache.extract.planning.plan import memory_of, roots_of
-
         if cell.dataset not in self._images:
             self._images[cell.dataset] = open_limited(
                 cell.dataset,
@@ -140,20 +135,15 @@ class Bench:
             )
         return self._images[cell.dataset]
 
-    def columns(self, cell: Cell) -> Columns:
+    def columns(self, cell: PaperCell) -> Columns:
         """What a partition may know of the images of a cell; every one counts as readable."""
-        import numpy as np
-
-        from fedcache.federate.partition.partition import Columns
 
         d = self.images(cell)
         return Columns(d.label, d.domain, d.split, np.ones(len(d), np.uint8), d.uid, d.classes, d.domains, d.digest)
 
 
-def as_read(cell: Cell, home: Home) -> dict[str, str]:
+def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
     """``--recipe`` options that store ``pixels`` beside a live encoder as that encoder reads images."""
-    from fedcache.extract.backbones import lookup
-
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}
@@ -163,7 +153,7 @@ def as_read(cell: Cell, home: Home) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class CellPartition:
     """A partition, the arguments that made it, and in what they differ from the cell's."""
 
     partition: Partition
@@ -171,7 +161,7 @@ class Dealt:
     departures: tuple[str, ...]
 
 
-def placed(cell: Cell, columns: Columns, *, proxy: bool) -> tuple[Cell, list[str]]:
+def with_known_domains(cell: PaperCell, columns: Columns, *, proxy: bool) -> tuple[PaperCell, list[str]]:
     """The cell with its domains as the dataset calls them.
 
     Raises:
@@ -187,14 +177,12 @@ def placed(cell: Cell, columns: Columns, *, proxy: bool) -> tuple[Cell, list[str
     return replace(cell, domain=found), said
 
 
-def deal(cell: Cell, columns: Columns, seed: int, *, proxy: bool) -> Dealt:
+def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool) -> CellPartition:
     """The cell's partition; a proxy is scaled down where the rows do not suffice, and says so.
 
     Raises:
         FedcacheError: USAGE, for rows that do not suffice and no proxy, or that fit no scale.
     """
-    from fedcache.federate.partition.partition import InfeasibleError, make
-
     args = dict(cell.args)
     domain = {"domain": cell.domain} if cell.domain else {}
     for _ in range(4):
@@ -213,16 +201,14 @@ def deal(cell: Cell, columns: Columns, seed: int, *, proxy: bool) -> Dealt:
         ]
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
-        return Dealt(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
+        return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
     raise FedcacheError(
         Exit.USAGE, f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
     )
 
 
-def short_batches(cell: Cell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:
+def short_batches(cell: PaperCell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:
     """The settings; in a proxy whose smallest client fills no batch, short batches are not left out."""
-    from fedcache.federate.methods import METHODS
-
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     batch, least = hp.get("batch"), min(len(c.train) for c in partition.clients)
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]

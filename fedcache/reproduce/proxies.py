@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract import backbones
-from fedcache.reproduce.registry import HEADS, Cell, Entry, replaceable
-from fedcache.reproduce.requirements import Looker
+from fedcache.federate.methods import METHODS
+from fedcache.reproduce.registry import HEADS, PaperCell, PaperTable, replaceable
+from fedcache.reproduce.requirements import RequirementCheck
 
 DEFAULT = "glyph-clip"
 """The backbone that ships with the package and has both towers: what a proxy takes when none is named."""
@@ -50,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCell:
     """A cell as it is run.
 
     Attributes:
@@ -60,13 +61,13 @@ class Planned:
         refused: why it cannot be run, or None.
     """
 
-    paper: Cell
-    cell: Cell
+    paper: PaperCell
+    cell: PaperCell
     departures: tuple[str, ...]
     refused: str | None = None
 
 
-def plan(entry: Entry, options: Options, looker: Looker) -> list[Planned]:
+def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[PlannedCell]:
     """Every chosen cell as it will be run.
 
     Raises:
@@ -85,7 +86,7 @@ def plan(entry: Entry, options: Options, looker: Looker) -> list[Planned]:
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
 
 
-def chosen(entry: Entry, only: Mapping[str, tuple[str, ...]]) -> list[Cell]:
+def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[PaperCell]:
     """The cells that have, of each label, one of these values."""
     cells = list(entry.cells)
     for label, wanted in only.items():
@@ -99,7 +100,7 @@ def chosen(entry: Entry, only: Mapping[str, tuple[str, ...]]) -> list[Cell]:
     return cells
 
 
-def roles(entry: Entry, options: Options, looker: Looker) -> dict[str, str]:
+def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict[str, str]:
     """Paper's backbone -> the one that takes its place; roles without one are absent.
 
     ``--backbones`` fill the roles in order. Without them each keeps its own backbone if its weights are here; on other
@@ -126,7 +127,7 @@ def roles(entry: Entry, options: Options, looker: Looker) -> dict[str, str]:
     return here or ({named[0]: DEFAULT} if named else {})
 
 
-def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Planned:
+def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
     cell, said = paper, []
     if options.on is not None and paper.dataset:
@@ -165,14 +166,14 @@ def _planned(paper: Cell, options: Options, mapping: Mapping[str, str]) -> Plann
         cell = replace(cell, seeds=options.seeds)
         said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
     refused = "no backbone is named in place of its own" if paper.backbones and not left else None
-    return Planned(paper, cell, tuple(said), refused)
+    return PlannedCell(paper, cell, tuple(said), refused)
 
 
 VIEWS = 8
 """Stored views of an image where a head on features takes the place of an encoder on images; it wants four or more."""
 
 
-def _as_head(cell: Cell) -> tuple[Cell, str]:
+def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     """A cell that trains an encoder on images, as a head on cached views; and the sentence that says so."""
     method = HEADS.get(cell.method, cell.method)
     made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
@@ -180,14 +181,10 @@ def _as_head(cell: Cell) -> tuple[Cell, str]:
 
 
 def _one_shot(method: str) -> bool:
-    from fedcache.federate.methods import METHODS
-
     return method in METHODS and METHODS[method].one_shot
 
 
 def _rounds(method: str) -> str:
-    from fedcache.federate.methods import METHODS
-
     return str(METHODS[method].defaults.rounds) if method in METHODS else "the method's own"
 
 

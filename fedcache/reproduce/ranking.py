@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcache.reproduce.metrics import Got
+from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.numbers import name
-from fedcache.reproduce.registry import Cell
-from fedcache.reproduce.runner import Line, Report
+from fedcache.reproduce.registry import PaperCell
+from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
 LEADING = ("accuracy", "client_mean", "client_min")
 """What a row is ranked by if its paper prints it; else the first of its metrics with a printed number."""
@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedRow:
     """A row of a group that has a printed number and one that was got.
 
     Attributes:
@@ -37,10 +37,10 @@ class Place:
         rank_got: likewise.
     """
 
-    line: Line
+    line: ReproducedCell
     metric: str
     printed: float
-    got: Got
+    measured: Measurement
     rank_printed: int
     rank_got: int
 
@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Order:
+class RowRanking:
     """Two orders of one group.
 
     Attributes:
@@ -65,7 +65,7 @@ class Order:
     """
 
     at: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[RankedRow, ...]
     tau: float | None
     agree: tuple[Pair, ...]
     reverse: tuple[Pair, ...]
@@ -86,7 +86,7 @@ class Order:
             )
         if self.tied:
             parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
-        single = all(p.got.std is None for p in self.places)
+        single = all(p.measured.std is None for p in self.places)
         alone = " There is one seed, so no standard error: every difference counts." if single else ""
         tau = "" if self.tau is None else f" Kendall's tau-b is {self.tau:+.2f}."
         return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
@@ -103,7 +103,7 @@ class Order:
                     "rank_printed": p.rank_printed,
                     "rank_got": p.rank_got,
                     "printed": p.printed,
-                    "got": p.got.mean,
+                    "got": p.measured.mean,
                 }
                 for p in self.places
             ],
@@ -116,71 +116,71 @@ class Order:
         }
 
 
-def orders(report: Report) -> list[Order]:
+def orders(report: Reproduction) -> list[RowRanking]:
     """The groups of a proxy with at least two rows to rank, in the registry's order; [] where runs are not compared."""
     if not report.proxy or report.entry.kind != "runs":
         return []
-    groups: dict[tuple[str, ...], list[Line]] = {}
+    groups: dict[tuple[str, ...], list[ReproducedCell]] = {}
     for line in report.lines:
         groups.setdefault(line.cell.at[:-1], []).append(line)
     made = [order(at, lines) for at, lines in groups.items()]
     return [one for one in made if one is not None]
 
 
-def order(at: tuple[str, ...], lines: Sequence[Line]) -> Order | None:
+def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | None:
     """Both orders of a group's rows; None with fewer than two that have both numbers."""
     found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
     if len(found) < 2:
         return None
     prints, means = [f[2] for f in found], [float(f[3].mean or 0.0) for f in found]
     places = tuple(
-        Place(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
+        RankedRow(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
         for f, mean in zip(found, means, strict=True)
     )
     sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
     for a, b in itertools.combinations(places, 2):
         above, below = (a, b) if a.printed >= b.printed else (b, a)
         sorts[_verdict(above, below)].append((above.label, below.label))
-    return Order(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
+    return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
 
 
-def ranked_by(cell: Cell) -> str | None:
+def ranked_by(cell: PaperCell) -> str | None:
     """The metric a row is ranked by, or None where no number is printed."""
     printed = [m for m, p in zip(cell.metrics, cell.printed, strict=True) if p is not None and p.mean is not None]
     return next((m for m in printed if m in LEADING), printed[0] if printed else None)
 
 
-def _numbers(line: Line) -> tuple[str, float, Got] | None:
+def _numbers(line: ReproducedCell) -> tuple[str, float, Measurement] | None:
     """What a row is ranked by, the number printed, and what was got; None where one is missing."""
     metric = ranked_by(line.cell)
     if metric is None or line.why_not:
         return None
-    printed, got = line.cell.printed[line.cell.metrics.index(metric)], line.got[metric]
-    if printed is None or printed.mean is None or got.mean is None:
+    printed, measured = line.cell.printed[line.cell.metrics.index(metric)], line.measured[metric]
+    if printed is None or printed.mean is None or measured.mean is None:
         return None
-    return metric, printed.mean, got
+    return metric, printed.mean, measured
 
 
 def _rank(value: float, values: Sequence[float]) -> int:
     return 1 + sum(v > value for v in values)
 
 
-def _verdict(above: Place, below: Place) -> str:
+def _verdict(above: RankedRow, below: RankedRow) -> str:
     if above.printed == below.printed:
         return "tied"
-    apart = float(above.got.mean or 0.0) - float(below.got.mean or 0.0)
-    error = math.sqrt(sum(p.got.std**2 / p.got.n for p in (above, below) if p.got.std is not None))
+    apart = float(above.measured.mean or 0.0) - float(below.measured.mean or 0.0)
+    error = math.sqrt(sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None))
     if apart == 0.0 or abs(apart) < error:
         return "undecided"
     return "agree" if apart > 0 else "reverse"
 
 
-def _tau(printed: Sequence[float], got: Sequence[float]) -> float | None:
+def _tau(printed: Sequence[float], measured: Sequence[float]) -> float | None:
     from scipy.stats import kendalltau  # a second to import, needed by proxies alone
 
-    if len(set(printed)) == 1 or len(set(got)) == 1:
+    if len(set(printed)) == 1 or len(set(measured)) == 1:
         return None
-    return float(kendalltau(printed, got, variant="b").statistic)
+    return float(kendalltau(printed, measured, variant="b").statistic)
 
 
 def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:

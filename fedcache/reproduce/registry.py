@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.methods import METHODS
 
 KINDS = ("runs", "model", "partition", "entropy", "heatmap", "noise", "formula")
 MERGED = ("set", "args", "recipe", "options")
@@ -35,7 +36,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperCell:
     """One run of a table: its labels, what determines it, and what is printed.
 
     Attributes:
@@ -95,7 +96,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperTable:
     """A table or figure.
 
     Attributes:
@@ -123,7 +124,7 @@ class Entry:
     printed_seeds: int
     not_given: tuple[str, ...]
     notes: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[PaperCell, ...]
     differences: tuple[Difference, ...]
 
     def roles(self) -> tuple[str, ...]:
@@ -139,10 +140,8 @@ HEADS = {"flesd": "flesd-head"}
 """Methods that train an encoder on images -> their version on features, where that has a name of its own."""
 
 
-def replaceable(cell: Cell) -> bool:
+def replaceable(cell: PaperCell) -> bool:
     """Whether features may take the place of a cell's images."""
-    from fedcache.federate.methods import METHODS
-
     if cell.backbones != ("pixels",):
         return False
     switch = [h for h in METHODS[cell.method].hparams if h.name == "encoder"] if cell.method in METHODS else []
@@ -156,7 +155,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(found, key=_place))
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> PaperTable:
     """The entry of that name.
 
     Raises:
@@ -170,12 +169,12 @@ def entry(name: str) -> Entry:
     return made
 
 
-def entries() -> list[Entry]:
+def entries() -> list[PaperTable]:
     """All entries."""
     return [entry(name) for name in names()]
 
 
-def parse(text: str, where: str) -> Entry:
+def parse(text: str, where: str) -> PaperTable:
     """An entry from the text of its file.
 
     Args:
@@ -190,7 +189,7 @@ def parse(text: str, where: str) -> Entry:
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, str(error)) from error
     protocol, axes = data.pop("protocol", {}), data.pop("axes", {})
-    known = {f.name for f in fields(Entry)}
+    known = {f.name for f in fields(PaperTable)}
     for key in data:
         if key not in known:
             raise _wrong(where, f"unknown key {key!r}")
@@ -206,12 +205,12 @@ def parse(text: str, where: str) -> Entry:
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Entry(**{**plain, "cells": cells, "differences": differences})
+    return PaperTable(**{**plain, "cells": cells, "differences": differences})
 
 
 def _cell(
     own: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any], axes: Mapping[str, Any], where: str
-) -> Cell:
+) -> PaperCell:
     """A cell with everything that holds for it, merged."""
     at = own.get("at", [])
     if len(at) != len(data["labels"]):
@@ -224,7 +223,7 @@ def _cell(
             layers.append(axes[label][value])
     layers.append({k: v for k, v in own.items() if k not in ("at", "printed")})
     values: dict[str, Any] = {}
-    known = {f.name for f in fields(Cell)} - {"labels", "printed"}
+    known = {f.name for f in fields(PaperCell)} - {"labels", "printed"}
     for layer in layers:
         for key, value in layer.items():
             if key not in known:
@@ -235,7 +234,7 @@ def _cell(
         raise _wrong(where, f"cell {at} prints {len(printed)} values for {len(values['metrics'])} metrics")
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     labels = dict(zip(data["labels"], at, strict=True))
-    return Cell(labels=labels, printed=tuple(_printed(p, where) for p in printed), **plain)
+    return PaperCell(labels=labels, printed=tuple(_printed(p, where) for p in printed), **plain)
 
 
 def _printed(value: Any, where: str) -> Printed | None:
@@ -254,7 +253,7 @@ def _printed(value: Any, where: str) -> Printed | None:
     raise _wrong(where, f"{value!r} is no printed value")
 
 
-def _difference(data: Mapping[str, Any], cells: Sequence[Cell], where: str) -> Difference:
+def _difference(data: Mapping[str, Any], cells: Sequence[PaperCell], where: str) -> Difference:
     made = Difference(tuple(data["of"]), tuple(data["minus"]), str(data["metric"]), Printed(float(data["printed"])))
     for at in (made.of, made.minus):
         if not any(c.at == at and made.metric in c.metrics for c in cells):

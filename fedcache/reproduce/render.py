@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcache.reproduce.metrics import compare, unit
-from fedcache.reproduce.numbers import name, show_compared, show_got, show_printed
+from fedcache.reproduce.numbers import name, show_compared, show_measured, show_printed
 from fedcache.reproduce.ranking import orders
-from fedcache.reproduce.registry import Cell, Entry
-from fedcache.reproduce.runner import Line, Report
+from fedcache.reproduce.registry import PaperCell, PaperTable
+from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
 PROXY = "PROXY"
 PLAIN = "reproduced"
 
 
-def title(report: Report) -> str:
+def title(report: Reproduction) -> str:
     """One line that says what this is."""
     if report.proxy:
         where = f" on {report.on}" if report.on else ""
@@ -24,7 +24,7 @@ def title(report: Report) -> str:
     return f"{report.entry.name}: {report.entry.title}{departs}"
 
 
-def columns(report: Report) -> tuple[str, ...]:
+def columns(report: Reproduction) -> tuple[str, ...]:
     """The columns of ``rows``. On other data a difference from a printed number says nothing, a rank may."""
     last: tuple[str, ...] = ("difference", "standard errors")
     if report.proxy:
@@ -32,7 +32,7 @@ def columns(report: Report) -> tuple[str, ...]:
     return ("row", *report.entry.labels, "metric", "printed", "got", *last)
 
 
-def rows(report: Report) -> list[tuple[str, ...]]:
+def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made = []
     ranks = {(p.line.cell.at, p.metric): (p, len(o.places)) for o in orders(report) for p in o.places}
@@ -43,28 +43,28 @@ def rows(report: Report) -> list[tuple[str, ...]]:
             made.append((first, *line.cell.at, "", "", f"not run: {line.why_not}", "", "")[:width])
             continue
         for i, metric in enumerate(line.cell.metrics):
-            got, printed = line.got[metric], line.cell.printed[i]
+            measured, printed = line.measured[metric], line.cell.printed[i]
             if report.proxy:
                 place, of = ranks.get((line.cell.at, metric), (None, 0))
                 last = (f"{place.rank_printed} of {of}", f"{place.rank_got} of {of}") if place else ("", "")
             else:
                 last = show_compared(report.compared(line, i), metric)
-            values = (show_printed(printed, metric), show_got(got, metric), *last)
+            values = (show_printed(printed, metric), show_measured(measured, metric), *last)
             made.append((first, *line.cell.at, name(metric), *values)[:width])
     blank = ("",) * (len(report.entry.labels) - 1)
     for wanted in report.entry.differences:
-        got = report.difference(wanted)
-        if got.mean is None:
+        measured = report.difference(wanted)
+        if measured.mean is None:
             continue
         what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
-        last = ("", "") if report.proxy else show_compared(compare(wanted.printed, 0, got), wanted.metric)
+        last = ("", "") if report.proxy else show_compared(compare(wanted.printed, 0, measured), wanted.metric)
         first = PROXY if report.proxy else PLAIN
-        numbers = (show_printed(wanted.printed, wanted.metric), show_got(got, wanted.metric))
+        numbers = (show_printed(wanted.printed, wanted.metric), show_measured(measured, wanted.metric))
         made.append((first, what, *blank, name(wanted.metric), *numbers, *last)[:width])
     return made
 
 
-def label(report: Report, line: Line) -> str:
+def label(report: Reproduction, line: ReproducedCell) -> str:
     """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
     words = [PROXY] if report.proxy else []
     if line.why_not:
@@ -76,7 +76,7 @@ def label(report: Report, line: Line) -> str:
     return " ".join(words) or PLAIN
 
 
-def sentences(report: Report) -> list[str]:
+def sentences(report: Reproduction) -> list[str]:
     """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
     said = []
     if report.proxy:
@@ -103,14 +103,14 @@ def sentences(report: Report) -> list[str]:
     return said
 
 
-def repeated(report: Report) -> list[list[tuple[str, ...]]]:
+def repeated(report: Reproduction) -> list[list[tuple[str, ...]]]:
     """Labels of the rows that a proxy cannot tell apart, together: what made them differ was replaced."""
     first = [line.cell.at for line in report.lines if not line.same_as]
     groups = [[at, *(ln.cell.at for ln in report.lines if ln.same_as == at)] for at in first]
     return [group for group in groups if len(group) > 1]
 
 
-def of_rows(report: Report) -> dict[str, list[str]]:
+def of_rows(report: Reproduction) -> dict[str, list[str]]:
     """Departures that not every row has -> the rows that have them."""
     found: dict[str, list[str]] = {}
     for line in report.lines:
@@ -119,7 +119,7 @@ def of_rows(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Reproduction) -> str:
     """The report as a Markdown page."""
     lines = [f"# {title(report)}", "", report.entry.paper, "", report.entry.setting, ""]
     lines += [_row(columns(report)), _row(["---"] * len(columns(report)))]
@@ -131,7 +131,7 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
 
-def report_data(report: Report) -> dict[str, Any]:
+def report_data(report: Reproduction) -> dict[str, Any]:
     """The ``data`` of the envelope."""
     return {
         "name": report.entry.name,
@@ -159,14 +159,14 @@ def report_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _line_data(report: Report, line: Line) -> dict[str, Any]:
+def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
     for i, metric in enumerate(line.cell.metrics):
         printed = line.cell.printed[i]
         values[metric] = {
             "unit": unit(metric),
             "printed": printed.__dict__ if printed is not None else None,
-            "got": line.got[metric].__dict__ if metric in line.got else None,
+            "got": line.measured[metric].__dict__ if metric in line.measured else None,
             **({} if report.proxy else report.compared(line, i).__dict__),
         }
     return {
@@ -185,13 +185,13 @@ def _line_data(report: Report, line: Line) -> dict[str, Any]:
     }
 
 
-def cell_data(cell: Cell) -> dict[str, Any]:
+def cell_data(cell: PaperCell) -> dict[str, Any]:
     """Everything that determines a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items() if v not in ("", (), {}, None, 0)}
 
 
-def entry_data(entry: Entry) -> dict[str, Any]:
+def entry_data(entry: PaperTable) -> dict[str, Any]:
     """An entry as plain values: the protocol and every printed number."""
     return {
         "name": entry.name,

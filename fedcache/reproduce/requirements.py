@@ -12,7 +12,9 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import FedcacheError
 from fedcache.extract import backbones, datasets
 from fedcache.extract.planning.plan import memory_of, roots_of
-from fedcache.reproduce.registry import Cell, Entry
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import SCHEMES
+from fedcache.reproduce.registry import PaperCell, PaperTable
 
 READS: Mapping[str, tuple[str, ...]] = {
     "runs": ("method", "scheme", "weights", "data"),
@@ -34,7 +36,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """Something that is missing.
 
     Attributes:
@@ -56,7 +58,7 @@ class Need:
         return dict(self.__dict__)
 
 
-class Looker:
+class RequirementCheck:
     """Asks once for each thing, however many cells need it.
 
     Args:
@@ -72,12 +74,12 @@ class Looker:
         self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
         self.roots = roots_of(ExtractConfig(data=data or {}), home)
         self._memory = memory_of(home)
-        self._found: dict[tuple[str, str], Need | None] = {}
+        self._found: dict[tuple[str, str], Requirement | None] = {}
 
-    def missing(self, entry: Entry, cell: Cell) -> list[Need]:
+    def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
         """What a cell of an entry lacks; [] when it can be measured right now."""
         reads = READS[entry.kind]
-        asked: list[Need | None] = []
+        asked: list[Requirement | None] = []
         if "code" in reads:
             asked.append(self._once("code", entry.kind, lambda: _code(entry.kind)))
         if "method" in reads:
@@ -92,84 +94,82 @@ class Looker:
             asked.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
         return [need for need in asked if need is not None]
 
-    def all_missing(self, entry: Entry) -> list[Need]:
+    def all_missing(self, entry: PaperTable) -> list[Requirement]:
         """What any cell lacks, each thing once."""
         return unique(need for cell in entry.cells for need in self.missing(entry, cell))
 
-    def weights(self, name: str) -> Need | None:
+    def weights(self, name: str) -> Requirement | None:
         """What is missing of a backbone."""
         return self._once("weights", name, lambda: self._weights(name))
 
-    def _once(self, kind: str, name: str, ask: Callable[[], Need | None]) -> Need | None:
+    def _once(self, kind: str, name: str, ask: Callable[[], Requirement | None]) -> Requirement | None:
         if (kind, name) not in self._found:
             self._found[kind, name] = ask()
         return self._found[kind, name]
 
-    def _weights(self, name: str) -> Need | None:
+    def _weights(self, name: str) -> Requirement | None:
         try:
             row = backbones.lookup(name, home=self.home.root)
             found = backbones.locate(
                 row, given=self.given, home=self.home.root, memory=self._memory, offline=self.home.offline
             )
         except FedcacheError as error:
-            return Need("weights", name, error.message, error.hint)
+            return Requirement("weights", name, error.message, error.hint)
         if found.download is not None:
-            return Need(
+            return Requirement(
                 "weights", name, f"not here; published {found.download}", f"fedcache backbones pull {name}", True
             )
         return None
 
-    def _data(self, spec: str) -> Need | None:
+    def _data(self, spec: str) -> Requirement | None:
         try:
             known = datasets.info(spec, roots=self.roots, data=self.home.data)
         except FedcacheError as error:
-            return Need("data", spec, error.message, error.hint)
+            return Requirement("data", spec, error.message, error.hint)
         if known.get("ready"):
             return None
-        return Need("data", spec, "its files are not here", str(known.get("needs") or f"fedcache datasets info {spec}"))
+        return Requirement(
+            "data", spec, "its files are not here", str(known.get("needs") or f"fedcache datasets info {spec}")
+        )
 
 
-def unique(needs: Iterable[Need]) -> list[Need]:
+def unique(needs: Iterable[Requirement]) -> list[Requirement]:
     """Each thing once, in order."""
     return list(dict.fromkeys(needs))
 
 
-def _method(name: str) -> Need | None:
-    from fedcache.federate.methods import METHODS
-
+def _method(name: str) -> Requirement | None:
     if name in METHODS:
         return None
-    return Need("method", name, f"this fedcache has no method {name}", "fedcache methods list")
+    return Requirement("method", name, f"this fedcache has no method {name}", "fedcache methods list")
 
 
-def _settings(cell: Cell) -> Need | None:
+def _settings(cell: PaperCell) -> Requirement | None:
     """A method that is there but lacks a switch or a value of it."""
-    from fedcache.federate.methods import METHODS
-
     try:
         METHODS[cell.method].resolve(cell.preset, cell.set)
     except FedcacheError as error:
-        return Need("setting", cell.method, error.message, f"fedcache methods info {cell.method}")
+        return Requirement("setting", cell.method, error.message, f"fedcache methods info {cell.method}")
     return None
 
 
-def _scheme(cell: Cell) -> Need | None:
-    from fedcache.federate.partition.partition import SCHEMES
-
+def _scheme(cell: PaperCell) -> Requirement | None:
     if cell.scheme not in SCHEMES:
-        return Need("scheme", cell.scheme, f"this fedcache has no scheme {cell.scheme}", "fedcache partition --help")
+        return Requirement(
+            "scheme", cell.scheme, f"this fedcache has no scheme {cell.scheme}", "fedcache partition --help"
+        )
     try:
         SCHEMES[cell.scheme].resolve({**cell.args, **({"domain": cell.domain} if cell.domain else {})})
     except FedcacheError as error:
-        return Need("scheme", cell.scheme, error.message, error.hint)
+        return Requirement("scheme", cell.scheme, error.message, error.hint)
     return None
 
 
-def _code(kind: str) -> Need | None:
+def _code(kind: str) -> Requirement | None:
     """Whether the functions that measure this kind are there."""
     there = import_module(DIAGNOSTICS) if find_spec(DIAGNOSTICS) is not None else None
     lost = [name for name in CALLS[kind] if not hasattr(there, name)]
     if not lost:
         return None
     what = f"{DIAGNOSTICS}.{lost[0]}"
-    return Need("code", what, f"this fedcache has no {what}, which a {kind} needs", "Update fedcache.")
+    return Requirement("code", what, f"this fedcache has no {what}, which a {kind} needs", "Update fedcache.")

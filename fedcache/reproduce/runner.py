@@ -17,17 +17,21 @@ from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import Engine
+from fedcache.federate.engines.ray.grids import run_on_cluster
 from fedcache.progress import Observer, Silent
-from fedcache.reproduce.metrics import Compared, Got, Value, compare, measure, over_seeds, subtract
-from fedcache.reproduce.numbers import name, show_got
-from fedcache.reproduce.prepare import Bench, deal, placed, short_batches
-from fedcache.reproduce.proxies import Options, Planned, plan
-from fedcache.reproduce.registry import Cell, Difference, Entry
-from fedcache.reproduce.requirements import READS, Looker, Need, unique
+from fedcache.reproduce.cell_kinds import MEASURES
+from fedcache.reproduce.metrics import AgainstPrinted, Measurement, Value, compare, measure, over_seeds, subtract
+from fedcache.reproduce.numbers import name, show_measured
+from fedcache.reproduce.prepare import Workbench, partition_cell, short_batches, with_known_domains
+from fedcache.reproduce.proxies import Options, PlannedCell, plan
+from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
+from fedcache.reproduce.requirements import READS, Requirement, RequirementCheck, unique
+from fedcache.runs.loop import train
+from fedcache.runs.prepare import parse_seeds
 
 
 @dataclass
-class Line:
+class ReproducedCell:
     """One row of a report.
 
     Attributes:
@@ -42,8 +46,8 @@ class Line:
             replaced; () for none.
     """
 
-    planned: Planned
-    got: dict[str, Got] = field(default_factory=dict)
+    planned: PlannedCell
+    measured: dict[str, Measurement] = field(default_factory=dict)
     departures: list[str] = field(default_factory=list)
     why_not: str = ""
     runs: list[Path] = field(default_factory=list)
@@ -52,13 +56,13 @@ class Line:
     same_as: tuple[str, ...] = ()
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> PaperCell:
         """As the paper has it."""
         return self.planned.paper
 
 
 @dataclass
-class Report:
+class Reproduction:
     """What ``reproduce NAME`` found.
 
     Attributes:
@@ -69,27 +73,27 @@ class Report:
         departures: sentences that hold for every line.
     """
 
-    entry: Entry
+    entry: PaperTable
     proxy: bool
     on: str | None
-    lines: list[Line]
+    lines: list[ReproducedCell]
     departures: list[str]
 
-    def compared(self, line: Line, index: int) -> Compared:
+    def compared(self, line: ReproducedCell, index: int) -> AgainstPrinted:
         """Got minus printed of one metric of a line."""
         metric, printed = line.cell.metrics[index], line.cell.printed[index]
-        return compare(printed, self.entry.printed_seeds, line.got.get(metric, Got()))
+        return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
-    def difference(self, wanted: Difference) -> Got:
+    def difference(self, wanted: Difference) -> Measurement:
         """What was got for a statement about two cells."""
         a, b = (next((ln for ln in self.lines if ln.cell.at == at), None) for at in (wanted.of, wanted.minus))
         if a is None or b is None:
-            return Got()
-        return subtract(a.got.get(wanted.metric, Got()), b.got.get(wanted.metric, Got()))
+            return Measurement()
+        return subtract(a.measured.get(wanted.metric, Measurement()), b.measured.get(wanted.metric, Measurement()))
 
 
 def reproduce(
-    entry: Entry,
+    entry: PaperTable,
     home: Home,
     options: Options | None = None,
     *,
@@ -97,7 +101,7 @@ def reproduce(
     observer: Observer | None = None,
     stop: Stop | None = None,
     engine: Engine | None = None,
-) -> Report:
+) -> Reproduction:
     """Run every cell of an entry that can be run here.
 
     Args:
@@ -114,46 +118,54 @@ def reproduce(
             INTERRUPTED after a stop, resumable; and what the only cell raised.
     """
     options, observer, stop = options or Options(), observer or Silent(), stop or Stop()
-    looker = Looker(home, options.weights, options.data)
+    looker = RequirementCheck(home, options.weights, options.data)
     planned = plan(entry, options, looker)
-    lacks = [_lacks(entry, p, options, looker) for p in planned]
+    lacks = [_missing_for(entry, p, options, looker) for p in planned]
     if options.on is not None:  # a word that is no dataset is refused at once
         datasets.peek(options.on, memory=memory_of(home), roots=looker.roots, data=home.data)
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
-        raise _nothing(entry, lacks, planned)
-    bench = Bench(home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs, engine)
+        raise _nothing_can_run(entry, lacks, planned)
+    workbench = Workbench(
+        home, options, observer, stop, home.root / "reproduce" / entry.name, runs or home.runs, engine
+    )
     if engine is not None and entry.kind == "runs":
-        _ahead([p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack], bench, engine)
+        _train_on_cluster(
+            [p for p, lack in zip(planned, lacks, strict=True) if not p.refused and not lack], workbench, engine
+        )
     lines, errors = [], []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
         where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
         if p.refused or lack:
             why = p.refused or "missing " + ", ".join(f"{n.kind} {n.name}" for n in lack)
-            lines.append(Line(p, why_not=why))
+            lines.append(ReproducedCell(p, why_not=why))
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            lines.append(_line(entry, p, bench, _twin(p, lines) if options.proxy else None))
+            lines.append(_measure_cell(entry, p, workbench, _twin(p, lines) if options.proxy else None))
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
             errors.append(error)
-            lines.append(Line(p, why_not=error.message))
+            lines.append(ReproducedCell(p, why_not=error.message))
             observer.note(f"{where}: not run, {error.message}")
             continue
         observer.note(f"{where}: {_short(lines[-1])}")
-    if errors and not any(line.got for line in lines):
+    if errors and not any(line.measured for line in lines):
         raise errors[0]
-    return Report(entry, options.proxy, options.on, lines, _shared(lines))
+    return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
 
 
-def _lacks(entry: Entry, planned: Planned, options: Options, looker: Looker) -> list[Need]:
+def _missing_for(
+    entry: PaperTable, planned: PlannedCell, options: Options, looker: RequirementCheck
+) -> list[Requirement]:
     """What keeps a planned cell from being measured; data given with ``--on`` is looked at when it is opened."""
     found = looker.missing(entry, planned.cell)
     return [n for n in found if not n.fetched and not (n.kind == "data" and options.on is not None)]
 
 
-def _nothing(entry: Entry, lacks: Sequence[Sequence[Need]], planned: Sequence[Planned]) -> FedcacheError:
+def _nothing_can_run(
+    entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
+) -> FedcacheError:
     """The error of an entry none of whose cells can be run."""
     needs = unique(n for lack in lacks for n in lack)
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(p.refused or "" for p in planned)
@@ -168,51 +180,52 @@ def _nothing(entry: Entry, lacks: Sequence[Sequence[Need]], planned: Sequence[Pl
     )
 
 
-def _twin(planned: Planned, lines: Sequence[Line]) -> Line | None:
+def _twin(planned: PlannedCell, lines: Sequence[ReproducedCell]) -> ReproducedCell | None:
     """The first row that was measured as this one will be."""
 
-    def what(cell: Cell) -> Cell:
+    def what(cell: PaperCell) -> PaperCell:
         return replace(cell, labels={}, printed=())
 
     return next((ln for ln in lines if not ln.why_not and what(ln.planned.cell) == what(planned.cell)), None)
 
 
-def _line(entry: Entry, planned: Planned, bench: Bench, twin: Line | None) -> Line:
+def _measure_cell(
+    entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
+) -> ReproducedCell:
     """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
-    line = Line(planned, departures=list(planned.departures), same_as=twin.cell.at if twin is not None else ())
+    line = ReproducedCell(
+        planned, departures=list(planned.departures), same_as=twin.cell.at if twin is not None else ()
+    )
     if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
-        line.got = dict(twin.got)
+        line.measured = dict(twin.measured)
         return line
     if entry.kind == "runs":
-        _train(line, bench)
+        _train(line, workbench)
         return line
-    from fedcache.reproduce.cell_kinds import MEASURES
 
-    values, said = MEASURES[entry.kind](planned.cell, bench)
+    values, said = MEASURES[entry.kind](planned.cell, workbench)
     line.departures += said
-    line.got = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
+    line.measured = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
     return line
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """One ordinary run of a cell: a seed with its own partition."""
 
     config: TrainConfig
     partition: PartitionConfig
 
 
-def _asked(planned: Planned, bench: Bench) -> tuple[list[Asked], list[str]]:
+def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:
     """The runs of a cell, and departures."""
-    from fedcache.runs.prepare import parse_seeds
-
-    proxy = bench.options.proxy
-    found = bench.features(planned.cell)
-    cell, said = placed(planned.cell, found.columns, proxy=proxy)
+    proxy = workbench.options.proxy
+    found = workbench.features(planned.cell)
+    cell, said = with_known_domains(planned.cell, found.columns, proxy=proxy)
     asked = []
     for seed in parse_seeds(cell.seeds):
-        dealt = deal(cell, found.columns, seed, proxy=proxy)
+        dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
         settings, short = short_batches(cell, dealt.partition, proxy=proxy)
         said += [*dealt.departures, *fewer, *short]
@@ -228,54 +241,55 @@ def _asked(planned: Planned, bench: Bench) -> tuple[list[Asked], list[str]]:
             eval_every=cell.eval_every,
             set=settings,
         )
-        asked.append(Asked(config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
+        asked.append(RunRequest(config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
     return asked, said
 
 
-def _ahead(planned: Sequence[Planned], bench: Bench, engine: Engine) -> None:
+def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engine: Engine) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
-    from fedcache.federate.engines.ray.grids import run_on_cluster
-
-    asked: list[Asked] = []
+    asked: list[RunRequest] = []
     for one in planned:
         try:
-            asked += [a for a in _asked(one, bench)[0] if a not in asked]
+            asked += [a for a in _requests_of(one, workbench)[0] if a not in asked]
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
     if asked:
-        bench.made |= run_on_cluster(
-            engine, [(a.config, a.partition) for a in asked], bench.home, bench.runs, bench.observer, bench.halt
+        workbench.made |= run_on_cluster(
+            engine,
+            [(a.config, a.partition) for a in asked],
+            workbench.home,
+            workbench.runs,
+            workbench.observer,
+            workbench.halt,
         )
 
 
-def _train(line: Line, bench: Bench) -> None:
+def _train(line: ReproducedCell, workbench: Workbench) -> None:
     """One ordinary run for each seed, each with its own partition."""
-    from fedcache.runs.loop import train
-
-    asked, said = _asked(line.planned, bench)
+    asked, said = _requests_of(line.planned, workbench)
     values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}
     for one in asked:
         done = train(
             one.config,
-            bench.home,
+            workbench.home,
             partition=one.partition,
-            runs=bench.runs,
+            runs=workbench.runs,
             extract=False,
-            observer=bench.quiet,
-            stop=bench.halt,
+            observer=workbench.quiet,
+            stop=workbench.halt,
         )
         line.runs.append(done.path)
-        line.reused += done.reused and done.path not in bench.made
+        line.reused += done.reused and done.path not in workbench.made
         line.fidelity = str(done.result["fidelity"])
         said += _feat_post(line.cell, done.result)
         for metric in values:
             values[metric].append(measure(metric, done))
     line.departures = list(dict.fromkeys([*line.departures, *said]))
-    line.got = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}
+    line.measured = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}
 
 
-def _participation(cell: Cell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
+def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
     """Clients a round, no more than a scaled-down proxy has."""
     asked = cell.participation
     if proxy and asked is not None and asked.isdigit() and int(asked) > clients:
@@ -283,14 +297,14 @@ def _participation(cell: Cell, clients: int, proxy: bool) -> tuple[str | None, l
     return asked, []
 
 
-def _feat_post(paper: Cell, result: dict[str, Any]) -> list[str]:
+def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:
     """The released FedPCL turns its ResNets' features into signs (D-01); other backbones do not get that."""
     done = result["hyperparameters"].get("feat_post")
     signs = paper.preset == "official" and all(b.startswith("resnet18-") for b in paper.backbones)
     return [f"features: {done} instead of sign"] if signs and done not in ("sign", None) else []
 
 
-def _shared(lines: Sequence[Line]) -> list[str]:
+def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:
     """Departures of every line that was run, taken out of the lines."""
     run = [line for line in lines if not line.why_not]
     if not run:
@@ -301,8 +315,8 @@ def _shared(lines: Sequence[Line]) -> list[str]:
     return common
 
 
-def _short(line: Line) -> str:
+def _short(line: ReproducedCell) -> str:
     """The first metric in a few words, for the story."""
     metric = line.cell.metrics[0]
     stored = f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
-    return f"{name(metric)} {show_got(line.got[metric], metric)}{stored}"
+    return f"{name(metric)} {show_measured(line.measured[metric], metric)}{stored}"

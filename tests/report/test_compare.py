@@ -21,7 +21,7 @@ from fedcache.errors import FedcacheError
 from fedcache.report import critical_difference as cd_diagram
 from fedcache.report.comparison_text import latex, markdown
 from fedcache.report.find_runs import gather
-from fedcache.report.paired_blocks import Blocks, across, complete, within
+from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import (
     critical_difference,
@@ -69,9 +69,9 @@ TABLES = arrays(
 )
 
 
-def table(values: np.ndarray, names: Sequence[str] | None = None) -> Blocks:
+def table(values: np.ndarray, names: Sequence[str] | None = None) -> PairedBlocks:
     chosen = tuple(names or (f"t{i}" for i in range(len(values))))
-    return Blocks("somewhere", chosen, tuple(map(str, range(values.shape[1]))), values)
+    return PairedBlocks("somewhere", chosen, tuple(map(str, range(values.shape[1]))), values)
 
 
 def four(**options: Any) -> Comparison:

@@ -18,12 +18,12 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.metrics import Compared, Got, compare, over_seeds, subtract
-from fedcache.reproduce.prepare import as_read
+from fedcache.reproduce.metrics import AgainstPrinted, Measurement, compare, over_seeds, subtract
+from fedcache.reproduce.prepare import pixels_recipe
 from fedcache.reproduce.proxies import Options, plan
 from fedcache.reproduce.registry import Printed, entry, names, parse
 from fedcache.reproduce.render import markdown, rows, title
-from fedcache.reproduce.requirements import DIAGNOSTICS, READS, Looker
+from fedcache.reproduce.requirements import DIAGNOSTICS, READS, RequirementCheck
 from fedcache.reproduce.runner import reproduce
 
 TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
@@ -31,26 +31,26 @@ TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
 
 def test_standard_errors_by_hand() -> None:
     # printed 45.22 (3.65) of 3, got 47.00 (1.00) of 4: sqrt(13.3225 / 3 + 1 / 4) = sqrt(4.690833) = 2.165833
-    found = compare(Printed(45.22, 3.65), 3, Got(47.0, 1.0, 4))
+    found = compare(Printed(45.22, 3.65), 3, Measurement(47.0, 1.0, 4))
     assert found.difference == pytest.approx(1.78)
     assert found.errors == pytest.approx(1.78 / 2.165833, rel=1e-6)
     assert found.spread == "both"
     # without a std of ours: 3.65 / sqrt(3) = 2.107329
-    assert compare(Printed(45.22, 3.65), 3, Got(47.0, None, 1)) == Compared(
+    assert compare(Printed(45.22, 3.65), 3, Measurement(47.0, None, 1)) == AgainstPrinted(
         pytest.approx(1.78), pytest.approx(1.78 / 2.107329, rel=1e-6), "printed"
     )
-    assert compare(Printed(45.0), 1, Got(47.0, 1.0, 4)) == Compared(2.0, pytest.approx(4.0), "got")
-    assert compare(Printed(45.0), 1, Got(47.0, None, 1)) == Compared(2.0)
-    assert compare(Printed(45.0, 1.0), 3, Got()) == Compared()
-    assert compare(Printed(text="a"), 0, Got(text="b")).same is False
+    assert compare(Printed(45.0), 1, Measurement(47.0, 1.0, 4)) == AgainstPrinted(2.0, pytest.approx(4.0), "got")
+    assert compare(Printed(45.0), 1, Measurement(47.0, None, 1)) == AgainstPrinted(2.0)
+    assert compare(Printed(45.0, 1.0), 3, Measurement()) == AgainstPrinted()
+    assert compare(Printed(text="a"), 0, Measurement(text="b")).same is False
 
 
 def test_over_seeds_is_the_sample_std_and_nothing_where_a_seed_lacks_it() -> None:
-    assert over_seeds([1.0, 2.0, 3.0]) == Got(2.0, 1.0, 3)
-    assert over_seeds([1.0]) == Got(1.0, None, 1)
+    assert over_seeds([1.0, 2.0, 3.0]) == Measurement(2.0, 1.0, 3)
+    assert over_seeds([1.0]) == Measurement(1.0, None, 1)
     assert over_seeds([1.0, None]).mean is None
     assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)
-    assert subtract(Got(5.0, 3.0, 2), Got(1.0, 4.0, 2)) == Got(4.0, 5.0, 2)
+    assert subtract(Measurement(5.0, 3.0, 2), Measurement(1.0, 4.0, 2)) == Measurement(4.0, 5.0, 2)
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images: str, ow
     a, b = report.lines
     assert not report.proxy
     assert title(report).startswith("small: ")
-    assert a.got["client_mean"].n == 2
-    assert a.got["client_mean"].std is not None
+    assert a.measured["client_mean"].n == 2
+    assert a.measured["client_mean"].std is not None
     assert rows(report)[0][0] == "reproduced"
     assert b.why_not == "missing method nonesuch"
-    assert not b.got
+    assert not b.measured
     assert "not run: missing method nonesuch" in rows(report)[1]
     assert len(rows(report)) == 2, "a difference with a row that was not run is not shown"
     fewer = reproduce(e, Home(own_home), Options(rounds=1))
@@ -151,7 +151,7 @@ def test_only_a_proxy_is_scaled_down(images: str, own_home: Path) -> None:
     with pytest.raises(FedcacheError, match="Scheme iid with 500 clients: 108 rows"):  # 3 domains x 3 classes x 12
         reproduce(e, Home(own_home))
     report = reproduce(e, Home(own_home), Options(on=images))
-    assert report.lines[0].got["client_mean"].mean is not None
+    assert report.lines[0].measured["client_mean"].mean is not None
     said = " ".join(report.departures)
     assert "partition: clients 108 instead of 500" in said
     assert "participation: all 108 clients instead of 400" in said
@@ -205,13 +205,13 @@ def test_list_tells_the_truth(own_home: Path) -> None:
 
 def test_what_is_here_is_ready(own_home: Path) -> None:
     text = SMALL.replace("DATA", "digits").replace("random-projection:16", "glyph-clip")
-    a, b = (Looker(Home(own_home)).missing(parse(text, "small"), c) for c in parse(text, "small").cells)
+    a, b = (RequirementCheck(Home(own_home)).missing(parse(text, "small"), c) for c in parse(text, "small").cells)
     assert a == []
     assert [(n.kind, n.name) for n in b] == [("method", "nonesuch")]
     wrong = parse(text.replace("batch = 4", "bach = 4"), "small")
-    assert [n.kind for n in Looker(Home(own_home)).missing(wrong, wrong.cells[0])] == ["setting"]
+    assert [n.kind for n in RequirementCheck(Home(own_home)).missing(wrong, wrong.cells[0])] == ["setting"]
     lost = parse(text.replace("digits", "nowhere"), "small")
-    assert [n.kind for n in Looker(Home(own_home)).missing(lost, lost.cells[0])] == ["data"]
+    assert [n.kind for n in RequirementCheck(Home(own_home)).missing(lost, lost.cells[0])] == ["data"]
 
 
 def test_info_prints_protocol_and_numbers() -> None:
@@ -230,8 +230,8 @@ def test_the_layers_are_those_that_methods_build() -> None:
 
 def test_tables_of_sizes_and_the_dots_need_no_backbone(images: str) -> None:
     sizes = ok("reproduce", "fedpcl-table8", "--on", images).data["cells"]
-    got = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
-    assert (got["MNIST"], got["MNIST-M"], got["SVHN"]) == (10, 10, None)
+    measured = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
+    assert (measured["MNIST"], measured["MNIST-M"], measured["SVHN"]) == (10, 10, None)
     dots = ok("reproduce", "fedpcl-fig4", "--on", images, "--only", "setting=feature shift").data["cells"][0]["values"]
     assert dots["sizes"]["got"]["text"] == "30, 30, 30"
     assert Path(dots["dots"]["got"]["text"]).read_bytes().startswith(b"\x89PNG")
@@ -304,8 +304,8 @@ def test_the_bound_of_theorem_41_by_hand() -> None:
     # .08420; d = 100: sqrt(.2 ln(5 e)) = .72242; d = 513 has a capacity of .99983.
     done = ok("reproduce", "fedpcl-theorem41").data
     assert not done["proxy"]
-    got = {c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()} for c in done["cells"]}
-    small, linear, more = got.values()
+    measured = {c["labels"]["example"]: {k: v["got"]["mean"] for k, v in c["values"].items()} for c in done["cells"]}
+    small, linear, more = measured.values()
     assert small == pytest.approx(
         {"bound_printed": 42.82371, "bound_corrected": 0.80662, "bound_capacity": 0.72242}, abs=1e-5
     )
@@ -318,7 +318,7 @@ def test_the_bound_of_theorem_41_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["tpfl-table1", "tpfl-table2"])
 def test_every_row_of_the_prompt_tables_is_ready_on_digits(name: str, own_home: Path) -> None:
-    options, looker = Options(on="digits", backbones=("glyph-clip",)), Looker(Home(own_home))
+    options, looker = Options(on="digits", backbones=("glyph-clip",)), RequirementCheck(Home(own_home))
     for p in plan(entry(name), options, looker):
         live = {"text tower", "image tower"} <= METHODS[p.cell.method].needs
         assert p.cell.backbones == (("glyph-clip", "pixels") if live else ("glyph-clip",))
@@ -339,17 +339,19 @@ def test_images_beside_a_live_encoder_are_stored_as_it_reads_them(own_home: Path
     assert cell.backbones == ("clip-vit-b-16", "pixels")
     row = lookup("clip-vit-b-16").recipe
     stored = lookup("pixels").recipe.override(
-        {k.removeprefix("pixels:"): v for k, v in as_read(cell, Home(own_home)).items()}
+        {k.removeprefix("pixels:"): v for k, v in pixels_recipe(cell, Home(own_home)).items()}
     )
     assert [getattr(stored, k) for k in ("size", "resize", "interpolation", "crop_pct")] == [
         getattr(row, k) for k in ("size", "resize", "interpolation", "crop_pct")
     ]
-    assert as_read(entry("flesd-fig5").cells[0], Home(own_home)) == {}
+    assert pixels_recipe(entry("flesd-fig5").cells[0], Home(own_home)) == {}
 
 
 def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> None:
     planned = plan(
-        entry("flesd-table1"), Options(on="digits", backbones=("glyph-clip",)), Looker(Home.from_environment())
+        entry("flesd-table1"),
+        Options(on="digits", backbones=("glyph-clip",)),
+        RequirementCheck(Home.from_environment()),
     )
     for p in planned:
         assert p.cell.backbones == ("glyph-clip",)
@@ -358,6 +360,6 @@ def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images() -> Non
         assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
         assert any("head on 8 cached views instead of a ResNet-18" in said for said in p.departures)
         METHODS[p.cell.method].resolve(p.cell.preset, p.cell.set)
-    same = plan(entry("flesd-table1"), Options(on="digits"), Looker(Home.from_environment()))
+    same = plan(entry("flesd-table1"), Options(on="digits"), RequirementCheck(Home.from_environment()))
     assert {p.cell.backbones for p in same} == {("pixels",)}
     assert {p.cell.views for p in same} == {1}

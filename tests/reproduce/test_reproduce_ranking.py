@@ -14,37 +14,39 @@ from scipy.stats import kendalltau
 
 from fedcache.config import Home
 from fedcache.reproduce import cell_kinds as kinds
-from fedcache.reproduce.metrics import Got
-from fedcache.reproduce.proxies import Options, Planned
+from fedcache.reproduce.metrics import Measurement
+from fedcache.reproduce.proxies import Options, PlannedCell
 from fedcache.reproduce.ranking import orders
-from fedcache.reproduce.registry import Cell, Printed, entry
+from fedcache.reproduce.registry import PaperCell, Printed, entry
 from fedcache.reproduce.render import columns, report_data, rows, sentences
-from fedcache.reproduce.runner import Line, Report, reproduce
+from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
-def line(at: tuple[str, str], printed: float | None, got: Got | None, why: str = "") -> Line:
+def line(at: tuple[str, str], printed: float | None, measured: Measurement | None, why: str = "") -> ReproducedCell:
     labels = dict(zip(("set", "method"), at, strict=True))
     shown = (None if printed is None else Printed(printed, 0.1),)
-    cell = Cell(labels, "solo", metrics=("client_mean",), printed=shown)
-    return Line(Planned(cell, cell, ()), {"client_mean": got} if got is not None else {}, why_not=why)
+    cell = PaperCell(labels, "solo", metrics=("client_mean",), printed=shown)
+    return ReproducedCell(
+        PlannedCell(cell, cell, ()), {"client_mean": measured} if measured is not None else {}, why_not=why
+    )
 
 
-def proxy(*lines: Line) -> Report:
+def proxy(*lines: ReproducedCell) -> Reproduction:
     e = replace(entry("fedpcl-table11"), labels=("set", "method"), metrics=("client_mean",), differences=())
-    return Report(e, True, "digits", list(lines), [])
+    return Reproduction(e, True, "digits", list(lines), [])
 
 
 def test_both_orders_of_a_group_by_hand() -> None:
     # got: A 80 (2.0 of 4: error 1.0), B 79 (error 1.0), C 90, D 60. A-B: 1.0 < sqrt(2), undecided; C above A and B is
     # the other way round; D is below all as printed. Ranks printed 1 2 3 4, got 2 3 1 4: tau = (4 - 2) / 6.
     report = proxy(
-        line(("x", "A"), 50.0, Got(80.0, 2.0, 4)),
-        line(("x", "D"), 10.0, Got(60.0, 2.0, 4)),
-        line(("x", "C"), 30.0, Got(90.0, 2.0, 4)),
-        line(("x", "B"), 40.0, Got(79.0, 2.0, 4)),
+        line(("x", "A"), 50.0, Measurement(80.0, 2.0, 4)),
+        line(("x", "D"), 10.0, Measurement(60.0, 2.0, 4)),
+        line(("x", "C"), 30.0, Measurement(90.0, 2.0, 4)),
+        line(("x", "B"), 40.0, Measurement(79.0, 2.0, 4)),
         line(("x", "not run"), 60.0, None, "missing weights"),
-        line(("x", "not printed"), None, Got(99.0, 1.0, 4)),
-        line(("y", "A"), 50.0, Got(80.0, 2.0, 4)),
+        line(("x", "not printed"), None, Measurement(99.0, 1.0, 4)),
+        line(("y", "A"), 50.0, Measurement(80.0, 2.0, 4)),
     )
     (one,) = orders(report)
     assert one.at == ("x",)
@@ -68,10 +70,10 @@ def test_both_orders_of_a_group_by_hand() -> None:
 
 def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     report = proxy(
-        line(("x", "A"), 50.0, Got(80.0, None, 1)),
-        line(("x", "B"), 50.0, Got(70.0, None, 1)),
-        line(("x", "C"), 40.0, Got(70.0, None, 1)),
-        line(("x", "D"), 30.0, Got(75.0, None, 1)),
+        line(("x", "A"), 50.0, Measurement(80.0, None, 1)),
+        line(("x", "B"), 50.0, Measurement(70.0, None, 1)),
+        line(("x", "C"), 40.0, Measurement(70.0, None, 1)),
+        line(("x", "D"), 30.0, Measurement(75.0, None, 1)),
     )
     (one,) = orders(report)
     assert [(p.rank_printed, p.rank_got) for p in one.places] == [(1, 1), (1, 3), (3, 3), (4, 2)]
@@ -81,13 +83,13 @@ def test_equal_numbers_share_a_rank_and_say_nothing() -> None:
     assert one.tau == pytest.approx(0.0)
     assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
     assert "one seed" in one.sentence()
-    (flat,) = orders(proxy(*(line(("x", m), p, Got(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
+    (flat,) = orders(proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0)))))
     assert flat.tau is None
     assert "tau" not in flat.sentence()
 
 
 def test_no_order_and_no_difference_where_they_mean_nothing() -> None:
-    lines = [line(("x", m), p, Got(p, 1.0, 3)) for m, p in (("A", 2.0), ("B", 1.0))]
+    lines = [line(("x", m), p, Measurement(p, 1.0, 3)) for m, p in (("A", 2.0), ("B", 1.0))]
     paper = replace(proxy(*lines), proxy=False)
     assert orders(paper) == []
     assert columns(paper)[-2:] == ("difference", "standard errors")
@@ -105,17 +107,17 @@ def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(
     twice = entry("fst-fig2")
     cell = twice.cells[0]
     other = replace(cell, labels={"dataset": "CIFAR-100"}, dataset="paper:cifar100")
-    calls: list[Cell] = []
+    calls: list[PaperCell] = []
 
-    def counted(cell: Cell, bench: Any) -> kinds.Measured:
+    def counted(cell: PaperCell, workbench: Any) -> kinds.Measured:
         calls.append(cell)
-        return kinds.entropy(cell, bench)
+        return kinds.entropy(cell, workbench)
 
     monkeypatch.setitem(kinds.MEASURES, "entropy", counted)  # type: ignore[arg-type]
     options = Options(on=images, backbones=("glyph-clip",))
     report = reproduce(replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options)
     assert len(calls) == 1
-    assert report.lines[1].got == report.lines[0].got
+    assert report.lines[1].measured == report.lines[0].measured
     assert report.lines[1].same_as == cell.at
     assert f"The same measurement: {cell.at[0]}; CIFAR-100." in sentences(report)
     assert "rank" not in " ".join(columns(report))
@@ -126,8 +128,8 @@ def test_a_proxy_names_its_orders_for_each_dataset_of_the_paper(tmp_path: Path) 
     words = ("--on", images, "--backbones", "glyph-clip", "--seeds", "0", "--rounds", "1", "--only", "partition=IID")
     done = ok("reproduce", "fst-table4", *words).data
     assert [o["at"] for o in done["orders"]] == [["CIFAR-10", "IID"], ["CIFAR-100", "IID"]]
-    got = [[row["got"] for row in o["rows"]] for o in done["orders"]]
-    assert got[0] == got[1]
+    measured = [[row["got"] for row in o["rows"]] for o in done["orders"]]
+    assert measured[0] == measured[1]
     assert done["cells"][2]["same_as"] == ["CIFAR-10", "IID", "equal"]
     assert done["cells"][2]["reused"] == len(done["cells"][2]["runs"]) == 1
     assert Path(done["cells"][2]["runs"][0]).is_relative_to(os.environ["FEDCACHE_HOME"])

@@ -13,8 +13,8 @@ from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce.metrics import METRICS
-from fedcache.reproduce.registry import Entry, Printed, entries, entry, names, parse
-from fedcache.reproduce.requirements import READS, Looker
+from fedcache.reproduce.registry import PaperTable, Printed, entries, entry, names, parse
+from fedcache.reproduce.requirements import READS, RequirementCheck
 
 NAMES = {
     *(f"fedpcl-table{n}" for n in range(1, 16)),
@@ -46,8 +46,8 @@ def test_every_table_and_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize("e", entries(), ids=names())
-def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e: Entry, own_home: Path) -> None:
-    reads, looker = READS[e.kind], Looker(Home(own_home))
+def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e: PaperTable, own_home: Path) -> None:
+    reads, looker = READS[e.kind], RequirementCheck(Home(own_home))
     for cell in e.cells:
         missing = {(n.kind, n.name) for n in looker.missing(e, cell)}
         if "method" in reads:

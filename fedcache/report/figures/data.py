@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report.figures.grids import squares
-from fedcache.report.run_stores import Source
+from fedcache.report.run_stores import RunStore
 from fedcache.report.svg import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
@@ -37,7 +37,7 @@ def check_embedding(name: str) -> None:
             ) from error
 
 
-def dots(ident: str, source: Source) -> Plot | None:
+def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
     counts = source.partition.counts(source.columns)
     names, classes = [c.name for c in source.partition.clients], source.columns.classes
@@ -74,7 +74,7 @@ def dots(ident: str, source: Source) -> Plot | None:
     )
 
 
-def sampled(source: Source) -> NDArray[np.int64]:
+def sampled(source: RunStore) -> NDArray[np.int64]:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
     columns, ok = source.columns, source.store.readable().astype(bool)
     tests = np.unique(np.concatenate([c.test for c in source.partition.clients]))
@@ -84,7 +84,7 @@ def sampled(source: Source) -> NDArray[np.int64]:
     return spread
 
 
-def plane(ident: str, source: Source, key: str, how: str) -> Plot | None:
+def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     """Test rows, class prototypes and clients' prototypes of one backbone in two dimensions."""
     columns = source.columns
     rows = sampled(source)
@@ -138,7 +138,7 @@ def plane(ident: str, source: Source, key: str, how: str) -> Plot | None:
     return Plot(ident, title, says, ("kind", "name", "x", "y"), data, draw(ident, fill, height=4.2, says=says))
 
 
-def _prototypes(source: Source, key: str) -> tuple[NDArray[np.float32], list[str], int]:
+def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
     """Class means over all training rows, then of the first clients; their names; how many are over all."""
     columns, found = source.columns, []
     sums: dict[int, tuple[NDArray[np.float64], int]] = {}
@@ -179,7 +179,7 @@ def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
     return two
 
 
-def agreement(ident: str, source: Source) -> Plot | None:
+def agreement(ident: str, source: RunStore) -> Plot | None:
     """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
     if len(source.fused) < 2:
         return None
@@ -218,7 +218,7 @@ def agreement(ident: str, source: Source) -> Plot | None:
     return Plot(ident, "Fusion: what each backbone brings", says, ("backbone", "client", "CKA"), rows_, svg)
 
 
-def label_entropy(ident: str, source: Source) -> Plot | None:
+def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
     import torch
 

@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.find_runs import Entry, differing, facts
+from fedcache.report.find_runs import StoredRun, differing, facts
 from fedcache.report.svg import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, short
 
 MOST_SIDE = 24
-Cells = dict[tuple[str, ...], tuple[float, Entry]]
+Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
 
 
-def sweeps(ident: str, entries: Sequence[Entry]) -> list[Plot]:
+def sweeps(ident: str, entries: Sequence[StoredRun]) -> list[Plot]:
     """A heatmap for each method with two swept values or more, a line for one; none for a method that stands alone."""
-    methods: dict[str, list[Entry]] = {}
+    methods: dict[str, list[StoredRun]] = {}
     for entry in entries:
         methods.setdefault(entry.method, []).append(entry)
     made = [_method(f"{ident}-{i}", name, found) for i, (name, found) in enumerate(methods.items())]
     return [plot for plot in made if plot is not None]
 
 
-def _method(ident: str, name: str, entries: Sequence[Entry]) -> Plot | None:
+def _method(ident: str, name: str, entries: Sequence[StoredRun]) -> Plot | None:
     scored = [e for e in entries if e.result["accuracy"]["mean"] is not None]
     names = [n for n in differing(scored) if n != "method"] if len(scored) > 1 else []
     if not names:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcache.report.figures.grids import squares
 from fedcache.report.figures.runs import MOST_CURVES, Named
-from fedcache.report.find_runs import Entry
+from fedcache.report.find_runs import StoredRun
 from fedcache.report.svg import SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
 
 MOST_DRAWN = 30
@@ -20,7 +20,7 @@ UNITS = {
 }
 
 
-def confusion(ident: str, label: str, entry: Entry) -> Plot | None:
+def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
     """Test rows by true and predicted class, all seeds together."""
     counts = entry.result.get("confusion")
     if not counts:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.find_runs import Entry
+from fedcache.report.find_runs import StoredRun
 from fedcache.report.svg import (
     INK,
     SERIES,
@@ -24,7 +24,7 @@ from fedcache.report.svg import (
 MOST_CURVES = 8
 MOST_STRIPS = 16
 
-Named = Sequence[tuple[str, Entry]]
+Named = Sequence[tuple[str, StoredRun]]
 """Runs with the label that tells them apart, in the order in which they are to be seen."""
 
 
@@ -113,7 +113,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
 def against_bytes(ident: str, runs: Named) -> Plot | None:
     """Accuracy against all bytes that travelled in one seed's run, and the front."""
 
-    def cost(entry: Entry) -> float | None:
+    def cost(entry: StoredRun) -> float | None:
         exact = entry.result["traffic"]["exact"]
         return float(exact["up_bytes"] + exact["down_bytes"]) / max(1, len(entry.result["seeds"]))
 
@@ -125,7 +125,7 @@ def against_bytes(ident: str, runs: Named) -> Plot | None:
 def against_seconds(ident: str, runs: Named) -> Plot | None:
     """Accuracy against the seconds one seed's training took, and the front."""
 
-    def cost(entry: Entry) -> float | None:
+    def cost(entry: StoredRun) -> float | None:
         return None if entry.seconds is None else entry.seconds / max(1, len(entry.result["seeds"]))
 
     return _pareto(
@@ -138,7 +138,7 @@ def _pareto(
     title: str,
     axis: str,
     runs: Named,
-    cost: Callable[[Entry], float | None],
+    cost: Callable[[StoredRun], float | None],
     word: Callable[[float], str],
 ) -> Plot | None:
     points = [

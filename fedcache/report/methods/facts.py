@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
+from fedcache.extract import backbones
+from fedcache.extract.backbones.live import load_towers
 from fedcache.extract.planning.find_store import find_store
 from fedcache.extract.planning.plan import memory_of
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.encoders import Towers
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.execution.batched import Program
+from fedcache.federate.execution.choose import Lift
+from fedcache.federate.methods import module_of
+from fedcache.federate.partition.partition import Client
 from fedcache.runs import encoders
 from fedcache.runs.features import TEXT_ORDER
-
-if TYPE_CHECKING:
-    from fedcache.federate.engine.client_data import Data
-    from fedcache.federate.engine.encoders import Towers
-    from fedcache.federate.engine.method import Method
 
 CLIENTS = 3
 MOST_CLIENTS = 10
@@ -68,12 +74,6 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
         first; ``first_down`` of the first, which brings text features and no one's uploads; ``clients``, the number
         that the counts depend on, or 0.
     """
-    import torch
-
-    from fedcache.federate.engine.run_state import Rounds
-    from fedcache.federate.execution.batched import Program
-    from fedcache.federate.execution.choose import Lift
-    from fedcache.federate.partition.partition import Client
 
     hp = method.resolve()
     depends = not method.one_shot and "stack" in method.pool(hp).values()  # everyone's uploads come back
@@ -99,9 +99,6 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
 
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
-    import torch
-
-    from fedcache.federate.engine.client_data import Data
 
     need = method.reads(method.resolve())
     towers = _towers() if encoders.wants_towers(method) else None
@@ -131,9 +128,6 @@ class _Tower:
 
 def _towers() -> _Tower:
     """glyph-clip's towers, which ship with the package."""
-    from fedcache.extract import backbones
-    from fedcache.extract.backbones.live import load_towers
-
     row = backbones.lookup("glyph-clip")
     home = Home.from_environment()
     weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
@@ -142,8 +136,6 @@ def _towers() -> _Tower:
 
 def objective(name: str) -> str:
     """The equations of a method and where papers and code part: the docstring of its file."""
-    from fedcache.federate.methods import module_of
-
     return (sys.modules[module_of(name)].__doc__ or "").strip()
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.update_validation import Gate, is_count
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.facts import Sizes, traffic_of
-
-if TYPE_CHECKING:
-    from fedcache.federate.engine.client_data import LaneData
-    from fedcache.federate.engine.context import Ctx
-    from fedcache.federate.engine.method import Method
 
 SHOWN = 4
 """Names of one kind that are written out; of more, the number is said."""
