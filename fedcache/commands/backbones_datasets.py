@@ -91,7 +91,7 @@ def backbones_import(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.backbones.weights import import_weights
+        from fedcache.extract.backbones import import_weights
 
         path = import_weights(file, name, o.home().root)
         return Answer({"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"])

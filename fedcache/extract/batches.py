@@ -28,7 +28,7 @@ from fedcache.extract.recipe import Recipe
 from fedcache.extract.views import view
 
 if TYPE_CHECKING:
-    from fedcache.extract.backbones import Encoder, Weights
+    from fedcache.extract.backbones import FrozenEncoder, Weights
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Runner:
         self.jobs = {job.key: job for job in jobs}
         self.source, self.uid, self.rows, self.how = source, uid, rows, how
         self.device = torch.device(how.device)
-        self.encoders: dict[str, Encoder] = {
+        self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
                 registry.lookup(job.backbone), job.weights, job.recipe, device=how.device, dtype=how.dtype
             )

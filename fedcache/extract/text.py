@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedcache.errors import Exit, FedcacheError
 
 if TYPE_CHECKING:
-    from fedcache.extract.backbones import Encoder
+    from fedcache.extract.backbones import FrozenEncoder
 
 
 def prompts(classes: Sequence[str], template: str) -> list[str]:
@@ -34,7 +34,7 @@ def prompts(classes: Sequence[str], template: str) -> list[str]:
     return [template.replace("{}", name.replace("_", " ").strip()) for name in classes]
 
 
-def text_features(encoder: Encoder, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
     """Text features of the classes.
 
     Args:

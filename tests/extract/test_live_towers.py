@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import Weights, glyph_clip, lookup
-from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.backbones.live import load_towers, towers_of
 from fedcache.extract.recipe import NORMS, Recipe
 from fedcache.heads.prompt import slots, weave
@@ -42,17 +42,7 @@ def small_clip(kind):
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
 
-    class Image(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.clip = model
-
-        def forward(self, x):
-            return self.clip.encode_image(x)
-
-    return ModuleEncoder(
-        "tiny-clip", Image(), RECIPE, device="cpu", dtype="float32", text=model.encode_text, tokenize=tokenizer()
-    )
+    return clip_encoder("tiny-clip", model, tokenizer(), RECIPE, device="cpu", dtype="float32")
 
 
 def glyph():
@@ -141,7 +131,7 @@ def test_words_before_the_name_are_the_templates_tokens(towers):
 
 def test_the_scale_is_the_models_own():
     encoder = small_clip("clip")
-    assert towers_of("x", "{}", encoder).scale == pytest.approx(float(encoder.module.clip.logit_scale.exp()))
+    assert towers_of("x", "{}", encoder).scale == pytest.approx(float(encoder.module.logit_scale.exp()))
 
 
 def test_moving_keeps_the_towers():

@@ -1,4 +1,4 @@
-"""Backbone: one row of the table; Weights: where its file lies; Encoder: what loading it gives.
+"""Backbone: one row of the table; Weights: where its file lies; FrozenEncoder: what loading it gives.
 
 Nothing here imports torch: a finished extraction is recognised from rows and digests alone.
 """
@@ -133,7 +133,7 @@ class Weights:
         return self.path
 
 
-class Encoder(Protocol):
+class FrozenEncoder(Protocol):
     """A loaded backbone."""
 
     def image(self, x: Tensor) -> Tensor:

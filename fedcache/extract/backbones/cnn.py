@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.random import seed_of
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 BACKBONES = (
@@ -60,16 +62,12 @@ def build() -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The network with weights from a file, or drawn from the seed.
 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
     """
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
-    from fedcache.extract.backbones.random import seed_of
-
     module = build()
     if weights.path is not None:
         load_strict(module, read_state(weights.path), backbone=backbone.name, path=weights.path, ignore=("fc2.",))

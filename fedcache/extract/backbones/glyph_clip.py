@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 WIDTH = 128
@@ -100,15 +101,12 @@ def build() -> Any:
     return CLIP(WIDTH, vision, text)
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast).
 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
     """
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import clip_encoder
-
     path = weights.file(backbone.name)
     model = build()
     load_strict(model, read_state(path), backbone=backbone.name, path=path)

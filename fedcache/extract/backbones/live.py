@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones.backbone import Backbone, Weights
+from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
+from fedcache.extract.backbones.loading import load
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from fedcache.extract.backbones.encoder import ModuleEncoder
 
 
 class LiveText:
@@ -34,7 +34,7 @@ class LiveText:
     """
 
     def __init__(self, name: str, encoder: ModuleEncoder) -> None:
-        clip: Any = encoder.module.clip
+        clip: Any = encoder.module
         self._encoder, self._tower = encoder, clip.text if hasattr(clip, "text") else clip
         tower = self._tower
         self._pool = getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
@@ -72,8 +72,6 @@ class LiveText:
         """Unit text features [B, D] float32 of embeddings [B, L, E] that end at positions [B]; differentiable."""
         import torch
         from torch import nn
-
-        from fedcache.extract.backbones.encoder import deterministic
 
         tower = self._tower
         x, mask = embeddings.to(tower.token_embedding.weight.dtype), tower.attn_mask
@@ -138,11 +136,9 @@ def towers_of(name: str, template: str, encoder: ModuleEncoder) -> LiveTowers:
     Raises:
         FedcacheError: USAGE, for one without a text tower, or with one that cannot read trained prompts.
     """
-    from fedcache.extract.backbones.encoder import no_text
-
-    clip: Any = getattr(encoder.module, "clip", None)
-    if clip is None:
+    if encoder.tokenize is None:
         raise no_text(name)
+    clip: Any = encoder.module
     scale = float(clip.logit_scale.exp().reshape(-1)[0])
     return LiveTowers(name, template, scale, LiveText(name, encoder), LiveImage(encoder), encoder)
 
@@ -155,9 +151,6 @@ def load_towers(
     Raises:
         FedcacheError: USAGE, for a backbone without a usable text tower; ENVIRONMENT, for weights that do not fit.
     """
-    from fedcache.extract.backbones import load
-    from fedcache.extract.backbones.encoder import ModuleEncoder, no_text
-
     encoder = load(backbone, weights, recipe, device=device)
     if not isinstance(encoder, ModuleEncoder):
         raise no_text(backbone.name)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
 FOLDERS = {"quickdraw": ("quickdraw-net",), "aircraft": ("aircraft-net",), "birds": ("birds-net", "cu_birds-net")}
@@ -51,7 +53,7 @@ def _row(domain: str, pooled: bool) -> Backbone:
 BACKBONES = tuple(_row(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The ResNet-18 up to its average pool.
 
     Raises:
@@ -59,9 +61,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
     """
     from torch import nn
     from torchvision.models import resnet18
-
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
 
     path = weights.file(backbone.name)
     model = resnet18(weights=None)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 PREFIX = "open_clip:"
@@ -48,15 +49,12 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """Both towers; a transformer's position embeddings are resampled for another input size.
 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit, or the architecture needs a download.
     """
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import clip_encoder
-
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
     state = _fit(read_state(path, hub=backbone.hub), model)

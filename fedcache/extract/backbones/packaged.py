@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 
@@ -93,8 +94,6 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     """
     import timm
 
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-
     path = weights.file(backbone.name)
     model: nn.Module = timm.create_model(backbone.architecture, pretrained=False, num_classes=classes)
     state = read_state(path)
@@ -105,12 +104,10 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     return model.eval()
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The network up to its global average pool; any input size.
 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
     """
-    from fedcache.extract.backbones.encoder import ModuleEncoder
-
     return ModuleEncoder(backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype)

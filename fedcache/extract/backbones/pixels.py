@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.encoder import no_text
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 BACKBONES = (
@@ -29,11 +29,9 @@ class _Pixels:
         return x
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        from fedcache.extract.backbones.encoder import no_text
-
         raise no_text("pixels")
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The identity on uint8 [B, H, W, 3]."""
     return _Pixels()

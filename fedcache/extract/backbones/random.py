@@ -10,11 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 WIDTH = 64
 WIDEST = 65536
@@ -53,7 +54,7 @@ def derive(name: str) -> Backbone:
     return named(name, int(text))
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same.
 
     Raises:
@@ -61,8 +62,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
     """
     import torch
     from torch import nn
-
-    from fedcache.extract.backbones.encoder import ModuleEncoder
 
     seed = seed_of(backbone, weights)
     inputs = 3 * recipe.size * recipe.size

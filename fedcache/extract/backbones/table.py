@@ -7,9 +7,8 @@ remembered under ``<home>/recipes``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,7 @@ from fedcache.extract.backbones import (
     timm,
     torchvision,
 )
-from fedcache.extract.backbones.backbone import Backbone, Weights
-from fedcache.extract.backbones.weights import Caches, library_caches, locate
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.backbones.backbone import Backbone
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, make_private, write_atomic
 
@@ -45,7 +42,12 @@ _ROWS = (
 
 BACKBONES: Mapping[str, Backbone] = {row.name: row for row in _ROWS}
 
-PREFIXES = {"timm:": "timm", "open_clip:": "open_clip", "random-projection:": "random"}
+DERIVE: Mapping[str, Callable[[str], Backbone]] = {
+    timm.PREFIX: timm.derive,
+    open_clip.PREFIX: open_clip.derive,
+    "random-projection:": random.derive,
+}
+"""What makes the row of a library's own name, by its prefix."""
 
 
 def lookup(name: str, *, home: Path | None = None) -> Backbone:
@@ -60,54 +62,19 @@ def lookup(name: str, *, home: Path | None = None) -> Backbone:
     """
     if name in BACKBONES:
         return BACKBONES[name]
-    provider = next((module for prefix, module in PREFIXES.items() if name.startswith(prefix)), None)
-    if provider is None:
+    derive = next((derive for prefix, derive in DERIVE.items() if name.startswith(prefix)), None)
+    if derive is None:
         raise unknown(
             "backbone", name, BACKBONES, hint=f"Known: {', '.join(BACKBONES)}; or timm:NAME, open_clip:ARCH@TAG"
         )
     remembered = None if home is None else home / "recipes" / f"{slug(name)}-{digest_of(name)[:8]}.json"
     row = _recall(remembered, name) if remembered is not None else None
     if row is None:
-        derived: Backbone = import_module(f"fedcache.extract.backbones.{provider}").derive(name)
-        row = derived
+        row = derive(name)
         if remembered is not None:
             make_private(remembered.parent)
             write_atomic(remembered, json.dumps(_to_dict(row), indent=1).encode())
     return row
-
-
-def known(
-    *,
-    given: Mapping[str, Path],
-    home: Path,
-    memory: DigestMemory,
-    offline: bool = False,
-    caches: Caches | None = None,
-) -> list[dict[str, Any]]:
-    """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
-    caches = caches or library_caches()
-    entries = []
-    for row in BACKBONES.values():
-        try:
-            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline, caches=caches)
-            hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
-        except FedcacheError as error:
-            weights, hint = None, error.hint
-        entries.append(
-            {
-                "name": row.name,
-                "width": row.width,
-                "text_width": row.text_width,
-                "size": row.recipe.size,
-                "provider": row.provider,
-                "about": row.source,
-                "ready": weights is not None and weights.download is None,
-                "sha256": weights.sha256 if weights is not None else "",
-                "origin": weights.origin if weights is not None else "",
-                "hint": hint,
-            }
-        )
-    return entries
 
 
 def _to_dict(row: Backbone) -> dict[str, Any]:

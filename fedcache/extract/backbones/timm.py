@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 PREFIX = "timm:"
@@ -56,16 +57,13 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The model without its classifier; position embeddings are resampled for another input size.
 
     Raises:
         FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
     """
     import timm
-
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
 
     path = weights.file(backbone.name)
     model: Any = timm.create_model(backbone.architecture, pretrained=False, num_classes=0)

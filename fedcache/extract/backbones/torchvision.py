@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, Encoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.checkpoints import load_strict, read_state
+from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
@@ -40,7 +42,7 @@ BACKBONES = (
 )
 
 
-def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device, dtype: str) -> Encoder:
+def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
     """The convolutional part, flattened.
 
     Raises:
@@ -51,9 +53,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | 
     import torch
     from torch import nn
     from torchvision.models import get_model
-
-    from fedcache.extract.backbones.checkpoints import load_strict, read_state
-    from fedcache.extract.backbones.encoder import ModuleEncoder
 
     path = weights.file(backbone.name)
     with torch.device("meta"):  # the classifier, 94 % of the parameters, is never filled

@@ -1,8 +1,8 @@
 """Where weights lie: one resolver for every backbone, which imports no torch.
 
 The order is the one the messages name: ``--weights NAME=FILE``, ``<home>/weights``, the library's own place (a pip
-package, the Hugging Face cache, torch's cache). Nothing is fetched here but by ``pull``, and what was fetched is
-hashed before it counts: an interrupted download leaves a file that looks complete.
+package, the Hugging Face cache, torch's cache). Nothing is fetched here (``download.pull`` does), and what was fetched
+is hashed before it counts: an interrupted download leaves a file that looks complete.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
+from fedcache.extract.backbones.table import BACKBONES
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
-from fedcache.store.files import make_private, write_atomic
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -87,10 +88,10 @@ def locate(
         return Weights(None, "seed:0", "random weights drawn from seed 0")
     if not backbone.has_weights:
         return Weights(None, "none", "needs no weights")
-    download = _download(backbone)
+    download = published_download(backbone)
     if download is not None and not offline:
         return Weights(None, "", f"not here; to be fetched {download}", download)
-    raise _missing(backbone, home, caches, offline, ready(given=given, home=home, caches=caches))
+    raise missing_weights(backbone, home, caches, offline, ready(given=given, home=home, caches=caches))
 
 
 def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: Caches) -> tuple[Path, str] | None:
@@ -121,8 +122,6 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: C
 
 def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None) -> list[str]:
     """Names of the table that would work right now, in table order."""
-    from fedcache.extract.backbones.table import BACKBONES
-
     caches = caches or library_caches()
     names = []
     for backbone in BACKBONES.values():
@@ -135,56 +134,38 @@ def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None
     return names
 
 
-def pull(backbone: Backbone, *, home: Path, memory: DigestMemory, caches: Caches | None = None) -> Weights:
-    """Download weights into the library's own cache, and locate them there.
-
-    Print ``Weights.download`` before: it says how much and from where.
-
-    Raises:
-        FedcacheError: ENVIRONMENT, when nothing publishes them, the network refuses, or the bytes are not those
-            published.
-    """
+def known(
+    *,
+    given: Mapping[str, Path],
+    home: Path,
+    memory: DigestMemory,
+    offline: bool = False,
+    caches: Caches | None = None,
+) -> list[dict[str, Any]]:
+    """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
     caches = caches or library_caches()
-    download = _download(backbone)
-    if download is None:
-        raise _missing(backbone, home, caches, True, ready(given={}, home=home, caches=caches))
-    try:
-        if backbone.hub is not None:
-            _pull_from_hub(backbone.hub, backbone.files, caches.huggingface)
-        else:
-            _pull_torchvision(backbone, caches.torch / "checkpoints")
-    except Exception as error:  # each network library has its own family of errors, and all mean the same here
-        reason = str(error).strip().splitlines()
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
-            f"The weights of {backbone.name} could not be fetched from {download.source}:"
-            f" {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
-            _other_ways(backbone, home),
-        ) from error
-    return locate(backbone, given={}, home=home, memory=memory, offline=True, caches=caches)
-
-
-def import_weights(source: Path, name: str, home: Path) -> Path:
-    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
-
-    Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit the backbone; USAGE, for a backbone
-            without weights.
-    """
-    from safetensors.torch import save
-
-    from fedcache.extract.backbones import load, lookup
-    from fedcache.extract.backbones.checkpoints import read_state
-
-    backbone = lookup(name, home=home)
-    if not backbone.has_weights and not backbone.seeded:
-        raise _unused(name)
-    checked = Weights(source, "", str(source))
-    load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
-    tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
-    target = make_private(home / "weights") / f"{slug(name)}.safetensors"
-    write_atomic(target, save(tensors))
-    return target
+    entries = []
+    for row in BACKBONES.values():
+        try:
+            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline, caches=caches)
+            hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
+        except FedcacheError as error:
+            weights, hint = None, error.hint
+        entries.append(
+            {
+                "name": row.name,
+                "width": row.width,
+                "text_width": row.text_width,
+                "size": row.recipe.size,
+                "provider": row.provider,
+                "about": row.source,
+                "ready": weights is not None and weights.download is None,
+                "sha256": weights.sha256 if weights is not None else "",
+                "origin": weights.origin if weights is not None else "",
+                "hint": hint,
+            }
+        )
+    return entries
 
 
 def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
@@ -196,11 +177,12 @@ def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
     if number is not None and backbone.seeded:
         return Weights(None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}")
     if not backbone.has_weights and not backbone.seeded:
-        raise _unused(backbone.name)
+        raise takes_no_weights(backbone.name)
     return None
 
 
-def _unused(name: str) -> FedcacheError:
+def takes_no_weights(name: str) -> FedcacheError:
+    """The error of a weights file for a backbone that uses none."""
     return FedcacheError(Exit.USAGE, f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
 
 
@@ -261,7 +243,8 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         )
 
 
-def _download(backbone: Backbone) -> Download | None:
+def published_download(backbone: Backbone) -> Download | None:
+    """What ``pull`` would fetch; None for weights that no library publishes."""
     if backbone.hub is not None:
         return Download(f"the Hugging Face repository {backbone.hub}", backbone.size)
     if backbone.provider == "torchvision":
@@ -269,32 +252,8 @@ def _download(backbone: Backbone) -> Download | None:
     return None
 
 
-def _pull_from_hub(repository: str, names: tuple[str, ...], cache: Path) -> None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    for last, name in ((name == names[-1], name) for name in names):
-        try:
-            # No revision is pinned: which one came is part of the array's identity, by its digest.
-            hf_hub_download(repository, name, cache_dir=cache)  # nosec B615
-            return
-        except EntryNotFoundError as error:
-            # "Local" means that the network failed, which the second name would not mend.
-            if last or isinstance(error, LocalEntryNotFoundError):
-                raise
-
-
-def _pull_torchvision(backbone: Backbone, folder: Path) -> None:
-    import torch
-    from torchvision.models import get_model_weights
-
-    folder.mkdir(parents=True, exist_ok=True)
-    url = get_model_weights(backbone.architecture)["IMAGENET1K_V1"].url
-    name = backbone.files[0]
-    torch.hub.download_url_to_file(url, str(folder / name), hash_prefix=dict(backbone.sha256)[name])
-
-
-def _missing(backbone: Backbone, home: Path, caches: Caches, offline: bool, works: list[str]) -> FedcacheError:
+def missing_weights(backbone: Backbone, home: Path, caches: Caches, offline: bool, works: list[str]) -> FedcacheError:
+    """The error of weights that are nowhere: the places looked at, the published digest, and what works instead."""
     suffixes = ",".join(s[1:] for s in SUFFIXES)
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
@@ -311,8 +270,8 @@ def _missing(backbone: Backbone, home: Path, caches: Caches, offline: bool, work
         f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
         f" {at_home}{f' or {backbone.files[0]} beside it' if _own_names(backbone) else ''}; {third}."
         + (f" Published sha256: {published}." if published else "")
-        + (" Downloads are off." if offline and _download(backbone) else ""),
-        f"{_other_ways(backbone, home)} Ready now: {', '.join(works)}.",
+        + (" Downloads are off." if offline and published_download(backbone) else ""),
+        f"{other_ways(backbone, home)} Ready now: {', '.join(works)}.",
     )
 
 
@@ -320,10 +279,11 @@ def _own_names(backbone: Backbone) -> bool:
     return backbone.wheel is None and not set(backbone.files) & set(GENERAL)
 
 
-def _other_ways(backbone: Backbone, home: Path) -> str:
+def other_ways(backbone: Backbone, home: Path) -> str:
+    """How to get the weights by pip, by a file, or where there is a network."""
     by_file = f"fedcache backbones import FILE --as {backbone.names[-1]}"
     if backbone.distribution is not None:
         return f"pip install {backbone.distribution}, or with a file:  {by_file}."
-    if _download(backbone) is None:
+    if published_download(backbone) is None:
         return f"{by_file}  ({backbone.source})."
     return f"Where there is a network:  fedcache backbones pull {backbone.name};  with a file:  {by_file}."

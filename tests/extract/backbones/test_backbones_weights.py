@@ -10,8 +10,7 @@ import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.backbones import BACKBONES, library_caches, load, locate, lookup, pull, ready
-from fedcache.extract.backbones.weights import import_weights
+from fedcache.extract.backbones import BACKBONES, import_weights, library_caches, load, locate, lookup, pull, ready
 from fedcache.extract.digests import DigestMemory
 
 RESNET = "resnet18-quickdraw"
