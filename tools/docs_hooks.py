@@ -6,10 +6,12 @@ Named in mkdocs.yml under ``hooks``.
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 ELSEWHERE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+href=["']?(?:https?:)?//""")
+MARKER = re.compile(r"-\s*8\s*<\s*-")
 DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]+/)?([\w-]+)\.svg" ?/?>')
 
 
@@ -44,7 +46,9 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuse a page that fetches anything from another host."""
+    """Refuse a page that fetches anything from another host, or that shows an include in place of what it names."""
     if found := ELSEWHERE.search(output):
         raise ValueError(f"{page.file.src_uri} fetches from elsewhere: {found[0]}")
+    if found := MARKER.search(unescape(re.sub(r"<[^>]*>", "", output))):
+        raise ValueError(f"{page.file.src_uri} shows {found[0]!r}: an include that was not expanded")
     return output

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(p for p in (ROOT / "README.md", *DOCS.rglob("*.md")) if "design" not in p.parts)
 FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INCLUDE = re.compile(r'^--8<-- "(.+?)"$', re.MULTILINE)
 INDENTED = re.compile(r"^ {4}(fedcache .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(fedcache [^`\n]+)`")
 COMMANDS: Any = typer.main.get_command(app)
@@ -54,7 +55,7 @@ def tool() -> ModuleType:
 def text(path: Path) -> str:
     """A page with the files that it includes."""
     found = path.read_text(encoding="utf-8")
-    return re.sub(r'--8<-- "(.+?)"', lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), found)
+    return INCLUDE.sub(lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), found)
 
 
 def test_the_pages_are_those_of_the_code(tool: ModuleType) -> None:
@@ -65,6 +66,14 @@ def test_the_pages_are_those_of_the_code(tool: ModuleType) -> None:
         assert there == {name for name in made if name.startswith(f"{group}/")}, f"{group} has other pages{again}"
     old = [name for name, text in made.items() if (DOCS / name).read_text(encoding="utf-8") != text]
     assert not old, f"{', '.join(old)} old{again}"
+
+
+def test_every_include_of_a_page_is_one_that_the_build_expands() -> None:
+    # A formatter once made arithmetic of two of them, and the pages showed that in place of their examples.
+    left = {page.name for page in PAGES if re.search(r"-\s*8\s*<", text(page))}
+    assert not left
+    shown = {name for page in PAGES for name in INCLUDE.findall(page.read_text(encoding="utf-8"))}
+    assert {"examples/own_method.py", "fedcache/extract/backbones/torchvision.py"} <= shown
 
 
 def test_every_command_has_an_example_and_every_option_a_meaning(tool: ModuleType) -> None:
