@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_store_check import files_of, flip, found, with_history_and_an_array_in_flight
+from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from toy_store import KEYS, create, fill, in_memory
 
 from fedcache.errors import Exit, FedcacheError

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
@@ -20,35 +20,6 @@ from fedcache.store.verify import repair, verify
 def place() -> Iterator[Path]:
     with in_memory() as path:
         yield path
-
-
-def with_history_and_an_array_in_flight(path: Path) -> Store:
-    store = create(path)
-    fill(store, KEYS[0])
-    store.put_text("a", ["{}"], np.eye(3, 2, dtype=np.float32), {"backbone": "a", "weights": "none"})
-    store.put_partition("p", {"clients": []})
-    store.append_history({"event": "extract", "seconds": 1e-05})
-    store.append_history({"event": "extract", "seconds": 2.5})
-    fill(store, KEYS[1], chunks=3)
-    return store
-
-
-def flip(file: Path, draw: random.Random) -> bytes:
-    raw = file.read_bytes()
-    at = draw.randrange(len(raw))
-    file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
-    return raw
-
-
-def files_of(path: Path) -> list[Path]:
-    return [f for f in sorted(path.rglob("*")) if f.is_file() and "locks" not in f.parts]
-
-
-def found(path: Path) -> bool:
-    try:
-        return not verify(path).ok
-    except FedcacheError as error:
-        return error.code is Exit.CORRUPT
 
 
 def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place: Path) -> None:

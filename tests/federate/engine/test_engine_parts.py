@@ -8,6 +8,7 @@ import torch
 from federation import federation, gap, go
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
@@ -133,8 +134,6 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
 
 
 def test_minibatches_cover_every_lane_and_rest_in_order():
-    from test_methods_grid import lanes
-
     data, clients = federation()
     group = sorted(clients, key=lambda c: -len(c.train))
     ctx = lanes("fedavg", {"batch": 16}, lead=(9,), who=[c.name for c in group])
@@ -164,8 +163,6 @@ def test_large_clients_are_gathered_step_by_step(monkeypatch):
 
 
 def test_lanes_that_are_done_do_not_move():
-    from test_methods_grid import lanes
-
     ctx = lanes("fedavg", {}, lead=(3,), who=("a", "b", "c"))
     carry = {"count": torch.zeros(3), "replaced": torch.zeros(3, 2)}
 
@@ -179,8 +176,6 @@ def test_lanes_that_are_done_do_not_move():
 
 
 def test_pairs_of_views_differ():
-    from test_methods_grid import lanes
-
     data, clients = federation(views=4)
     ctx = lanes("fedpcl", {}, lead=(9,), who=[c.name for c in clients])
     rows = lane_data(data.x, data.y, [c.train for c in clients], 1)
@@ -242,8 +237,6 @@ def test_shared_weights_are_shared_and_independent_ones_are_not():
 
 
 def test_numbers_are_shaped_by_their_lanes():
-    from test_methods_grid import lanes
-
     h = torch.tensor([[2.0], [3.0]])
     assert over(h, torch.zeros(2, 3, 4, 5)).shape == (2, 1, 1, 1)
     assert over(0.5, torch.zeros(3)) == 0.5

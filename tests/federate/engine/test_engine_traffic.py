@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, fitted, go, scaled, small
+from method_calls import paper, wide
 
 from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
-
-
-def paper(name, width, settings=None, *, classes=10, clients=5):
-    method = METHODS[name]
-    return method.paper_count(width, classes, clients, method.resolve("paper", settings or {}))
-
-
-def wide(width, classes=10, clients=5, rows=20):
-    return federation(sizes=(rows,) * clients, classes=classes, width=width, per_client=classes, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(("width", "weights"), [(512, 133_632), (1024, 264_704), (1536, 395_776)])

@@ -6,19 +6,11 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap
+from method_calls import lanes
 
 from fedcache.federate.engine.client_data import lane_data
-from fedcache.federate.engine.context import Ctx, Draws, Env, pad_stack, share
+from fedcache.federate.engine.context import pad_stack, share
 from fedcache.federate.methods import METHODS
-
-
-def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):
-    """A context of float64 lanes for calling a method's functions directly."""
-    hp = {**METHODS[name].resolve("paper", settings), **(swept or {})}
-    env = Env(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
-    draws = Draws(0, 1, tuple(who), len(lead), torch.float64, torch.device("cpu"))
-    return Ctx(lead, hp, env, draws, tuple(range(len(who))), 1)
-
 
 SWEPT = {
     "solo": {"lr": (0.1, 0.02), "wd": (1e-3, 1e-2), "momentum": (0.9, 0.5)},

@@ -7,24 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, gap, go
+from federation import gap, go
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_calls import lanes
+from pooled_rows import CLIENTS, DATA, TEST, X, Y, parts
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import FedcacheError
 from fedcache.heads.ridge import gram, solve, unpack
-
-DATA, CLIENTS = federation()
-POOL = np.concatenate([c.train for c in CLIENTS])
-TEST = np.concatenate([c.test for c in CLIENTS])
-X, Y = DATA.x[POOL, 0].numpy(), np.eye(6)[DATA.y[POOL].numpy()]
-
-
-def parts(seed, m):
-    g = np.random.default_rng(seed)
-    owner = g.integers(0, m, len(POOL))
-    return [Rows(f"part-{i}", g.permutation(POOL[owner == i]), TEST) for i in range(m)]
 
 
 @given(st.integers(0, 99), st.integers(1, 40))
@@ -108,8 +99,6 @@ def test_the_packed_triangle_holds_the_whole_gram_matrix(shape):
 
 def test_fourier_features_are_a_gaussian_kernel():
     # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
-    from test_methods_grid import lanes
-
     from fedcache.federate.methods.fed3r import lift
 
     x = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
+from method_calls import lanes, paper, wide
 from sklearn.mixture import GaussianMixture
-from test_engine_traffic import paper, wide
-from test_methods_grid import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import lane_data

@@ -10,11 +10,10 @@ import torch
 from federation import Rows, federation, gap, go
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_calls import lanes, paper, wide
+from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
-from test_engine_traffic import paper, wide
-from test_methods_closed import CLIENTS, DATA, POOL, TEST, X, Y, parts
-from test_methods_grid import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import lane_data

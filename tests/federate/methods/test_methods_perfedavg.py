@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from test_methods_grid import lanes
-from test_methods_personal import LIFTS, batches_of, exact, quadratic
+from method_calls import LIFTS, batches_of, exact, lanes, quadratic
 
 from fedcache.federate.engine.client_data import lane_data
 from fedcache.federate.engine.local_training import descend

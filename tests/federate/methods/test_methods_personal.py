@@ -6,34 +6,11 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from test_engine_traffic import paper, wide
-from test_methods_grid import lanes
-from test_methods_weights import single
+from method_calls import LIFTS, batches_of, exact, lanes, paper, quadratic, single, wide
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods import METHODS, pfedme
 from fedcache.heads.projection import Head, logits
-
-LIFTS = pytest.mark.parametrize("lift", ["loop", "stack"])
-
-
-def exact(**kwargs):
-    """A federation in float32, where laws hold bit for bit."""
-    return federation(dtype=torch.float32), {"dtype": torch.float32, **kwargs}
-
-
-def batches_of(client, seed, round_, epoch, purpose="batch", size=16):
-    """The rows of each batch of an epoch, as the engine draws them."""
-    n = len(client.train)
-    order = client.train[generator(seed, purpose, round_, client.name, epoch).permutation(n)]
-    return [torch.from_numpy(order[i : i + size]) for i in range(0, n, size)]
-
-
-def quadratic(a):
-    """f(t) = (a/2) (t - b)^2, one value per lane; b is the batch's ``x``."""
-    return lambda p, batch, _down, _ctx: 0.5 * a * (p["t"] - batch["x"]) ** 2
-
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from federation import federation, gap, go
-from test_methods_grid import lanes
-from test_methods_weights import model_of
+from method_calls import lanes, model_of
 
 from fedcache.federate.methods import supcon
 from fedcache.heads.losses import supervised_contrast

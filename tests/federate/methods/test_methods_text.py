@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from test_methods_grid import lanes
+from method_calls import lanes
 
 from fedcache.federate.engine.metrics import entropy_bits
 from fedcache.federate.engine.rng import generator

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from test_engine_traffic import paper
-from test_methods_grid import lanes
+from method_calls import lanes, paper
 
 from fedcache.federate.engine.client_data import lane_data
 from fedcache.federate.methods import fed_tip_proto, tip_local

@@ -8,22 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, fitted, gap, go, small
+from federation import federation, fitted, gap, go, small
+from method_calls import lanes, model_of, single
 
 from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS, fedpcl, fedproto
 from fedcache.federate.methods.central import lbfgs
 
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3, "batch": 16, "init": "shared"}
-
-
-def single(data, clients):
-    """All rows in one client."""
-    return [Rows("only", np.concatenate([c.train for c in clients]), np.concatenate([c.test for c in clients]))]
-
-
-def model_of(tree):
-    return {k: t for k, t in tree.items() if k[:2] in ("P.", "Q.") or k in ("W", "b")}
 
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
@@ -116,8 +108,6 @@ def test_a_strong_pull_holds_the_model():  # T-P2: mu = 1e6, lr < 1/mu
 @pytest.mark.parametrize(("half", "pull"), [(True, 0.5), (False, 1.0)])
 def test_the_proximal_term_is_the_squared_distance(half, pull):
     # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2), gradient exactly 0 at w = w_g.
-    from test_methods_grid import lanes
-
     from fedcache.federate.methods.common.switches import ce_loss
     from fedcache.federate.methods.fedprox import loss
 
@@ -194,8 +184,6 @@ def test_the_distance_to_prototypes():  # T-O2, T-O3
 
 def pcl_loss(settings, *, m=3, C=4, P=5, B=6, owned=None, seed=0):
     """FedPCL's loss on a fixed batch; returns what it needs for a reference too."""
-    from test_methods_grid import lanes
-
     g = torch.Generator().manual_seed(seed)
     ctx = lanes("fedpcl", {"dim": P, **settings}, classes=C, clients=m, width=7)
     unit = torch.nn.functional.normalize
@@ -271,8 +259,6 @@ def test_padding_changes_nothing_when_everybody_owns_everything():  # T-L5
 
 def test_padding_is_idempotent():  # T-L5
     owned = torch.tensor([[True, True, False], [False, True, False]])
-    from test_methods_grid import lanes
-
     ctx = lanes("fedpcl", {"dim": 5}, classes=3, clients=2)
     _, _, _, down, _, counts = pcl_loss({}, m=2, C=3, owned=owned)
     again = fedpcl.broadcast({"sets": down["sets"] * (counts > 0)[..., None], "counts": counts}, ctx)
@@ -284,8 +270,6 @@ def test_padding_is_idempotent():  # T-L5
 def test_the_order_of_clients_and_an_unowned_class_do_not_matter():  # T-L6, T-L10
     owned = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, True, False]])
     value, p, batch, _, sets, counts = pcl_loss({}, owned=owned)
-    from test_methods_grid import lanes
-
     order = [2, 0, 1]
     ctx = lanes("fedpcl", {"dim": 5}, classes=4, clients=3, width=7)
     moved = fedpcl.broadcast({"sets": sets[order], "counts": counts[order]}, ctx)
@@ -358,8 +342,6 @@ def test_the_lbfgs_probe_is_scikit_learns():
 
 @pytest.mark.parametrize(("kind", "variance"), [("gaussian", 1.0), ("laplace", 2.0)])
 def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
-    from test_methods_grid import lanes
-
     from fedcache.federate.methods.common.noise import draw, perturb
 
     ctx = lanes("fedpcl", {"noise": kind, "p": 0.2, "s": 0.3})
@@ -388,8 +370,6 @@ def test_prototype_noise_is_on_what_leaves():  # D-20
 
 @pytest.mark.parametrize("rule", ["local", "local_padded", "global"])
 def test_which_prototypes_classify(rule):  # D-12
-    from test_methods_grid import lanes
-
     ctx = lanes("fedpcl", {"dim": 2, "infer_proto": rule, "z_norm": "none"}, classes=3, width=2)
     e = torch.eye(2, dtype=torch.float64)
     down = {"bar": torch.stack([-e[0], -e[0], e[0]]), "has": torch.tensor([True, True, True])}

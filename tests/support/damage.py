@@ -1,0 +1,42 @@
+"""A toy store with every kind of file, and bits of it that flip."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+from toy_store import KEYS, create, fill
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+
+def with_history_and_an_array_in_flight(path: Path) -> Store:
+    store = create(path)
+    fill(store, KEYS[0])
+    store.put_text("a", ["{}"], np.eye(3, 2, dtype=np.float32), {"backbone": "a", "weights": "none"})
+    store.put_partition("p", {"clients": []})
+    store.append_history({"event": "extract", "seconds": 1e-05})
+    store.append_history({"event": "extract", "seconds": 2.5})
+    fill(store, KEYS[1], chunks=3)
+    return store
+
+
+def flip(file: Path, draw: random.Random) -> bytes:
+    raw = file.read_bytes()
+    at = draw.randrange(len(raw))
+    file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+    return raw
+
+
+def files_of(path: Path) -> list[Path]:
+    return [f for f in sorted(path.rglob("*")) if f.is_file() and "locks" not in f.parts]
+
+
+def found(path: Path) -> bool:
+    try:
+        return not verify(path).ok
+    except FedcacheError as error:
+        return error.code is Exit.CORRUPT

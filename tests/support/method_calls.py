@@ -1,0 +1,57 @@
+"""Calls of single functions of a method, and what facts about methods share: contexts, batches, sizes of the papers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from federation import Rows, federation
+
+from fedcache.federate.engine.context import Ctx, Draws, Env
+from fedcache.federate.engine.rng import generator
+from fedcache.federate.methods import METHODS
+
+LIFTS = pytest.mark.parametrize("lift", ["loop", "stack"])
+
+
+def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):
+    """A context of float64 lanes for calling a method's functions directly."""
+    hp = {**METHODS[name].resolve("paper", settings), **(swept or {})}
+    env = Env(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
+    draws = Draws(0, 1, tuple(who), len(lead), torch.float64, torch.device("cpu"))
+    return Ctx(lead, hp, env, draws, tuple(range(len(who))), 1)
+
+
+def paper(name, width, settings=None, *, classes=10, clients=5):
+    method = METHODS[name]
+    return method.paper_count(width, classes, clients, method.resolve("paper", settings or {}))
+
+
+def wide(width, classes=10, clients=5, rows=20):
+    return federation(sizes=(rows,) * clients, classes=classes, width=width, per_client=classes, dtype=torch.float32)
+
+
+def single(data, clients):
+    """All rows in one client."""
+    return [Rows("only", np.concatenate([c.train for c in clients]), np.concatenate([c.test for c in clients]))]
+
+
+def model_of(tree):
+    return {k: t for k, t in tree.items() if k[:2] in ("P.", "Q.") or k in ("W", "b")}
+
+
+def exact(**kwargs):
+    """A federation in float32, where laws hold bit for bit."""
+    return federation(dtype=torch.float32), {"dtype": torch.float32, **kwargs}
+
+
+def batches_of(client, seed, round_, epoch, purpose="batch", size=16):
+    """The rows of each batch of an epoch, as the engine draws them."""
+    n = len(client.train)
+    order = client.train[generator(seed, purpose, round_, client.name, epoch).permutation(n)]
+    return [torch.from_numpy(order[i : i + size]) for i in range(0, n, size)]
+
+
+def quadratic(a):
+    """f(t) = (a/2) (t - b)^2, one value per lane; b is the batch's ``x``."""
+    return lambda p, batch, _down, _ctx: 0.5 * a * (p["t"] - batch["x"]) ** 2
