@@ -22,7 +22,7 @@ from fedcache.extract.datasets.paper_check import check
 from fedcache.extract.datasets.paper_formats import FORMATS, _letters
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
-from fedcache.federate.partition.partition import partition
+from fedcache.federate.partition import partition
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 8, "--chunk-rows", 8, "--workers", 0, "--size", 8)

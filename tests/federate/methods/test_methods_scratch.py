@@ -15,7 +15,7 @@ from fedcache.federate.methods import METHODS, fedavg_scratch
 from fedcache.reproduce.metrics import measure
 from fedcache.reproduce.proxies import Options, plan
 from fedcache.reproduce.registry import entry
-from fedcache.reproduce.requirements import Looker
+from fedcache.reproduce.requirements import RequirementCheck
 
 
 def test_it_is_a_resnet_18_and_its_classifier() -> None:
@@ -48,7 +48,7 @@ def test_a_step_of_sgd_is_that_of_torch() -> None:
     data = fitted(METHODS["fedavg-scratch"], data)
     images = data.x[client.train, 0].double().reshape(4, *data.image, 3).permute(0, 3, 1, 2) / 127.5 - 1
     hp = METHODS["fedavg-scratch"].resolve("paper", {"channels": 1})
-    encoder = fedavg_scratch.ssl.encoder_of(hp)
+    encoder = fedavg_scratch.simclr.encoder_of(hp)
     p = {k: t.clone() for k, t in still.items()}
     for n in fedavg_scratch.trained(hp):
         p[n].requires_grad_()
@@ -82,7 +82,7 @@ def test_what_is_trained_is_counted_from_the_encoder_where_there_is_one() -> Non
 @pytest.mark.parametrize(("name", "label"), [("fedpcl-table1", "from scratch"), ("flesd-fig2", "supervised"),
                                              ("flesd-fig2", "supervised, probe")])  # fmt: skip
 def test_their_rows_stay_on_images_and_are_ready_on_digits(name: str, label: str, own_home) -> None:
-    looker = Looker(Home(own_home))
+    looker = RequirementCheck(Home(own_home))
     planned = plan(entry(name), Options(on="digits", backbones=("glyph-clip",)), looker)
     mine = [p for p in planned if label in p.paper.at]
     assert mine
