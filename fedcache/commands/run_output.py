@@ -37,7 +37,7 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
-    from fedcache.runs.trust import words
+    from fedcache.runs.trust import describe_trust
 
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
     spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
@@ -79,7 +79,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines += [
         f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
         f"receives {exact['down']:,.0f}",
-        *(f"  {line}" for line in words(result.get("trust", {}))),
+        *(f"  {line}" for line in describe_trust(result.get("trust", {}))),
         *([f"  at the end {watched}"] if watched else []),
         *([f"  {timing}"] if timing else []),
         f"  {path}",

@@ -29,7 +29,7 @@ from fedcache.runs.loop_points import dry_run, foresee, settings_of, train_toget
 from fedcache.runs.prepare import Memo, Setting, find_method, parse_participation, prepare_run
 from fedcache.runs.run import Run
 from fedcache.runs.spec import check_values, refuse_contradictions
-from fedcache.runs.trust import swept_words, trust_of
+from fedcache.runs.trust import policy_from_config, typed_sweep_values
 
 
 def grid(
@@ -149,7 +149,7 @@ class Work:
         for number, (name, sweep) in enumerate(self.todo):
             config = self.config_of(number)
             try:
-                trust = trust_of(config, find_method(name))
+                trust = policy_from_config(config, find_method(name))
                 if (clients := dealt(self.base, sweep).clients) is not None and config.participation is not None:
                     trust.check_round(in_a_round(parse_participation(config.participation), clients))
             except FedcacheError as error:
@@ -161,7 +161,7 @@ class Work:
         name, sweep = self.todo[number]
         settings = belonging(sweep, "set")
         values: dict[str, Any] = dict(belonging(sweep, "run"))
-        values |= swept_words(values)
+        values |= typed_sweep_values(values)
         for key in ("backbones", "domain"):
             if key in values:
                 values[key] = tuple(values[key].split("+"))

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.trust.attacks import parse_attack
+from fedcache.federate.trust.policy import NO_ATTACK
+from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.runs.prepare import find_method, parse_participation
-from fedcache.runs.trust import KEYS
+from fedcache.runs.trust import TRUST_OPTIONS
 
-RUN_KEYS = ("rounds", "participation", "backbones", "domain", *KEYS)
+RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TRUST_OPTIONS)
 PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
 PLACES = {"set": "the method's", "partition": "the scheme's"}
 
@@ -98,9 +101,6 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
 
 
 def _run_value(name: str, value: str) -> Any:
-    from fedcache.federate.trust.attacks import parse_attack
-    from fedcache.federate.trust.pipeline import NO_ATTACK
-    from fedcache.federate.trust.robust_rules import parse_rule
 
     if name == "rounds":
         return _number(name, value, int, "a number of at least 1", 1)

@@ -27,7 +27,7 @@ from fedcache.runs.spec import (
     resolved_config,
     training_device,
 )
-from fedcache.runs.trust import epsilon, spent, trust_of
+from fedcache.runs.trust import describe_privacy, policy_from_config, privacy_cost
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
@@ -176,9 +176,9 @@ def open_run(
         FedcacheError: USAGE; CORRUPT for a damaged result.
     """
     resolved = resolved_config(setting, config)
-    trust_of(config, setting.method)
-    if cost := spent(resolved, len(next(iter(setting.partitions.values())).clients)):
-        observer.note(epsilon(cost))  # before anything is trained
+    policy_from_config(config, setting.method)
+    if cost := privacy_cost(resolved, len(next(iter(setting.partitions.values())).clients)):
+        observer.note(describe_privacy(cost))  # before anything is trained
     seeds = parse_seeds(config.seeds)
     check_participation(config, len(next(iter(setting.partitions.values())).clients))
     tell_chosen(setting.method, config, resolved, observer)
@@ -340,6 +340,6 @@ def _one_seed(
         on_round=on_round,
         own=setting.own,
         watch=watch,
-        trust=trust_of(config),
+        trust=policy_from_config(config),
     )
     return seed_record(outcome, setting, time.perf_counter() - began)

@@ -23,7 +23,7 @@ from fedcache.runs.loop import Opened, begin_run, finish_run, open_run, teller_o
 from fedcache.runs.prepare import Setting, parse_participation, parse_seeds
 from fedcache.runs.results import Seeded, seed_record
 from fedcache.runs.run import Run
-from fedcache.runs.trust import trust_of
+from fedcache.runs.trust import policy_from_config
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.outcome import Outcome, Snapshot
@@ -109,7 +109,7 @@ def check_round(setting: Setting, config: TrainConfig) -> None:
     from fedcache.federate.engine.run_state import sampled
 
     clients = len(next(iter(setting.partitions.values())).clients)
-    trust_of(config, setting.method).check_round(sampled(_share(setting, config), clients))
+    policy_from_config(config, setting.method).check_round(sampled(_share(setting, config), clients))
 
 
 def _share(setting: Setting, config: TrainConfig) -> int | float | None:
@@ -289,6 +289,6 @@ def _train(
         own=setting.own,
         shared=shared,
         watch=watch,
-        trust=trust_of(opened[numbers[0]].config),
+        trust=policy_from_config(opened[numbers[0]].config),
     )
     return found

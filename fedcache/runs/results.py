@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.extract.backbones.parameters import PARAMETERS
-from fedcache.runs.trust import told
+from fedcache.runs.trust import trust_section
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.outcome import Evaluation, Outcome
@@ -240,7 +240,7 @@ def summarise(
             "unit": "scalars, summed over rounds, clients and seeds",
         },
         "confusion": _summed([d.confusion for d in done]),
-        **told(resolved, [d.attackers for d in done], len(first.clients), _rejected(done)),
+        **trust_section(resolved, [d.attackers for d in done], len(first.clients), _rejected(done)),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,

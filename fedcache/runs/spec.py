@@ -10,7 +10,7 @@ from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.device import known_device, resolve_device
 from fedcache.progress import Observer
 from fedcache.runs.prepare import Setting, parse_participation, parse_seeds
-from fedcache.runs.trust import chosen, trust_of
+from fedcache.runs.trust import non_default_options, policy_from_config
 
 DTYPES = ("float32", "float64")
 
@@ -44,7 +44,7 @@ def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
         "set": {
             **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
         },
-        **chosen(config),
+        **non_default_options(config),
         **({"client_backbones": list(config.client_backbones)} if config.client_backbones else {}),
         **({"client_set": {k: str(v) for k, v in config.client_set.items()}} if config.client_set else {}),
     }
@@ -88,7 +88,7 @@ def check_values(config: TrainConfig) -> None:
         if value not in legal:
             raise unknown(what, value, legal)
     known_device(config.device)
-    trust_of(config)
+    policy_from_config(config)
     parse_participation(config.participation)
 
 

@@ -1,37 +1,36 @@
-"""What a run does with uploads, from configuration: robust rules, attacks, the gate's verdict, privacy."""
+"""The trust policy of a run, from its configuration, and how results and the terminal describe it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.run_state import sampled
+from fedcache.federate.trust.attacks import parse_attack
+from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
+from fedcache.federate.trust.privacy import DELTA, Privacy, parse_privacy
+from fedcache.runs.prepare import parse_participation
 
-if TYPE_CHECKING:
-    from fedcache.federate.trust.pipeline import Trust
-
-KEYS = (
+TRUST_OPTIONS = (
     "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
 
-def trust_of(config: TrainConfig, method: Method | None = None) -> Trust:
+def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:
     """The choice of a configuration.
 
     Raises:
         FedcacheError: USAGE for wrong words, and for a method whose uploads do not allow them; ENVIRONMENT when noise
             is asked for and its accounting is not installed.
     """
-    from fedcache.federate.trust.pipeline import parse_trust
-    from fedcache.federate.trust.privacy import parse_privacy
-
     privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
     if privacy is not None:
         privacy.require()  # before anything is trained
-    trust = parse_trust(
+    trust = parse_policy(
         config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy
     )
     if method is not None:
@@ -39,13 +38,10 @@ def trust_of(config: TrainConfig, method: Method | None = None) -> Trust:
     return trust
 
 
-def chosen(config: TrainConfig) -> dict[str, Any]:
+def non_default_options(config: TrainConfig) -> dict[str, Any]:
     """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
-    from fedcache.federate.trust.attacks import parse_attack
-    from fedcache.federate.trust.pipeline import NO_ATTACK
-
     plain = TrainConfig()
-    made = {k: getattr(config, k) for k in KEYS if getattr(config, k) != getattr(plain, k)}
+    made = {k: getattr(config, k) for k in TRUST_OPTIONS if getattr(config, k) != getattr(plain, k)}
     if made.get("attack") == NO_ATTACK:
         del made["attack"]
     elif "attack" in made:
@@ -53,13 +49,11 @@ def chosen(config: TrainConfig) -> dict[str, Any]:
     if config.aggregate == "mean":
         made.pop("byzantine", None)  # the mean expects nobody
     if config.dp_clip is not None and "dp_delta" not in made:
-        from fedcache.federate.trust.privacy import DELTA
-
         made["dp_delta"] = DELTA
     return made
 
 
-def swept_words(values: Mapping[str, Any]) -> dict[str, Any]:
+def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Words of a sweep as the types of ``TrainConfig``.
 
     Raises:
@@ -79,37 +73,36 @@ def swept_words(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def spent(resolved: Mapping[str, Any], clients: int) -> dict[str, float | str | None]:
+def privacy_cost(resolved: Mapping[str, Any], clients: int) -> dict[str, float | str | None]:
     """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
     if "dp_clip" not in resolved:
         return {}
-    from fedcache.federate.engine.run_state import sampled
-    from fedcache.federate.trust.privacy import Privacy
-    from fedcache.runs.prepare import parse_participation
 
     share = sampled(parse_participation(str(resolved["participation"])), clients) / clients
     privacy = Privacy(resolved["dp_clip"], resolved["dp_noise"], resolved["dp_delta"])
-    cost = privacy.spent(int(resolved["rounds"]), share)
+    cost = privacy.cost(int(resolved["rounds"]), share)
     return {k: None if v == float("inf") else v for k, v in cost.items()}
 
 
-def words(told: Mapping[str, Any]) -> list[str]:
+def describe_trust(section: Mapping[str, Any]) -> list[str]:
     """The ``trust`` part of a result as lines for a person."""
     lines = []
-    if told.get("aggregate", "mean") != "mean":
-        lines.append(f"Uploads taken together by {told['aggregate']}.")
-    if "attack" in told:
-        liars = sorted({name for names in told["attackers"] for name in names})
+    if section.get("aggregate", "mean") != "mean":
+        lines.append(f"Uploads taken together by {section['aggregate']}.")
+    if "attack" in section:
+        liars = sorted({name for names in section["attackers"] for name in names})
         shown = ", ".join(liars[:5]) + (", ..." if len(liars) > 5 else "")
-        lines.append(f"Attack {told['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}.")
-    if told.get("rejected"):
-        lines.append(f"{told['rejected']} uploads were rejected over all rounds and seeds.")
-    if cost := told.get("privacy"):
-        lines.append(epsilon(cost))
+        lines.append(
+            f"Attack {section['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}."
+        )
+    if section.get("rejected"):
+        lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
+    if cost := section.get("privacy"):
+        lines.append(describe_privacy(cost))
     return lines
 
 
-def epsilon(cost: Mapping[str, Any]) -> str:
+def describe_privacy(cost: Mapping[str, Any]) -> str:
     """One sentence of what noise promises."""
     if cost["epsilon_rdp"] is None:
         return "Privacy: no noise, so nothing is promised (clipping alone)."
@@ -120,11 +113,11 @@ def epsilon(cost: Mapping[str, Any]) -> str:
     )
 
 
-def told(
+def trust_section(
     resolved: Mapping[str, Any], attackers: Sequence[Sequence[str]], clients: int, rejected: int = 0
 ) -> dict[str, Any]:
     """The part of a result that says what was done; {} for an ordinary run."""
-    made = {k: resolved[k] for k in KEYS if k in resolved}
+    made = {k: resolved[k] for k in TRUST_OPTIONS if k in resolved}
     if not made:
         return {}
     if "attack" in made:
@@ -132,5 +125,5 @@ def told(
     if made.get("on_bad_update") == "reject":
         made["rejected"] = rejected
     if "dp_clip" in made:
-        made["privacy"] = spent(resolved, clients)
+        made["privacy"] = privacy_cost(resolved, clients)
     return {"trust": made}

@@ -18,7 +18,7 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import parse_trust
+from fedcache.federate.trust.policy import parse_policy
 
 CLIENTS = 10
 ROBUST = ("median", "trimmed:0.2", "multikrum", "nnm+trimmed:0.2")
@@ -61,7 +61,7 @@ def test_a_fifth_of_sign_flippers_breaks_the_mean_and_no_robust_rule(name, cases
     hp = method.resolve("paper", {k: v for k, v in SETTINGS[name].items() if k in known})
 
     def accuracy(aggregate, attack, seed):
-        trust = parse_trust(aggregate, attack, byzantine=0.2)
+        trust = parse_policy(aggregate, attack, byzantine=0.2)
         try:
             return run(method, hp, data, clients, rounds=20, seed=seed, trust=trust).accuracy
         except FedcacheError as error:

@@ -175,7 +175,7 @@ def test_epsilon_that_means_nothing_costs_no_memory() -> None:
     pytest.importorskip("dp_accounting")
     from fedcache.federate.trust.privacy import Privacy
 
-    spent = Privacy(1.0, 1e-3).spent(30, 1.0)
+    spent = Privacy(1.0, 1e-3).cost(30, 1.0)
     assert spent["epsilon_pld"] == float("inf")
     assert spent["epsilon_rdp"] > 1e6
 

@@ -25,7 +25,7 @@ from fedcache.federate.execution.batched import Program
 from fedcache.federate.execution.choose import Lift, Load, choose
 from fedcache.federate.execution.gram import is_first, restore, stored
 from fedcache.federate.execution.grid_cache import Shared
-from fedcache.federate.trust.pipeline import Trust
+from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
@@ -49,7 +49,7 @@ def run(
     on_round: OnRound | None = None,
     own: Mapping[int, Own] | None = None,
     watch: Callable[[], None] | None = None,
-    trust: Trust | None = None,
+    trust: TrustPolicy | None = None,
 ) -> Outcome:
     """Train ``method`` on ``clients`` and score what it deploys.
 
@@ -111,7 +111,7 @@ def run_points(
     own: Mapping[int, Own] | None = None,
     shared: Shared | None = None,
     watch: Callable[[], None] | None = None,
-    trust: Trust | None = None,
+    trust: TrustPolicy | None = None,
 ) -> list[Outcome | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 

@@ -25,14 +25,15 @@ from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import Memo
 from fedcache.federate.execution.gram import States
-from fedcache.federate.trust.pipeline import Guarded, Rejected, Trust
+from fedcache.federate.trust.pipeline import Guarded, RejectedUpload
+from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
 
 TOLD = 5
-"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
+"""RejectedUpload uploads that a run's warnings name one by one; the records count all of them."""
 
 
 def sampled(participation: int | float | None, clients: int) -> int:
@@ -85,10 +86,10 @@ class Rounds:
         own: Mapping[int, Own] | None = None,
         watch: Callable[[], None] | None = None,
         memo: Memo | None = None,
-        trust: Trust | None = None,
+        trust: TrustPolicy | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
-        self.trust = trust or Trust()
+        self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
         self.memo, self.cuts = memo, memo or Memo()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
@@ -114,7 +115,7 @@ class Rounds:
                 f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
             )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedUpload] = []
         self.unguarded = 0
         self.round = 0
         self.server: Tree = {}

@@ -10,145 +10,27 @@ the form the method's ``aggregate`` expects, so no method knows of any of this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.method import Hp, Method, Pooling
-from fedcache.federate.trust.attacks import Attack, parse_attack
-from fedcache.federate.trust.privacy import Privacy
-from fedcache.federate.trust.robust_rules import Rule, parse_rule
-from fedcache.federate.trust.update_validation import Gate, is_count
+from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.federate.trust.update_validation import UpdateValidation, is_count
+from fedcache.federate.trust.upload_layout import UploadLayout
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
-
-BYZANTINE = 0.2
-"""The share of clients that robust rules expect to lie where nothing is said."""
-
-NO_ATTACK = "none"
-"""The word for no attack, for sweeps."""
 
 WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
 """Switches, and the values under which a method sends no counts."""
 
-ON_BAD = ("fail", "reject")
-
 
 @dataclass(frozen=True)
-class Trust:
-    """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload.
-
-    Attributes:
-        rule: how uploads are taken together.
-        attack: who lies, and how.
-        on_bad: fail | reject, for uploads that the gate refuses.
-        byzantine: the share of a round's clients that ``rule`` expects to lie.
-        max_norm: of an update that the gate lets through, None for no bound.
-        privacy: clipping and noise.
-    """
-
-    rule: Rule = field(default_factory=lambda: parse_rule("mean"))
-    attack: Attack | None = None
-    on_bad: str = "fail"
-    byzantine: float = BYZANTINE
-    max_norm: float | None = None
-    privacy: Privacy | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether uploads are only checked, so that they need not be kept one by one."""
-        plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
-        return plain and self.on_bad == "fail" and self.max_norm is None
-
-    def check(self, method: Method, hp: Hp) -> None:
-        """Refuse what the method's uploads do not allow.
-
-        Raises:
-            FedcacheError: USAGE, with the reason.
-        """
-        if self.plain:
-            return
-        if method.central:
-            raise self.refused(method, "it is trained in one place and nothing is sent")
-        changed = self.rule.text != "mean" or self.privacy is not None
-        if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
-            raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
-
-    def check_round(self, clients: int) -> None:
-        """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
-
-        Raises:
-            FedcacheError: USAGE, with the number that can.
-        """
-        self.rule.check(clients, self.liars_of(clients))
-
-    def liars_of(self, clients: int) -> int:
-        """f: how many of so many clients the rule expects to lie."""
-        return int(self.byzantine * clients + 1e-9)
-
-    @property
-    def asked(self) -> str:
-        """The options that differ from the default, in words."""
-        found = (
-            ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
-            ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
-            ("--max-update-norm", self.max_norm is not None),
-        )  # fmt: skip
-        return ", ".join(name for name, given in found if given)
-
-    def refused(self, method: Method, why: str) -> FedcacheError:
-        """The error of a method that these options have no meaning for."""
-        return FedcacheError(
-            Exit.USAGE,
-            f"{method.name} takes no {self.asked}: {why}.",
-            "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
-        )
-
-
-def parse_trust(
-    aggregate: str = "mean",
-    attack: str | None = None,
-    on_bad_update: str = "fail",
-    byzantine: float = BYZANTINE,
-    max_update_norm: float | None = None,
-    privacy: Privacy | None = None,
-) -> Trust:
-    """From the words of the command line.
-
-    Raises:
-        FedcacheError: USAGE.
-    """
-    if on_bad_update not in ON_BAD:
-        raise unknown("--on-bad-update", on_bad_update, ON_BAD)
-    if not 0.0 <= byzantine < 0.5:
-        raise FedcacheError(
-            Exit.USAGE, f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
-        )
-    if max_update_norm is not None and not max_update_norm > 0:
-        raise FedcacheError(Exit.USAGE, f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
-    rule = parse_rule(aggregate)
-    if privacy is not None and rule.text != "mean":
-        raise FedcacheError(
-            Exit.USAGE,
-            f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
-            "and no other rule takes that sum.",
-            "Leave one of them out; --dp-clip bounds every upload by itself.",
-        )
-    return Trust(
-        rule,
-        None if attack in (None, NO_ATTACK) else parse_attack(str(attack)),
-        on_bad_update,
-        byzantine,
-        max_update_norm,
-        privacy,
-    )
-
-
-@dataclass(frozen=True)
-class Rejected:
+class RejectedUpload:
     """An upload that did not reach ``aggregate``."""
 
     round: int
@@ -169,47 +51,12 @@ def _definite(pooled: Tree) -> Tree:
     return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}
 
 
-class Layout:
-    """Which numbers of an upload stand in a row of V, and where."""
-
-    def __init__(self, like: Tree, down: Tree, rules: Mapping[str, Pooling]) -> None:
-        self.rules = rules
-        self.like = like
-        self.names = sorted(n for n, t in like.items() if t.is_floating_point() and not is_count(n))
-        self.base = {
-            n: down[n].double() for n in self.names if n in down and down[n].shape == like[n].shape and self._delta(n)
-        }
-
-    def _delta(self, name: str) -> bool:
-        return self.rules[name] in ("mean", "uniform")
-
-    def vector(self, up: Tree, rows: float) -> Tensor:
-        """[d] float64 of an upload by a client with that many rows."""
-        parts = []
-        for name in self.names:
-            t = up[name].double()
-            t = t - self.base[name] if name in self.base else t
-            parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-    def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
-        """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
-        out, start = dict(rest), 0
-        for name in self.names:
-            like = self.like[name]
-            t = v[start : start + like.numel()].view(like.shape)
-            start += like.numel()
-            t = t * rows if self.rules[name] == "sum" else t
-            out[name] = (t + self.base[name] if name in self.base else t).to(like.dtype)
-        return out
-
-
 class Guarded(Pool):
     """A pool that keeps every upload until the round's last one is there."""
 
     def __init__(
         self,
-        trust: Trust,
+        trust: TrustPolicy,
         method: Method,
         hp: Hp,
         clients: int,
@@ -228,7 +75,7 @@ class Guarded(Pool):
         self.round, self.seed, self.liars, self.names = round_, seed, liars, names
         self.expected, self.total_rows, self.generator = expected, total_rows, generator
         self.ups: list[tuple[int, float, Tree]] = []
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedUpload] = []
         self.unguarded = 0
         """Classes whose owners are so few that the rule expects no liar among them."""
 
@@ -256,9 +103,9 @@ class Guarded(Pool):
         like = self.ups[0][2]
         if not like:
             raise self.trust.refused(self.method, "its clients send nothing")
-        layout = Layout(like, self.down, {n: self.own_rule(n) for n in like})
+        layout = UploadLayout(like, self.down, {n: self.own_rule(n) for n in like})
         self._lie(layout)
-        self._gate(Gate.shape_of(like), layout)
+        self._gate(UpdateValidation.shape_of(like), layout)
         if not self.ups:
             raise FedcacheError(
                 Exit.FEDERATED,
@@ -283,12 +130,12 @@ class Guarded(Pool):
             made, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
             return {"proto": made.unsqueeze(0).to(bar.dtype), "count": owners.unsqueeze(0).to(bar.dtype)}
         rules = {n: self.own_rule(n) for n in self.down}
-        layout = Layout(self.down, self.down, rules)
+        layout = UploadLayout(self.down, self.down, rules)
         rows = sum(t.numel() for n, t in self.down.items() if n in layout.names)
         noise = privacy.noisy_sum(torch.zeros(1, rows, dtype=torch.float64), self.generator)
         return layout.tree(noise / self.expected, self.total_rows, {})
 
-    def _lie(self, layout: Layout) -> None:
+    def _lie(self, layout: UploadLayout) -> None:
         attack = self.trust.attack
         if attack is None or not layout.names:
             return
@@ -299,8 +146,8 @@ class Guarded(Pool):
             c, n, up = self.ups[i]
             self.ups[i] = (c, n, layout.tree(lies[i], n, up))
 
-    def _gate(self, like: Mapping[str, tuple[tuple[int, ...], torch.dtype]], layout: Layout) -> None:
-        gate, kept = Gate(like, self.round + 1), []
+    def _gate(self, like: Mapping[str, tuple[tuple[int, ...], torch.dtype]], layout: UploadLayout) -> None:
+        gate, kept = UpdateValidation(like, self.round + 1), []
         for client, rows, up in self.ups:
             why = gate.problem(up, rows)
             if why is None and self.trust.max_norm is not None:
@@ -312,10 +159,10 @@ class Guarded(Pool):
                 continue
             if self.trust.on_bad == "fail":
                 raise gate.refusal(client, self.names[client], why)
-            self.rejected.append(Rejected(self.round + 1, client, why))
+            self.rejected.append(RejectedUpload(self.round + 1, client, why))
         self.ups = kept
 
-    def _ruled(self, layout: Layout) -> Tree:
+    def _ruled(self, layout: UploadLayout) -> Tree:
         """By the rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
         rule, own = self.trust.rule, Pool({n: layout.rules[n] for n in layout.rules}, len(self.ups))
         for client, rows, up in self.ups:
@@ -341,7 +188,7 @@ class Guarded(Pool):
         """f of this round: of all its clients, less those that the gate has caught."""
         return max(0, self.trust.liars_of(len(self.ups) + len(self.rejected)) - len(self.rejected))
 
-    def _carried(self, rule: Rule, m: int, f: int, of: str = "") -> None:
+    def _carried(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
         """Refuse a rule that what is left of a round cannot carry.
 
         Raises:
@@ -357,7 +204,7 @@ class Guarded(Pool):
             said = f"Round {self.round + 1}{of}: {m} uploads are left{lost}. {error.message}"
             raise FedcacheError(Exit.FEDERATED, said, error.hint) from error
 
-    def _private(self, layout: Layout) -> Tree:
+    def _private(self, layout: UploadLayout) -> Tree:
         """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
         privacy = self.trust.privacy
         assert privacy is not None

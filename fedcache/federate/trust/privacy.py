@@ -58,7 +58,7 @@ class Privacy:
                 "Install it: pip install 'fedcache[dp]'",
             )
 
-    def spent(self, rounds: int, share: float) -> dict[str, float | str]:
+    def cost(self, rounds: int, share: float) -> dict[str, float | str]:
         """What ``rounds`` rounds with a share of clients cost, by two accountants.
 
         Returns:

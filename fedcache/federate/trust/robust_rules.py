@@ -82,7 +82,7 @@ def clip(V: Tensor, bound: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RobustRule:
     """A parsed ``--aggregate``: steps that change rows, then one that takes them together.
 
     Attributes:
@@ -162,7 +162,7 @@ class Rule:
         return V
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> RobustRule:
     """``nnm+trimmed:0.1`` and the like.
 
     Raises:
@@ -178,7 +178,7 @@ def parse_rule(text: str) -> Rule:
                 f"--aggregate {text}: {name} takes all rows together, so nothing can follow it.",
                 f"For example {EXAMPLE}.",
             )
-    return Rule(text, tuple(before), *last)
+    return RobustRule(text, tuple(before), *last)
 
 
 def _step(text: str, word: str) -> tuple[str, float | None]:

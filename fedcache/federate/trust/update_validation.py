@@ -1,9 +1,9 @@
-"""The update gate: what an upload must be before ``aggregate`` sees it, whichever engine brought it.
+"""Update validation: what an upload must be before ``aggregate`` sees it, whichever engine brought it.
 
-The server knows what a method's upload looks like (``Gate.like``: names, shapes, dtypes), how many rows each client
-holds and which round it is. An upload that differs, or holds a number that is not finite, is refused with the client
-and the round named; what is done then is the run's choice (``--on-bad-update``). A sound upload may still lie: against
-that stand ``federate.robust`` and a bound on its norm.
+The server knows what a method's upload looks like (names, shapes, dtypes), how many rows each client holds and which
+round it is. An upload that differs, or holds a number that is not finite, is refused with the client and the round
+named; what is done then is the run's choice (``--on-bad-update``). A sound upload may still lie: against that stand
+``federate.trust.robust_rules`` and a bound on its norm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_count(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Gate:
+class UpdateValidation:
     """What uploads of one round must be.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
-from fedcache.federate.trust.update_validation import Gate, is_count
+from fedcache.federate.trust.update_validation import UpdateValidation, is_count
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.facts import Sizes, traffic_of
 
@@ -95,7 +95,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
         return [Part((), (), "", *_ALL)]
     traffic_of(replace(method, fit=fit), sizes or Sizes())
     parts: dict[tuple[str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
-    for name, (shape, dtype) in Gate.shape_of(seen[-1]).items():
+    for name, (shape, dtype) in UpdateValidation.shape_of(seen[-1]).items():
         what, tells = kind_of(name)
         parts.setdefault((what, tells, str(dtype).removeprefix("torch.")), []).append((name, shape))
     made = [

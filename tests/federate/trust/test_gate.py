@@ -14,8 +14,8 @@ from federation import difference, federation, fitted, go, scaled, small, tiny
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import parse_trust
-from fedcache.federate.trust.update_validation import Gate, is_count
+from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.update_validation import UpdateValidation, is_count
 
 QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
 """Clients of these send nothing."""
@@ -82,7 +82,7 @@ KINDS = ("nan", "inf", "minus inf", "shape", "one more axis", "dtype", "integers
 @pytest.mark.parametrize("name", SENDING)
 def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     up, rows = upload(name)
-    gate = Gate(Gate.shape_of(up), 3)
+    gate = UpdateValidation(UpdateValidation.shape_of(up), 3)
     assert gate.problem(up, rows) is None
     assert gate.problem(up, rows, sent_in=3) is None
     assert "round 2" in gate.problem(up, rows, sent_in=2)
@@ -101,7 +101,7 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
 
 def test_a_finite_number_whose_square_is_not_is_sound():
     huge = {"W": torch.full((2, 2), 3e38), "b": torch.zeros(1)}
-    assert Gate(Gate.shape_of(huge), 1).problem(huge, 1.0) is None
+    assert UpdateValidation(UpdateValidation.shape_of(huge), 1).problem(huge, 1.0) is None
 
 
 def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
@@ -117,7 +117,7 @@ def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
     how = {"rounds": 1, "lift": "loop", "dtype": torch.float64}
     run(replace(method, fit=spy), hp, data, clients, **how)
     for bound in sorted(norms)[1:-1:2]:
-        trust = parse_trust(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
+        trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
         out = run(method, hp, data, clients, trust=trust, **how)
         assert out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
 
@@ -140,7 +140,7 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind):
     method = METHODS[name]
     settings = {"rounds": 2, "lift": "loop", "dtype": torch.float64}
     hp = method.resolve()
-    trust = parse_trust(on_bad_update="reject")
+    trust = parse_policy(on_bad_update="reject")
     out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
     honest = [replace(c, train=c.train[:0]) if i == 1 else c for i, c in enumerate(clients)]
     without = run(method, hp, data, honest, trust=trust, **settings)
@@ -156,7 +156,7 @@ def test_by_default_a_malformed_upload_ends_the_run_and_is_named(kind):
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError) as error:
         run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="loop",
-            trust=parse_trust(max_update_norm=1e9))  # fmt: skip
+            trust=parse_policy(max_update_norm=1e9))  # fmt: skip
     assert error.value.code is Exit.FEDERATED
     assert "client 1" in str(error.value)
     assert clients[1].name in str(error.value)
@@ -180,7 +180,7 @@ def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
         run(method, method.resolve(), data, clients[:8], rounds=1, lift="loop",
-            trust=parse_trust(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
+            trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
 
 
 @pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
@@ -191,7 +191,7 @@ def test_a_guard_that_finds_nothing_changes_nothing(name, lift):
         pytest.skip("the lift does not serve it")
     settings = {"opt": "sgd", "lr": 0.05} if lift == "dual" else {}
     plain = go(name, settings, lift=lift)
-    guarded = go(name, settings, lift=lift, trust=parse_trust(on_bad_update="reject"))
+    guarded = go(name, settings, lift=lift, trust=parse_policy(on_bad_update="reject"))
     assert difference(plain, guarded) < 1e-12
     assert plain.traffic == guarded.traffic
     assert plain.server.keys() == guarded.server.keys()
@@ -201,7 +201,7 @@ def test_a_guard_that_finds_nothing_changes_nothing(name, lift):
 def test_warnings_name_a_few_and_records_count_all():
     data, clients = federation()
     method = METHODS["fedavg"]
-    trust = parse_trust(attack="nan:0.4", on_bad_update="reject")
+    trust = parse_policy(attack="nan:0.4", on_bad_update="reject")
     out = run(method, method.resolve(), data, clients, rounds=4, trust=trust)
     assert len(out.attackers) == int(0.4 * len(clients))
     assert sum(r.diagnostics["rejected"] for r in out.records) == 4 * len(out.attackers)

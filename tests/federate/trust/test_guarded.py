@@ -12,7 +12,7 @@ from federation import difference, federation, gap, go
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import parse_trust
+from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy
 
 ROBUST = ("median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median")
@@ -23,7 +23,7 @@ ROBUST = ("median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median")
 @pytest.mark.parametrize("trust", ["median", "nnm+trimmed:0.2", "clip:0.5"])
 def test_lifts_agree_under_robust_rules_and_attacks(name, lift, trust):
     settings = {"opt": "sgd", "lr": 0.05}
-    how = {"trust": parse_trust(trust, "sign-flip:0.3:10"), "participation": 7}
+    how = {"trust": parse_policy(trust, "sign-flip:0.3:10"), "participation": 7}
     assert difference(go(name, settings, lift="loop", **how), go(name, settings, lift=lift, **how)) < 1e-10
 
 
@@ -34,7 +34,7 @@ def test_a_rule_that_is_the_mean_gives_the_mean(name):
     size = 8
     clients = [type(c)(c.name, c.train[:size], c.test) for c in clients if len(c.train) >= size]
     plain = go(name, {}, data, clients, participation=None)
-    voted = go(name, {}, data, clients, participation=None, trust=parse_trust("trimmed:0"))
+    voted = go(name, {}, data, clients, participation=None, trust=parse_policy("trimmed:0"))
     assert (
         gap({k: t.double() for k, t in plain.server.items()}, {k: t.double() for k, t in voted.server.items()}) < 1e-9
     )
@@ -42,7 +42,7 @@ def test_a_rule_that_is_the_mean_gives_the_mean(name):
 
 def test_a_resumed_run_under_attack_has_the_same_bits():
     kept = []
-    how = {"trust": parse_trust("median", "gaussian:0.3"), "rounds": 4, "dtype": torch.float32, "lift": "stack"}
+    how = {"trust": parse_policy("median", "gaussian:0.3"), "rounds": 4, "dtype": torch.float32, "lift": "stack"}
     whole = go(
         "fedavg", on_round=lambda number, _m, _t, snapshot: kept.append(snapshot()) if number == 2 else None, **how
     )
@@ -51,7 +51,7 @@ def test_a_resumed_run_under_attack_has_the_same_bits():
 
 def test_grid_points_are_guarded_one_by_one():
     data, clients = federation()
-    method, trust = METHODS["fedavg"], parse_trust("median", "sign-flip:0.3:10")
+    method, trust = METHODS["fedavg"], parse_policy("median", "sign-flip:0.3:10")
     hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.05, 0.02)]
     points = run_points(method, hps, data, clients, rounds=2, trust=trust, dtype=torch.float64)
     for hp, point in zip(hps, points, strict=True):
@@ -60,7 +60,7 @@ def test_grid_points_are_guarded_one_by_one():
 
 def test_labels_are_flipped_for_attackers_alone():
     data, clients = federation()
-    out = go("fedncm", {}, data, clients, participation=None, trust=parse_trust(attack="label-flip:0.5"))
+    out = go("fedncm", {}, data, clients, participation=None, trust=parse_policy(attack="label-flip:0.5"))
     lied = {c.name for c in clients} & set(out.attackers)
     y = data.y.clone()
     for c in clients:
@@ -88,7 +88,7 @@ def test_labels_are_flipped_for_attackers_alone():
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
     with pytest.raises(FedcacheError) as error:
-        go(name, {}, trust=parse_trust(**how), participation=5)
+        go(name, {}, trust=parse_policy(**how), participation=5)
     assert error.value.code is Exit.USAGE
     assert word in str(error.value)
     assert error.value.hint
@@ -108,16 +108,16 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
     clients = [type(c)(c.name, c.train[:8], c.test) for c in clients if len(c.train) >= 8]
     for name in ("fedavg", "fed3r"):
         plain = go(name, {}, data, clients, participation=None)
-        private = go(name, {}, data, clients, participation=None, trust=parse_trust(privacy=Privacy(1e9, 0.0)))
+        private = go(name, {}, data, clients, participation=None, trust=parse_policy(privacy=Privacy(1e9, 0.0)))
         assert gap(plain.server, private.server) < 1e-9
     merged = {"proto_agg": "mean"}  # one vote each, as privacy must have it
     plain = go("fedproto", merged, data, clients, participation=None)
-    private = go("fedproto", merged, data, clients, participation=None, trust=parse_trust(privacy=Privacy(1e9, 0.0)))
+    private = go("fedproto", merged, data, clients, participation=None, trust=parse_policy(privacy=Privacy(1e9, 0.0)))
     assert gap(plain.server["bar"], private.server["bar"]) < 1e-9
 
 
 def test_clients_are_sampled_each_by_itself():
-    out = go("fedavg", {}, rounds=40, participation=0.3, trust=parse_trust(privacy=Privacy(1.0, 0.1)))
+    out = go("fedavg", {}, rounds=40, participation=0.3, trust=parse_policy(privacy=Privacy(1.0, 0.1)))
     sizes = [len(r.clients) for r in out.records]
     assert len(set(sizes)) > 3
     assert np.mean(sizes) == pytest.approx(0.3 * 9, abs=0.9)
@@ -126,7 +126,7 @@ def test_clients_are_sampled_each_by_itself():
 
 def test_counts_do_not_travel_beside_noise():
     with pytest.raises(FedcacheError, match="count"):
-        go("fedncm", {}, trust=parse_trust(privacy=Privacy(1.0, 1.0)), participation=None)
+        go("fedncm", {}, trust=parse_policy(privacy=Privacy(1.0, 1.0)), participation=None)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_accounting_is_that_of_the_reference_and_monotone():  # A1
     pytest.importorskip("dp_accounting")
 
     def spent(sigma=1.0, rounds=100, share=0.1):
-        told = Privacy(1.0, sigma, 1e-5).spent(rounds, share)
+        told = Privacy(1.0, sigma, 1e-5).cost(rounds, share)
         return told["epsilon_pld"], told["epsilon_rdp"]
 
     pld, rdp = spent()
@@ -162,7 +162,7 @@ def test_accounting_is_that_of_the_reference_and_monotone():  # A1
         assert spent(**worse)[0] > pld
         assert spent(**worse)[1] > rdp
         assert spent(**worse)[0] <= spent(**worse)[1]
-    assert Privacy(1.0, 0.0).spent(1, 1.0)["epsilon_pld"] == math.inf
+    assert Privacy(1.0, 0.0).cost(1, 1.0)["epsilon_pld"] == math.inf
 
 
 def test_noise_without_accounting_names_the_package(monkeypatch):
@@ -170,6 +170,6 @@ def test_noise_without_accounting_names_the_package(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(FedcacheError, match="dp-accounting") as error:
-        Privacy(1.0, 1.0).spent(1, 1.0)
+        Privacy(1.0, 1.0).cost(1, 1.0)
     assert error.value.code is Exit.ENVIRONMENT
     assert "pip install 'fedcache[dp]'" in error.value.hint

@@ -33,8 +33,9 @@ from fedcache.federate.engines.flower.scoring import scored
 from fedcache.federate.engines.flower.site import Job
 from fedcache.federate.engines.flower.sites import Missed, Roster, refusal_of
 from fedcache.federate.engines.flower.upload_shapes import expected_upload, most_common
-from fedcache.federate.trust.pipeline import Rejected, Trust
-from fedcache.federate.trust.update_validation import Gate
+from fedcache.federate.trust.pipeline import RejectedUpload
+from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.update_validation import UpdateValidation
 from fedcache.heads.linear import Tree
 
 
@@ -99,7 +100,7 @@ class Server:
         rounds: int,
         participation: int | float | None,
         dtype: torch.dtype,
-        trust: Trust,
+        trust: TrustPolicy,
         told: OnRound,
         state: Snapshot | None = None,
     ) -> Running:
@@ -188,8 +189,10 @@ class Server:
             outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in told["outline"].items()}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             return f"its words are malformed ({type(error).__name__})"
-        like = job.like if job.like is not None else Gate.shape_of(up)
-        why = Gate(like, job.run.round + 1).problem(up, float(self.roster.members[client].facts.train), sent_in)
+        like = job.like if job.like is not None else UpdateValidation.shape_of(up)
+        why = UpdateValidation(like, job.run.round + 1).problem(
+            up, float(self.roster.members[client].facts.train), sent_in
+        )
         if why is None:
             job.outline = outline or job.outline
         return up if why is None else why
@@ -239,8 +242,8 @@ class Server:
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
         if run.trust.on_bad == "fail":
-            raise Gate({}, number).refusal(client, name, why)
-        run.rejected.append(Rejected(number, client, why))
+            raise UpdateValidation({}, number).refusal(client, name, why)
+        run.rejected.append(RejectedUpload(number, client, why))
         self.roster.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
         self.roster.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
         run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")

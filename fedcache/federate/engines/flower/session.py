@@ -37,7 +37,7 @@ from fedcache.runs.prepare import Setting, find_method, parse_participation, par
 from fedcache.runs.results import Seeded, seed_record, summarise
 from fedcache.runs.run import Run
 from fedcache.runs.spec import resolved_config
-from fedcache.runs.trust import trust_of
+from fedcache.runs.trust import policy_from_config
 from fedcache.store.files import digest_of, sha256_hex
 
 
@@ -262,7 +262,7 @@ def _running(point: Point, seed: int, server: Server, observer: Observer) -> Run
         rounds=int(point.resolved["rounds"]),
         participation=parse_participation(str(point.resolved["participation"])),
         dtype=getattr(torch, point.config.dtype),
-        trust=trust_of(point.config, point.setting.method),
+        trust=policy_from_config(point.config, point.setting.method),
         told=told,
         state=state,
     )

@@ -23,7 +23,7 @@ from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.messages import Parcel
 from fedcache.federate.execution.choose import shares_uploads
 from fedcache.federate.partition.partition import Client
-from fedcache.federate.trust.pipeline import Trust
+from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 
 NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
@@ -128,7 +128,7 @@ class Site:
         """The run of a job, with what this client holds since it last took part."""
         everybody: Sequence[Client] = [self.client if i == number else NOBODY for i in range(clients)]
         # An upload that is not finite is the server's to refuse, with the round and this client named.
-        trust = Trust(on_bad="reject")
+        trust = TrustPolicy(on_bad="reject")
         run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
         if job.since:
             held = self.memory.load(job.id, job.since)

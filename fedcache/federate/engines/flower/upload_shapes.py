@@ -12,8 +12,8 @@ import torch
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.partition.partition import Client
-from fedcache.federate.trust.pipeline import Trust
-from fedcache.federate.trust.update_validation import Gate
+from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.update_validation import UpdateValidation
 from fedcache.heads.linear import Tree
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -36,9 +36,9 @@ def expected_upload(run: Rounds) -> Shapes | None:
     nobody = Client("", rows[:0], rows[:0])
     try:
         clients = [Client("/noise", rows, rows[:0]), *[nobody] * (len(run.lanes) - 1)]
-        tried = Rounds(run.method, run.hp, data, clients, 0, run.env.dtype, trust=Trust(on_bad="reject"))
+        tried = Rounds(run.method, run.hp, data, clients, 0, run.env.dtype, trust=TrustPolicy(on_bad="reject"))
         tried.start()
-        return Gate.shape_of(tried.fit_one(tried.down(), 0))
+        return UpdateValidation.shape_of(tried.fit_one(tried.down(), 0))
     except Exception:  # a closed form may need more of its rows than noise has
         return None
 
@@ -47,7 +47,10 @@ def most_common(ups: Mapping[int, Tree]) -> dict[int, str]:
     """Clients whose uploads look otherwise than most, each with why; of equals the first client's look counts."""
     if not ups:
         return {}
-    looks = {c: tuple(sorted(Gate.shape_of(up).items(), key=lambda item: item[0])) for c, up in sorted(ups.items())}
+    looks = {
+        c: tuple(sorted(UpdateValidation.shape_of(up).items(), key=lambda item: item[0]))
+        for c, up in sorted(ups.items())
+    }
     usual = Counter(looks.values()).most_common(1)[0][0]
-    gate = Gate(dict(usual), 0)
+    gate = UpdateValidation(dict(usual), 0)
     return {c: str(gate.problem(ups[c], float("inf"))) for c, look in looks.items() if look != usual}

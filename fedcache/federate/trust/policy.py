@@ -1,0 +1,129 @@
+"""The trust policy of a run: aggregation of uploads, refusal of malformed ones, simulated attacks, and noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.trust.attacks import Attack, parse_attack
+from fedcache.federate.trust.privacy import Privacy
+from fedcache.federate.trust.robust_rules import RobustRule, parse_rule
+
+BYZANTINE = 0.2
+"""The share of clients that robust rules expect to lie where nothing is said."""
+
+NO_ATTACK = "none"
+"""The word for no attack, for sweeps."""
+
+ON_BAD = ("fail", "reject")
+
+
+@dataclass(frozen=True)
+class TrustPolicy:
+    """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload.
+
+    Attributes:
+        rule: how uploads are taken together.
+        attack: who lies, and how.
+        on_bad: fail | reject, for uploads that update validation refuses.
+        byzantine: the share of a round's clients that ``rule`` expects to lie.
+        max_norm: the largest norm of an update that is accepted, None for no bound.
+        privacy: clipping and noise.
+    """
+
+    rule: RobustRule = field(default_factory=lambda: parse_rule("mean"))
+    attack: Attack | None = None
+    on_bad: str = "fail"
+    byzantine: float = BYZANTINE
+    max_norm: float | None = None
+    privacy: Privacy | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether uploads are only checked, so that they need not be kept one by one."""
+        plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
+        return plain and self.on_bad == "fail" and self.max_norm is None
+
+    def check(self, method: Method, hp: Hp) -> None:
+        """Refuse what the method's uploads do not allow.
+
+        Raises:
+            FedcacheError: USAGE, with the reason.
+        """
+        if self.plain:
+            return
+        if method.central:
+            raise self.refused(method, "it is trained in one place and nothing is sent")
+        changed = self.rule.text != "mean" or self.privacy is not None
+        if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
+            raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
+
+    def check_round(self, clients: int) -> None:
+        """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
+
+        Raises:
+            FedcacheError: USAGE, with the number that can.
+        """
+        self.rule.check(clients, self.liars_of(clients))
+
+    def liars_of(self, clients: int) -> int:
+        """f: how many of so many clients the rule expects to lie."""
+        return int(self.byzantine * clients + 1e-9)
+
+    @property
+    def options_given(self) -> str:
+        """The options that differ from the default, in words."""
+        found = (
+            ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
+            ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
+            ("--max-update-norm", self.max_norm is not None),
+        )  # fmt: skip
+        return ", ".join(name for name, given in found if given)
+
+    def refused(self, method: Method, why: str) -> FedcacheError:
+        """The error of a method that these options have no meaning for."""
+        return FedcacheError(
+            Exit.USAGE,
+            f"{method.name} takes no {self.options_given}: {why}.",
+            "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
+        )
+
+
+def parse_policy(
+    aggregate: str = "mean",
+    attack: str | None = None,
+    on_bad_update: str = "fail",
+    byzantine: float = BYZANTINE,
+    max_update_norm: float | None = None,
+    privacy: Privacy | None = None,
+) -> TrustPolicy:
+    """From the words of the command line.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if on_bad_update not in ON_BAD:
+        raise unknown("--on-bad-update", on_bad_update, ON_BAD)
+    if not 0.0 <= byzantine < 0.5:
+        raise FedcacheError(
+            Exit.USAGE, f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
+        )
+    if max_update_norm is not None and not max_update_norm > 0:
+        raise FedcacheError(Exit.USAGE, f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+    rule = parse_rule(aggregate)
+    if privacy is not None and rule.text != "mean":
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
+            "and no other rule takes that sum.",
+            "Leave one of them out; --dp-clip bounds every upload by itself.",
+        )
+    return TrustPolicy(
+        rule,
+        None if attack in (None, NO_ATTACK) else parse_attack(str(attack)),
+        on_bad_update,
+        byzantine,
+        max_update_norm,
+        privacy,
+    )
