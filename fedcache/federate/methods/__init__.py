@@ -1,56 +1,22 @@
-"""One paper, one file; this is the list.
+"""One paper, one file. A method is found because its file lies here.
 
-The file of a method is its name with underscores, and its ``METHOD`` is the method: adding one adds a line here.
+The file of a method is its name with underscores, and its ``METHOD`` is the method. A file is imported when its method
+is asked for, so the names are known without importing torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
 from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from fedcache.errors import unknown
-from fedcache.federate.engine.method import Method
 
-NAMES = (
-    "atpfl",
-    "atpfl-feat",
-    "central",
-    "clip-zs",
-    "ditto",
-    "fed-tip-proto",
-    "fed3r",
-    "fed3r-prior",
-    "fedavg",
-    "fedavg-scratch",
-    "fedavg-simclr",
-    "fedcgs",
-    "fedcof",
-    "fedncm",
-    "fedntd",
-    "fedpcl",
-    "fedpft",
-    "fedproto",
-    "fedprox",
-    "fedprox-simclr",
-    "fedrep",
-    "flesd",
-    "flesd-cc",
-    "flesd-head",
-    "fst-cbdg",
-    "local-prompt",
-    "local-supervised",
-    "min-local",
-    "moon",
-    "non-fl",
-    "perfedavg",
-    "pfedme",
-    "promptfl",
-    "scaffold",
-    "solo",
-    "supcon",
-    "tip-local",
-    "tpfl",
-    "tpfl-feat",
-)
+if TYPE_CHECKING:
+    from fedcache.federate.engine.method import Method
+
+NAMES = tuple(sorted(file.name.replace("_", "-") for file in iter_modules(__path__) if not file.ispkg))
 
 
 def module_of(name: str) -> str:
@@ -58,7 +24,35 @@ def module_of(name: str) -> str:
     return f"{__name__}.{name.replace('-', '_')}"
 
 
-METHODS: dict[str, Method] = {name: import_module(module_of(name)).METHOD for name in NAMES}
+class MethodTable(MutableMapping[str, "Method"]):
+    """The methods by name. Those of this folder are imported when first read; others may be added for this process."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._loaded: dict[str, Method | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Method:
+        method = self._loaded[name]
+        if method is None:
+            self._loaded[name] = method = import_module(module_of(name)).METHOD
+        return method
+
+    def __setitem__(self, name: str, method: Method) -> None:
+        self._loaded[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded  # the mixin's would import the file to look
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+
+METHODS = MethodTable(NAMES)
 
 
 def lookup(name: str) -> Method:
