@@ -33,7 +33,7 @@ from fedcache.extract.result import Extraction, summary
 from fedcache.federate.engines.choose import Engine
 from fedcache.federate.engines.ray.extraction import check_workers, helpers
 from fedcache.progress import Observer, Silent
-from fedcache.store.cleanup import sweep
+from fedcache.store.cleanup import clean_up
 from fedcache.store.files import make_private, write_atomic
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
@@ -180,7 +180,7 @@ def finished(
     done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
     if not dry_run:
-        sweep(store)
+        clean_up(store)
     return done
 
 
@@ -263,7 +263,7 @@ def compute(
         }
     )
     done = summary(Store.open(path), planned, states, tally)
-    sweep(done.store)
+    clean_up(done.store)
     done.text = make_current(done.store, planned, wanted, text)
     if growth is not None and growth.parent is not None:
         done.growth = growth.done(tally.forward_images)

@@ -273,7 +273,7 @@ def extract_arrays(
 
                 _run(tasks, ranged, rows, how, tally, observer)
             for writer in writers.values():
-                writer.sweep()
+                writer.remove_uncommitted()
             tasks = []
         if tasks or text:
             needed = jobs if tasks else [job for job in jobs if job.key in text]

@@ -13,7 +13,7 @@ from fedcache.store.manifest import read_manifest
 from fedcache.store.store import Store
 
 
-def sweep(store: Store) -> None:
+def clean_up(store: Store) -> None:
     """Remove the notes of killed writers, and the journals of finished arrays; those of who still writes stay.
 
     Raises:

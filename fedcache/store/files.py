@@ -82,7 +82,7 @@ def _temporary(path: Path) -> Path:
 def write_atomic(path: Path, *parts: Buffer) -> None:
     """Replace ``path`` by the concatenated parts: temporary file, fsync, rename, fsync of the directory.
 
-    The temporary name starts with a dot and ends in ``.partial`` so that sweeps and readers know it.
+    The temporary name starts with a dot and ends in ``.partial`` so that cleanups and readers know it.
     """
     temporary = _temporary(path)
     try:

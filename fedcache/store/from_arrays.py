@@ -1,4 +1,4 @@
-"""Embeddings that are in memory already, as a store."""
+"""Embeddings that are in memory already, as the content of a store."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ import numpy as np
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import assemble
-from fedcache.store.exchange import arrange, usable_name, write
 from fedcache.store.files import make_private
-from fedcache.store.store import Store
 
 WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
 
 
-def from_arrays(
+def arrange_arrays(
     features: object, text: Mapping[str, Any], columns: Mapping[str, Any], name: str | None, path: str | Path | None
-) -> Store:
-    """See ``Store.from_arrays``; ``columns`` are called as in a file, and None where they were not given."""
+) -> tuple[Content, Path]:
+    """The arguments of ``Store.from_arrays`` as the content of a store, and where it goes.
+
+    Args:
+        features: by backbone.
+        text: by backbone.
+        columns: called as in a file, and None where they were not given.
+        name: of the dataset; the backbones' names when None.
+        path: of the store; under FEDCACHE_HOME when None, in folders that are made.
+
+    Raises:
+        FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite.
+    """
     if not isinstance(features, Mapping):
         raise FedcacheError(
             Exit.USAGE, f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
@@ -36,11 +46,11 @@ def from_arrays(
     slug = usable_name(name)
     content = arrange(assemble(WHERE, raw), name)
     if path is not None:
-        return write(content, Path(path).expanduser())
+        return content, Path(path).expanduser()
     home = Home.from_environment()
     make_private(home.root)
     make_private(home.stores)
-    return write(content, home.store(slug, content.dataset["digest"]))
+    return content, home.store(slug, content.dataset["digest"])
 
 
 def _array(values: Any) -> Any:

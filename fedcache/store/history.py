@@ -1,6 +1,6 @@
 """``history.jsonl``: what was measured, with times; the one file of a store that no identity promise covers.
 
-Every line is sealed, so that ``verify`` can tell a damaged line from a true one.
+Every line is signed JSON, so that ``verify`` can tell a damaged line from a true one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcache.store.disk_errors import writing
 from fedcache.store.files import append_line, read_whole
-from fedcache.store.signed_json import seal, unseal
+from fedcache.store.signed_json import parse_signed, to_signed
 
 NAME = "history.jsonl"
 
@@ -25,7 +25,7 @@ def append_event(store: Path, event: Mapping[str, Any]) -> None:
             if raw and not raw.endswith(b"\n"):
                 with path.open("r+b") as file:
                     file.truncate(raw.rfind(b"\n") + 1)
-        append_line(path, seal(event))
+        append_line(path, to_signed(event))
 
 
 def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -39,7 +39,7 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("is torn")
-            events.append(unseal(line[:-1]))
+            events.append(parse_signed(line[:-1]))
         except ValueError:
             damaged.append(number)
     return events, damaged

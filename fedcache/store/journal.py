@@ -6,19 +6,20 @@ flipped) vouches for nothing; the next writer cuts it off before it appends.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import append_line, fsync_directory, read_whole
-from fedcache.store.signed_json import seal, unseal
+from fedcache.store.signed_json import parse_signed, to_signed
 
 PREFIX, SUFFIX = "journal-", ".jsonl"
 
 
 @dataclass(frozen=True)
-class Vouched:
+class JournaledChunk:
     """A chunk whose file was on disk when its line was written.
 
     Attributes:
@@ -45,7 +46,7 @@ class Journal:
 
     path: Path
     header: dict[str, Any] | None = None
-    chunks: dict[int, Vouched] = field(default_factory=dict)
+    chunks: dict[int, JournaledChunk] = field(default_factory=dict)
     commits: list[dict[str, Any]] = field(default_factory=list)
     valid_bytes: int = 0
     torn: bool = False
@@ -67,18 +68,18 @@ class Journal:
 
     def begin(self, header: dict[str, Any]) -> None:
         """Write the header of a new journal."""
-        append_line(self.path, seal({"header": header}))
+        append_line(self.path, to_signed({"header": header}))
         fsync_directory(self.path.parent)
         self.header = header
 
     def add(self, chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> None:
         """Vouch for a chunk whose file is on disk."""
         append_line(self.path, chunk_line(chunk, crc, bad))
-        self.chunks[chunk] = Vouched(crc, dict(bad))
+        self.chunks[chunk] = JournaledChunk(crc, dict(bad))
 
     def announce(self, commit: dict[str, Any]) -> None:
         """Say which sidecars are about to change, before they do."""
-        append_line(self.path, seal({"commit": commit}))
+        append_line(self.path, to_signed({"commit": commit}))
         self.commits.append(commit)
 
     def cut(self) -> None:
@@ -91,13 +92,13 @@ class Journal:
 
 def header_line(header: dict[str, Any]) -> bytes:
     """The first line of a journal, without its newline."""
-    return seal({"header": header})
+    return to_signed({"header": header})
 
 
 def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:
     """The line that vouches for a chunk, without its newline."""
     lines = [[row, name, reason] for row, (name, reason) in sorted(bad.items())]
-    return seal({"chunk": chunk, "crc": crc, "bad": lines})
+    return to_signed({"chunk": chunk, "crc": crc, "bad": lines})
 
 
 def journal_path(store: Path, key: str) -> Path:
@@ -108,6 +109,15 @@ def journal_path(store: Path, key: str) -> Path:
 def journals(store: Path) -> list[Journal]:
     """Every journal of a store, by name."""
     return [read_journal(path) for path in sorted(store.glob(f"{PREFIX}*{SUFFIX}"))]
+
+
+def unfinished_arrays(store: Path, complete: Collection[str]) -> list[dict[str, Any]]:
+    """Arrays in flight, of those that are not ``complete``: name, chunks kept, chunks in all."""
+    return [
+        {"name": j.key, "kept": len(j.chunks), "chunks": j.count}
+        for j in journals(store)
+        if j.header is not None and j.key not in complete
+    ]
 
 
 def read_journal(path: Path) -> Journal:
@@ -127,7 +137,7 @@ def read_journal(path: Path) -> Journal:
 
 def _take(journal: Journal, line: bytes) -> bool:
     try:
-        entry = unseal(line)
+        entry = parse_signed(line)
     except ValueError:
         return False
     if journal.header is None:
@@ -149,7 +159,7 @@ def _take(journal: Journal, line: bytes) -> bool:
     for item in bad:
         if not (isinstance(item, list) and [type(v) for v in item] == [int, str, str] and low <= item[0] < high):
             return False
-    journal.chunks[chunk] = Vouched(crc, {row: (name, reason) for row, name, reason in bad})
+    journal.chunks[chunk] = JournaledChunk(crc, {row: (name, reason) for row, name, reason in bad})
     return True
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, read_whole, write_atomic
-from fedcache.store.signed_json import seal, unseal
+from fedcache.store.signed_json import parse_signed, to_signed
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -89,7 +89,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
-        return seal(
+        return to_signed(
             {
                 "format": FORMAT,
                 "dataset": self.dataset,
@@ -132,7 +132,7 @@ def read_manifest(store: Path) -> Manifest:
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
     try:
-        data = unseal(raw)
+        data = parse_signed(raw)
     except ValueError as error:
         raise _corrupt(store, str(error)) from error
     version = data.get("format")

@@ -18,7 +18,7 @@ UNKNOWN = 2 << 30
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def memory_budget() -> int:
+def memory_limit() -> int:
     """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of what is free.
 
     Free is the least of what the system and the process's control group have left.

@@ -1,7 +1,7 @@
 """Reading features: memory-mapped chunk files, each verified when it is first read in a process.
 
 Scattered rows are gathered in memory: the chunks they lie in are copied once, verified as they are, into one array of
-which only the pages of those chunks exist. An array beyond the memory budget stays mapped.
+which only the pages of those chunks exist. An array beyond the memory limit stays mapped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,30 @@ from fedcache.store.chunks import (
     read_file,
     verify_payload,
 )
-from fedcache.store.manifest import ArrayInfo
-from fedcache.store.memory_limit import memory_budget, threads_for
+from fedcache.store.journal import unfinished_arrays
+from fedcache.store.manifest import ArrayInfo, Manifest
+from fedcache.store.memory_limit import memory_limit, threads_for
 
 MAPS = 128
 """Chunks of an array mapped at a time. Each costs a file descriptor, and systems allow as few as 256."""
+
+
+def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
+    """The reader of a complete feature array.
+
+    Raises:
+        FedcacheError: STORE, for an array that is unfinished or not there.
+    """
+    info = manifest.arrays.get(key)
+    if info is None:
+        begun = next((u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None)
+        what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
+        raise FedcacheError(
+            Exit.STORE,
+            f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
+            "Run the fedcache extract command that makes it; it goes on where it stopped.",
+        )
+    return Reader(store / "features" / key, key, info)
 
 
 class Reader:
@@ -117,7 +136,7 @@ class Reader:
     def _hold(self, numbers: NDArray[np.int64]) -> bool:
         """Have the chunks ``numbers`` in memory; False for an array that is larger than the budget."""
         if self._held is None:
-            if array_bytes(self.shape, self.info.dtype) > memory_budget():
+            if array_bytes(self.shape, self.info.dtype) > memory_limit():
                 return False
             self._held = empty(self.shape, self.dtype.newbyteorder("<"))  # pages come with the chunks
             self._present = np.zeros(len(self.info.chunks), bool)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store import chunks as files
-from fedcache.store.files import sha256_hex, write_atomic
-from fedcache.store.manifest import COLUMNS, FORMAT, Manifest
-from fedcache.store.quarantine import replace_sidecars
+from fedcache.store.manifest import COLUMNS
 
 
 @dataclass(frozen=True)
@@ -102,73 +93,3 @@ def held_out(
         count = stop - start
         chosen[rows[start : start + (max(1, count // 5) if count > 1 else 0)]] = True
     return chosen
-
-
-def write_samples(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> None:
-    """Everything of a store without features, into an empty directory; ``reasons`` of rows that are not ok."""
-    rows = len(samples.name)
-    (path / "locks").mkdir(mode=0o700)
-    crcs = {}
-    for key, dtype in COLUMNS.items():
-        values = getattr(samples, key)
-        place = files.chunk_path(path / "samples" / key, 0, values.ndim)
-        crcs[key] = files.write_chunk_file(place, values, max(1, rows), dtype)
-    names = files.encode_strings(samples.name or [""])
-    crcs["name"] = files.write_payload(files.chunk_path(path / "samples" / "name", 0, 1), names)
-    manifest = Manifest(dataset, rows, rows, samples.classes, samples.domains, crcs)
-    for relative, raw in sidecars_of(manifest).items():
-        files.make_directories((path / relative).parent)
-        write_atomic(path / relative, raw)
-        manifest.files[relative] = sha256_hex(raw)
-    lost = np.flatnonzero(samples.ok == 0).tolist()
-    unread = {row: (samples.name[row], reasons.get(row, "given as unreadable")) for row in lost}
-    if unread:
-        replace_sidecars(path, manifest, unread)
-    manifest.write(path)
-
-
-def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
-    """``zarr.json`` of the groups and of the columns, by path."""
-    codes = {"label": {"classes": list(manifest.classes)}, "domain": {"domains": list(manifest.domains)}}
-    found = {
-        "zarr.json": files.group_metadata({"fedcache": FORMAT, "dataset": manifest.dataset["slug"]}),
-        "samples/zarr.json": files.group_metadata({"splits": ["train", "test", "validation"]}),
-        "features/zarr.json": files.group_metadata({}),
-        "text/zarr.json": files.group_metadata({}),
-    }
-    rows = manifest.rows
-    for key, dtype in {**COLUMNS, "name": "string"}.items():
-        shape = (rows, 16) if key == "uid" else (rows,)
-        found[f"samples/{key}/zarr.json"] = files.array_metadata(shape, dtype, max(1, rows), codes.get(key, {}))
-    return found
-
-
-def workshop(path: Path) -> Path:
-    """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
-    for left in path.parent.glob(f".{path.name}.*.partial"):
-        pid = left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The process is in the name for the sweep, the rest keeps its threads apart.
-    return Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent))
-
-
-def sweep_inside(path: Path) -> None:
-    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
-    for folder in (path, path / "samples" / "ok" / "c", path / "partitions"):
-        for left in folder.glob(".*.partial"):
-            if not left.name.startswith((".journal-", ".history")):
-                left.unlink(missing_ok=True)
-    for left in (path / "text").rglob(".*.partial"):
-        left.unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.manifest import ArrayInfo
-
-if TYPE_CHECKING:
-    from fedcache.store.store import Store
+from fedcache.store.samples import Samples
 
 SPLITS = ("train", "test", "validation")
 
@@ -28,17 +25,22 @@ def meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     return [key for key, info in arrays.items() if name in names_of(key, info)]
 
 
-def keys_of(store: Store, backbones: str | Sequence[str] | None) -> list[str]:
+def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:
     """Keys of the arrays of features that are named; all of them for None.
+
+    Args:
+        arrays: of the store.
+        backbones: one name or several, as ``names_of`` spells them.
+        store: its name, for messages.
 
     Raises:
         FedcacheError: STORE, for one that the store does not hold; USAGE, for a name of several, and for images.
     """
     names = [backbones] if isinstance(backbones, str) else list(backbones or [])
-    features = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
+    features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
-            raise FedcacheError(Exit.STORE, f"{store.path.name} holds no features yet.", "fedcache extract --help")
+            raise FedcacheError(Exit.STORE, f"{store} holds no features yet.", "fedcache extract --help")
         return list(features)
     chosen = []
     for name in names:
@@ -48,14 +50,14 @@ def keys_of(store: Store, backbones: str | Sequence[str] | None) -> list[str]:
             what = "no features" if not found else f"{len(found)} arrays"
             raise FedcacheError(
                 Exit.USAGE if found else Exit.STORE,
-                f"{store.path.name} has {what} of {name!r}.",
+                f"{store} has {what} of {name!r}.",
                 f"It has {listed}; each of these names means one array.",
             )
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
 
 
-def rows_of(store: Store, split: str | None) -> NDArray[np.int64]:
+def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
     """Numbers of the readable rows of a split, ascending; of every split for None.
 
     Raises:
@@ -63,8 +65,7 @@ def rows_of(store: Store, split: str | None) -> NDArray[np.int64]:
     """
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    s = store.samples
-    wanted = s.ok == 1
+    wanted = samples.ok == 1
     if split is not None:
-        wanted = wanted & (s.split == SPLITS.index(split))
+        wanted = wanted & (samples.split == SPLITS.index(split))
     return np.flatnonzero(wanted)

@@ -16,17 +16,17 @@ _BEFORE, _AFTER = b',"sha256":"', b'"}'
 _TAIL = len(_BEFORE) + 64 + len(_AFTER)
 
 
-def seal(body: Mapping[str, Any]) -> bytes:
+def to_signed(body: Mapping[str, Any]) -> bytes:
     """Canonical JSON of a non-empty object, closed by one more key: ``sha256``, over the JSON without it."""
     raw = canonical_json(dict(body))
     return raw[:-1] + _BEFORE + sha256_hex(raw).encode() + _AFTER
 
 
-def unseal(raw: bytes) -> dict[str, Any]:
-    """The object of sealed bytes, without its digest.
+def parse_signed(raw: bytes) -> dict[str, Any]:
+    """The object of signed JSON, without its digest.
 
     Raises:
-        ValueError: for anything ``seal`` does not write, in words that follow a file's name.
+        ValueError: for anything ``to_signed`` does not write, in words that follow a file's name.
     """
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:

@@ -6,8 +6,6 @@ verified when it is first used.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,18 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.notebooks import data_frame, html_table
 from fedcache.store import chunks as files
+from fedcache.store.columns import read_column, read_samples
+from fedcache.store.content import CHUNK_ROWS, Content
+from fedcache.store.create import create_store, remove_partial_files
+from fedcache.store.describe import describe_store, samples_frame, store_html
 from fedcache.store.disk_errors import writing
-from fedcache.store.files import canonical_json, digest_of, fsync_directory, read_whole, sha256_hex, write_atomic
+from fedcache.store.files import canonical_json, sha256_hex, write_atomic
+from fedcache.store.from_arrays import arrange_arrays
 from fedcache.store.history import append_event
-from fedcache.store.journal import journals
+from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import held
-from fedcache.store.manifest import COLUMNS, ArrayInfo, Manifest, read_manifest, was_store
+from fedcache.store.manifest import ArrayInfo, Manifest, read_manifest
+from fedcache.store.partitions import partition_names, read_partition
 from fedcache.store.quarantine import read_quarantine
-from fedcache.store.reader import Reader
-from fedcache.store.samples import Samples, sweep_inside, workshop, write_samples
-from fedcache.store.text_features import check_name, find, read, slug_of, without
+from fedcache.store.reader import Reader, open_reader
+from fedcache.store.samples import INGESTED, Samples
+from fedcache.store.selection import select_arrays, select_rows
+from fedcache.store.text_features import check_name, find_text, no_text_features, read_text, slug_of, write_text
 from fedcache.store.writer import ArrayWriter
 
 if TYPE_CHECKING:
@@ -96,13 +100,33 @@ class Store:
             FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite; STORE,
                 when another dataset lies at ``path``.
         """
-        from fedcache.store.from_arrays import from_arrays  # which makes stores itself
-
         columns = {
             "labels": labels, "domain": domains, "name": names, "split": splits,
             "classes": None if classes is None else list(classes),
         }  # fmt: skip
-        return from_arrays(features, text or {}, columns, name, path)
+        return cls.from_content(*arrange_arrays(features, text or {}, columns, name, path))
+
+    @classmethod
+    def from_content(cls, content: Content, path: Path) -> Store:
+        """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
+
+        Raises:
+            FedcacheError: as ``create``; CORRUPT, for values that are not finite.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = cls.create(path, content.samples, dataset=content.dataset)
+        for name, matrix in content.texts.items():
+            if not store.has_text(name):
+                store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
+        for key, (values, recipe) in content.arrays.items():
+            how = {"source": INGESTED}
+            with store.writer(
+                key, shape=values.shape, dtype=values.dtype.name, chunk_rows=CHUNK_ROWS, recipe=recipe, how=how
+            ) as writer:
+                for chunk in writer.missing():
+                    writer.write(chunk, values[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS])
+                writer.complete()
+        return cls.open(path)
 
     @classmethod
     def create(
@@ -116,40 +140,7 @@ class Store:
         Raises:
             FedcacheError: STORE, when another dataset lies at ``path``; CORRUPT for a store that is damaged.
         """
-        occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
-        # Looked for last: a store may appear here, whole, at any moment. One that lost its manifest is refused as such.
-        if (path / "manifest.json").exists() or was_store(path):
-            return cls._same(path, dataset)
-        if occupied:
-            raise FedcacheError(
-                Exit.STORE, f"{path} exists and is not a fedcache store.", "Choose another place with --store."
-            )
-        samples = samples.checked()
-        with writing(path, 64 * len(samples.name)):
-            temporary = workshop(path)
-            try:
-                write_samples(temporary, samples, dict(dataset), reasons or {})
-                temporary.rename(path)  # over an empty directory at most
-            except OSError:
-                if (path / "manifest.json").exists():  # somebody was faster
-                    return cls._same(path, dataset)
-                raise
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-            fsync_directory(path.parent)
-        return cls.open(path)
-
-    @classmethod
-    def _same(cls, path: Path, dataset: Mapping[str, Any]) -> Store:
-        store = cls.open(path)
-        if store.dataset["digest"] != dataset["digest"]:
-            raise FedcacheError(
-                Exit.STORE,
-                f"{path} holds {store.dataset['slug']} with digest {store.dataset['digest'][:12]}, "
-                f"not {dataset['slug']} with digest {str(dataset['digest'])[:12]}.",
-                "Leave --store out, or choose another place.",
-            )
-        return store
+        return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
 
     def refresh(self) -> None:
         """Read the manifest again."""
@@ -194,7 +185,7 @@ class Store:
         Raises:
             FedcacheError: CORRUPT.
         """
-        return self._settled(self._samples)
+        return self._while_replaced(lambda: read_samples(self.path, self._manifest))
 
     def readable(self) -> NDArray[np.uint8]:
         """``ok`` of every row, uint8 [N], as it is now.
@@ -202,41 +193,14 @@ class Store:
         Raises:
             FedcacheError: CORRUPT.
         """
-        return self._settled(lambda: self._numbers("ok", "uint8"))
+        return self._while_replaced(lambda: read_column(self.path, self._manifest, "ok"))
 
-    def _samples(self) -> Samples:
-        columns: dict[str, Any] = {key: self._numbers(key, dtype) for key, dtype in COLUMNS.items()}
-        try:
-            name = files.decode_strings(self._column("name", 1, None))
-        except ValueError as error:
-            raise files.damaged("samples/name", self._column_file("name", 1), f"holds no names ({error})") from error
-        if len(name) != max(1, self.rows):
-            why = f"holds {len(name)} names for {self.rows} rows"
-            raise files.damaged("samples/name", self._column_file("name", 1), why)
-        m = self._manifest
-        return Samples(name=name[: m.rows], classes=m.classes, domains=m.domains, **columns)
+    def _while_replaced(self, read: Callable[[], T]) -> T:
+        """``read`` a file that a writer may be replacing; readers take no lock, so that it may fail in between.
 
-    def _numbers(self, key: str, dtype: str) -> NDArray[Any]:
-        shape = (max(1, self.rows), 16) if key == "uid" else (max(1, self.rows),)
-        raw = self._column(key, len(shape), files.array_bytes(shape, dtype))
-        return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)[: self.rows]
-
-    def _column_file(self, key: str, axes: int) -> Path:
-        return files.chunk_path(self.path / "samples" / key, 0, axes)
-
-    def _column(self, key: str, axes: int, size: int | None) -> bytes:
-        place = self._column_file(key, axes)
-        listed = [self._manifest.samples[key]]
-        if key == "ok":
-            # Between the replacement of this column and that of the manifest, a journal vouches for the new one.
-            listed += [commit["ok"] for journal in journals(self.path) for commit in journal.commits]
-        raw = files.read_checked(place, None, f"samples/{key}", size=size)
-        if files.checksum(raw) not in listed:
-            raise files.damaged(f"samples/{key}", place, "is whole but not the column the manifest lists")
-        return raw
-
-    def _settled(self, read: Callable[[], T]) -> T:
-        """``read`` what a writer replaces, again while the manifest moves on: readers take no lock."""
+        The manifest is replaced after the files it lists. If it has moved on since ``read`` failed, the failure may
+        come from that, and ``read`` is tried again with the new one; if it has not, the file is damaged.
+        """
         while True:
             try:
                 return read()
@@ -249,11 +213,7 @@ class Store:
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Arrays in flight: name, chunks kept, chunks in all."""
-        return [
-            {"name": j.key, "kept": len(j.chunks), "chunks": j.count}
-            for j in journals(self.path)
-            if j.header is not None and j.key not in self._manifest.arrays
-        ]
+        return unfinished_arrays(self.path, self._manifest.arrays)
 
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason.
@@ -261,7 +221,7 @@ class Store:
         Raises:
             FedcacheError: CORRUPT.
         """
-        rows = self._settled(lambda: read_quarantine(self.path, self._manifest))
+        rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
         return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
 
     def reader(self, key: str) -> Reader:
@@ -270,18 +230,8 @@ class Store:
         Raises:
             FedcacheError: STORE, for an array that is unfinished or not there.
         """
-        info = self._manifest.arrays.get(key)
-        if info is None:
-            begun = next((u for u in self.unfinished() if u["name"] == key), None)
-            what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
-            have = ", ".join(self.arrays) or "none"
-            raise FedcacheError(
-                Exit.STORE,
-                f"{key} in {self.path} is {what}; complete arrays: {have}.",
-                "Run the fedcache extract command that makes it; it goes on where it stopped.",
-            )
         if key not in self._readers:
-            self._readers[key] = Reader(self.path / "features" / key, key, info)
+            self._readers[key] = open_reader(self.path, self._manifest, key)
         return self._readers[key]
 
     def writer(
@@ -309,11 +259,11 @@ class Store:
 
     def has_text(self, backbone: str, templates: Sequence[str] | None = None, *, weights: str | None = None) -> bool:
         """Whether there are text features of a backbone, for these templates and weights if given."""
-        return find(self._manifest, backbone, templates, weights) is not None
+        return find_text(self._manifest, backbone, templates, weights) is not None
 
     def templates(self, backbone: str) -> list[str] | None:
         """The templates of a backbone's current text features; None when it has none, [] when they are not known."""
-        entry = find(self._manifest, backbone, None, None)
+        entry = find_text(self._manifest, backbone, None, None)
         return None if entry is None else list(entry["templates"])
 
     def use_text(self, backbone: str, templates: Sequence[str], *, weights: str | None = None) -> bool:
@@ -325,9 +275,9 @@ class Store:
         Raises:
             FedcacheError: STORE, when there are none of these templates and weights.
         """
-        entry = find(self._manifest, backbone, templates, weights)
+        entry = find_text(self._manifest, backbone, templates, weights)
         if entry is None:
-            raise without(self.path, backbone)
+            raise no_text_features(self.path, backbone)
         slug = slug_of(backbone)
         if self._manifest.texts[slug][-1]["id"] == entry["id"]:
             return False
@@ -342,10 +292,10 @@ class Store:
         Raises:
             FedcacheError: STORE, with the command that makes them; CORRUPT.
         """
-        entry = find(self._manifest, backbone, templates, None)
+        entry = find_text(self._manifest, backbone, templates, None)
         if entry is None:
-            raise without(self.path, backbone)
-        return read(self.path, backbone, entry)
+            raise no_text_features(self.path, backbone)
+        return read_text(self.path, backbone, entry)
 
     def put_text(
         self, backbone: str, templates: Sequence[str], matrix: NDArray[np.float32], meta: Mapping[str, Any]
@@ -357,30 +307,8 @@ class Store:
         Raises:
             FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
         """
-        values = np.asarray(matrix)
-        if values.ndim != 2 or not values.shape[1]:
-            raise FedcacheError(
-                Exit.BUG, f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
-            )
-        values = files.stored(values, "float32", (), 0, f"text features of {backbone}")
-        slug = slug_of(backbone)
-        check_name("backbone", slug)
-        entry = {"templates": list(templates), "meta": dict(meta)}
-        name = digest_of(entry)[:8]
-        place = self.path / "text" / slug / name
         with self._edit() as manifest:
-            parts = {
-                f"text/{slug}/zarr.json": files.group_metadata({"backbone": backbone}),
-                f"text/{slug}/{name}/zarr.json": files.array_metadata(
-                    values.shape, "float32", max(1, len(values)), {"templates": list(templates)}
-                ),
-            }
-            crc = files.write_chunk_file(files.chunk_path(place, 0, 2), values, max(1, len(values)), "float32")
-            for relative, raw in parts.items():
-                write_atomic(self.path / relative, raw)
-                manifest.files[relative] = sha256_hex(raw)
-            kept = [e for e in manifest.texts.get(slug, []) if e["id"] != name]
-            manifest.texts[slug] = [*kept, {**entry, "id": name, "shape": list(values.shape), "crc": crc}]
+            write_text(self.path, manifest, backbone, templates, matrix, meta)
 
     @contextmanager
     def _edit(self) -> Iterator[Manifest]:
@@ -388,7 +316,7 @@ class Store:
         lock = self.path / "locks" / "manifest.lock"
         with held(lock, f"the manifest of {self.path}", wait=True), writing(self.path, 0):
             manifest = read_manifest(self.path)
-            sweep_inside(self.path)
+            remove_partial_files(self.path)
             yield manifest
             manifest.write(self.path)
             self.refresh()
@@ -396,8 +324,7 @@ class Store:
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions."""
-        places = (name for name in self._manifest.files if name.startswith("partitions/"))
-        return sorted(Path(name).stem if name.endswith(".json") else name for name in places)
+        return partition_names(self._manifest)
 
     def partition(self, name: str) -> dict[str, Any]:
         """The payload of a saved partition; it carries its own digest, which its reader checks.
@@ -409,23 +336,7 @@ class Store:
             raise FedcacheError(
                 Exit.STORE, f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help"
             )
-        return self._settled(lambda: self._partition(name))
-
-    def _partition(self, name: str) -> dict[str, Any]:
-        path = self.path / "partitions" / f"{name}.json"
-        try:
-            raw = read_whole(path)
-        except OSError as error:
-            raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
-        if sha256_hex(raw) != self._manifest.files[f"partitions/{name}.json"]:
-            raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
-        try:
-            found = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise files.damaged(f"partition {name}", path, "is not JSON") from error
-        if not isinstance(found, dict):
-            raise files.damaged(f"partition {name}", path, "is not a partition")
-        return found
+        return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
 
     def put_partition(self, name: str, payload: Mapping[str, Any]) -> None:
         """Save a partition under a name, replacing one of that name; the same content again writes nothing."""
@@ -452,9 +363,7 @@ class Store:
         Raises:
             FedcacheError: USAGE for an unknown split; STORE for features that are not there; CORRUPT.
         """
-        from fedcache.store.selection import keys_of, rows_of
-
-        keys, rows = keys_of(self, backbones), rows_of(self, split)
+        keys, rows = select_arrays(self.arrays, backbones, self.path.name), select_rows(self.samples, split)
         parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
         return np.concatenate(parts, axis=1), self.samples.label[rows].astype(np.int64)
 
@@ -465,13 +374,10 @@ class Store:
 
         It can be handed to the workers of a ``DataLoader``, also spawned ones. Arguments and errors as of ``Xy``.
         """
-        from fedcache.store.selection import keys_of, rows_of
-        from fedcache.store.torch_view import FeatureRows
+        from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
-        rows = rows_of(self, split)
-        return FeatureRows(
-            self.path.resolve(), keys_of(self, backbones), rows, self.samples.label[rows].astype("int64")
-        )
+        keys, rows = select_arrays(self.arrays, backbones, self.path.name), select_rows(self.samples, split)
+        return FeatureRows(self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64"))
 
     def frame(self) -> Any:
         """pandas columns of the rows: uid, name, label, class, domain, split, ok; features are ``Xy``'s.
@@ -479,48 +385,16 @@ class Store:
         Raises:
             FedcacheError: ENVIRONMENT without pandas; CORRUPT.
         """
-        from fedcache.store.selection import SPLITS
-
-        s = self.samples
-        return data_frame(
-            {
-                "uid": [row.tobytes().hex() for row in s.uid],
-                "name": list(s.name),
-                "label": s.label,
-                "class": [s.classes[i] if i >= 0 else None for i in s.label],
-                "domain": [s.domains[i] for i in s.domain],
-                "split": [SPLITS[i] for i in s.split],
-                "ok": s.ok == 1,
-            }
-        )
+        return samples_frame(self.samples)
 
     def to_dict(self) -> dict[str, Any]:
         """What the manifest says, plain JSON values; rows and features are not among them."""
-        m = self._manifest
-        return {
-            "path": str(self.path),
-            "dataset": dict(self.dataset),
-            "rows": self.rows,
-            "ok": self.rows_ok,
-            "classes": list(m.classes),
-            "domains": list(m.domains),
-            "arrays": [{"key": k, **_described(a)} for k, a in self.arrays.items()],
-            "texts": {k: [list(e["templates"]) for e in v] for k, v in self.texts.items()},
-            "partitions": self.partitions,
-        }
+        return describe_store(self.path, self._manifest)
 
     def _repr_html_(self) -> str:
-        m = self._manifest
-        some = ", ".join(m.classes[:10]) + (f", .. ({len(m.classes):,})" if len(m.classes) > 10 else "")
-        title = f"{self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images; classes {some}; {self.path}"
-        rows = [(k, *_described(a).values()) for k, a in self.arrays.items()]
-        return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
+        return store_html(self.path, self._manifest)
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
         with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
             append_event(self.path, event)
-
-
-def _described(info: ArrayInfo) -> dict[str, Any]:
-    return {"backbone": str(info.recipe.get("backbone", "")), "shape": list(info.shape), "dtype": info.dtype}

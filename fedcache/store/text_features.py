@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
+from fedcache.store.files import digest_of, sha256_hex, write_atomic
 from fedcache.store.manifest import SAFE, Manifest
 
 
-def find(
+def find_text(
     manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None
 ) -> dict[str, Any] | None:
     """The entry written or chosen last of a backbone, of these templates and weights if given."""
@@ -28,7 +29,7 @@ def find(
     return None
 
 
-def read(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
+def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     """The matrix [C, D] of an entry, verified.
 
     Raises:
@@ -40,7 +41,43 @@ def read(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float3
     return np.frombuffer(raw, "<f4")[: entry["shape"][0] * entry["shape"][1]].reshape(entry["shape"])
 
 
-def without(store: Path, backbone: str) -> FedcacheError:
+def write_text(
+    store: Path,
+    manifest: Manifest,
+    backbone: str,
+    templates: Sequence[str],
+    matrix: NDArray[np.float32],
+    meta: Mapping[str, Any],
+) -> None:
+    """Write a matrix [C, D] and enter it last in ``manifest``, which the caller holds the lock of and writes.
+
+    Raises:
+        FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
+    """
+    values = np.asarray(matrix)
+    if values.ndim != 2 or not values.shape[1]:
+        raise FedcacheError(
+            Exit.BUG, f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
+        )
+    values = files.stored(values, "float32", (), 0, f"text features of {backbone}")
+    slug, rows = slug_of(backbone), max(1, len(values))
+    check_name("backbone", slug)
+    entry = {"templates": list(templates), "meta": dict(meta)}
+    name = digest_of(entry)[:8]
+    # The chunk first, then what describes it: a crash in between leaves files that no manifest lists.
+    crc = files.write_chunk_file(files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32")
+    attributes = {"templates": list(templates)}
+    for relative, raw in (
+        (f"text/{slug}/zarr.json", files.group_metadata({"backbone": backbone})),
+        (f"text/{slug}/{name}/zarr.json", files.array_metadata(values.shape, "float32", rows, attributes)),
+    ):
+        write_atomic(store / relative, raw)
+        manifest.files[relative] = sha256_hex(raw)
+    kept = [e for e in manifest.texts.get(slug, []) if e["id"] != name]
+    manifest.texts[slug] = [*kept, {**entry, "id": name, "shape": list(values.shape), "crc": crc}]
+
+
+def no_text_features(store: Path, backbone: str) -> FedcacheError:
     """The error for text features that are not there."""
     return FedcacheError(
         Exit.STORE,

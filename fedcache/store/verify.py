@@ -10,18 +10,18 @@ from typing import Any
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store import history, manifest, quarantine
+from fedcache.store.create import sidecars_of
 from fedcache.store.disk_errors import writing
 from fedcache.store.files import digest_of, file_sha256, sha256_hex, write_atomic
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
 from fedcache.store.lock import held
 from fedcache.store.manifest import COLUMNS, Manifest, read_manifest
-from fedcache.store.samples import sidecars_of
-from fedcache.store.signed_json import seal
+from fedcache.store.signed_json import to_signed
 from fedcache.store.store import Store
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What ``verify`` found.
 
     Attributes:
@@ -76,14 +76,14 @@ class Report:
             self.bytes += place.stat().st_size
 
 
-def verify(path: Path) -> Report:
+def verify(path: Path) -> VerifyReport:
     """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
 
     Raises:
         FedcacheError: STORE when there is no store; CORRUPT when its manifest is damaged.
     """
     store = Store.open(path)
-    report = Report(path)
+    report = VerifyReport(path)
     ok = files.chunk_path(path / "samples" / "ok", 0, 1)
     known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME, ok}
     for place, crc, size, what in chunk_files(store.path, store.manifest):
@@ -135,7 +135,7 @@ def leftover_files(store: Store) -> list[Path]:
     return [f for f in inside if f.relative_to(store.path).parts[0] != "locks"]
 
 
-def _check_rows(store: Store, report: Report) -> None:
+def _check_rows(store: Store, report: VerifyReport) -> None:
     """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
     place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
     for where, read in ((place, store.readable), (store.path / quarantine.NAME, store.quarantined)):
@@ -146,14 +146,14 @@ def _check_rows(store: Store, report: Report) -> None:
             report.add(where, error.message)
 
 
-def _check_history(path: Path, report: Report) -> None:
+def _check_history(path: Path, report: VerifyReport) -> None:
     report.read(path / history.NAME)
     _, damaged = history.read_history(path)
     for number in damaged:
         report.add(path / history.NAME, f"line {number} is torn or does not have the digest it ends with")
 
 
-def _check_journals(store: Store, report: Report) -> set[Path]:
+def _check_journals(store: Store, report: VerifyReport) -> set[Path]:
     known = set()
     for journal in journals(store.path):
         known.add(journal.path)
@@ -168,11 +168,11 @@ def _check_journals(store: Store, report: Report) -> set[Path]:
             continue
         shape = (journal.header["chunk_rows"], *journal.header["shape"][1:])
         size = files.array_bytes(shape, journal.header["dtype"])
-        for chunk, vouched in sorted(journal.chunks.items()):
+        for chunk, line in sorted(journal.chunks.items()):
             place = files.chunk_path(folder, chunk, len(shape))
             report.read(place)
             try:
-                files.read_checked(place, vouched.crc, f"chunk {chunk} of unfinished {journal.key}", size=size)
+                files.read_checked(place, line.crc, f"chunk {chunk} of unfinished {journal.key}", size=size)
             except FedcacheError as error:
                 report.add(place, error.message)
         report.notes.append(
@@ -233,7 +233,7 @@ def repair(path: Path) -> list[str]:
         with held(path / "locks" / "history.lock", f"the history of {path}", wait=True):
             events, damaged = history.read_history(path)
             with writing(path, 0):
-                write_atomic(path / history.NAME, *(seal(event) + b"\n" for event in events))
+                write_atomic(path / history.NAME, *(to_signed(event) + b"\n" for event in events))
         done.append(f"{len(damaged)} damaged lines of the history are gone.")
     with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
         now = read_manifest(path)

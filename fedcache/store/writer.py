@@ -1,16 +1,19 @@
-"""Writing one array: chunk files, one journal line each, the manifest last."""
+"""Writing one array: chunk files, one journal line each, the manifest last.
+
+The order of the writes is the promise. A chunk file is whole on disk before its journal line, the lines of all chunks
+before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the manifest, and the manifest
+before the journal goes. Killed between any two of them, the array is still unfinished and goes on from its journal, or
+it is complete.
+"""
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -22,105 +25,25 @@ from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import held
 from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
 from fedcache.store.quarantine import commit_of, read_quarantine, replace_sidecars
+from fedcache.store.samples import Samples
+from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
 
-if TYPE_CHECKING:
-    from fedcache.store.store import Store
 
+class OpenStore(Protocol):
+    """What a writer needs of the store its array belongs to."""
 
-@dataclass(frozen=True)
-class Apart:
-    """An array as a helper in another process or on another host writes it: chunk files that nothing refers to yet.
-
-    A helper holds no lock and puts nothing in place. What it leaves, also of a writer that is gone, is a ``.partial``
-    file that the next writer sweeps; the lock's holder commits the others.
-
-    Attributes:
-        store: the store's directory, on a path that all helpers share.
-        key: name of the array.
-        shape: (N, V, D).
-        dtype: stored dtype.
-        chunk_rows: rows per chunk file.
-        header: digest of the journal's header, so that another array at this path is not taken for this one.
-    """
-
-    store: Path
-    key: str
-    shape: tuple[int, ...]
-    dtype: str
-    chunk_rows: int
-    header: str
+    path: Path
 
     @property
-    def path(self) -> Path:
-        """The array's directory."""
-        return self.store / "features" / self.key
+    def rows(self) -> int:
+        """N."""
 
     @property
-    def bytes(self) -> int:
-        """Of a chunk's payload."""
-        return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+    def samples(self) -> Samples:
+        """The columns; names of rows are copied into the list of unreadable images."""
 
-    def place(self, chunk: int) -> Path:
-        """Where a chunk lies once it is committed."""
-        return files.chunk_path(self.path, chunk, len(self.shape))
-
-    def check(self) -> None:
-        """Refuse to write where the writer's journal is not.
-
-        Raises:
-            FedcacheError: ENVIRONMENT.
-        """
-        header = read_journal(journal_path(self.store, self.key)).header
-        if header is None or digest_of(header) != self.header:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
-                f"{os.uname().nodename} does not see the store {self.store} that is being written.",
-                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
-            )
-
-    def prepare(
-        self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None
-    ) -> tuple[NDArray[Any], dict[int, str]]:
-        """A chunk's rows as they are stored, and the reasons of its bad rows; errors as ``ArrayWriter.write``."""
-        start = chunk * self.chunk_rows
-        expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
-        if chunk < 0 or rows.shape != expected or not expected[0]:
-            raise FedcacheError(
-                Exit.BUG,
-                f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
-                f"Chunks are numbered 0 to {-(-self.shape[0] // self.chunk_rows) - 1} and have {self.chunk_rows} rows, "
-                "the last one the rest.",
-            )
-        reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
-        return files.stored(rows, self.dtype, [row - start for row in reasons], start, self.key), reasons
-
-    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> Written:
-        """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
-        values, reasons = self.prepare(chunk, rows, bad)
-        place = self.place(chunk)
-        file = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(6)}.partial")
-        with writing(place, self.bytes):
-            crc = files.write_chunk_file(file, values, self.chunk_rows, self.dtype)
-        return Written(self.key, chunk, crc, file, reasons)
-
-
-@dataclass(frozen=True)
-class Written:
-    """A chunk file that waits to be committed.
-
-    Attributes:
-        key: its array.
-        chunk: its number.
-        crc: of its rows.
-        file: where it lies.
-        bad: reason per bad row of the store.
-    """
-
-    key: str
-    chunk: int
-    crc: int
-    file: Path
-    bad: dict[int, str]
+    def refresh(self) -> None:
+        """Read the manifest again."""
 
 
 class ArrayWriter:
@@ -140,7 +63,7 @@ class ArrayWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: OpenStore,
         key: str,
         *,
         shape: tuple[int, ...],
@@ -199,17 +122,20 @@ class ArrayWriter:
         self._stack.close()
 
     def _open(self) -> None:
+        """Find out, under the lock, what is there of the array: all of it, a part to go on with, or nothing."""
+        # Files that a killed writer or its workers had not finished. We hold their lock now, so nobody writes them.
         for left in (*self.path.rglob("*.partial"), *self.store.path.glob(f".{self.journal.path.name}.*.partial")):
-            left.unlink(missing_ok=True)  # of a writer that was killed; we hold its lock now
+            left.unlink(missing_ok=True)
         known = read_manifest(self.store.path).arrays.get(self.key)
         if known is not None:
             # Finished, by us or by the writer we waited for. Its chunk size may differ from what we would choose.
             self.finished = True
             self.chunk_rows = known.chunk_rows
-            self.journal.path.unlink(missing_ok=True)
+            self.journal.path.unlink(missing_ok=True)  # a writer was killed between the manifest and this
             return
         if self._fresh:
             self._discard()
+        # Everything on which the values of the rows depend: an array is gone on with only where all of it is equal.
         header = {
             "format": FORMAT,
             "recipe": digest_of(self.recipe),
@@ -220,23 +146,28 @@ class ArrayWriter:
         }
         self.journal = read_journal(self.journal.path)
         if self.journal.header is None:
+            # No journal, or one torn in its first line: chunk files that may lie here are vouched for by nobody.
             self._discard()
             self.journal = Journal(self.journal.path)
             self.journal.begin(header)
         elif self.journal.header != header:
             raise self._differs(header)
-        self.journal.cut()
+        self.journal.cut()  # a line torn by a power cut, before the next one is appended to it
         self._confirm()
 
     def _discard(self) -> None:
+        """Remove an unfinished array: journal, chunks and metadata."""
         if read_journal(self.journal.path).commits:
-            self._settle()
+            self._enter_sidecars()
         self.journal.path.unlink(missing_ok=True)
         if self.path.exists():
             shutil.rmtree(self.path)
 
-    def _settle(self) -> None:
-        """Let the manifest list the sidecars a dead commit replaced, before the journal that vouches for them goes."""
+    def _enter_sidecars(self) -> None:
+        """Let the manifest list the sidecars that a killed ``complete`` replaced, before their journal goes.
+
+        Until then only the commit line of that journal says that they are the right ones.
+        """
         with held(self.store.path / "locks" / "manifest.lock", f"the manifest of {self.store.path}", wait=True):
             manifest = read_manifest(self.store.path)
             replace_sidecars(self.store.path, manifest, read_quarantine(self.store.path, manifest))
@@ -248,6 +179,7 @@ class ArrayWriter:
         return files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes)
 
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
+        """The error of an unfinished array whose rows were computed in another way than the next would be."""
         before = self.journal.header or {}
         flat = {**before["how"], **{k: v for k, v in before.items() if k != "how"}}
         now = {**header["how"], **{k: v for k, v in header.items() if k != "how"}}
@@ -263,11 +195,9 @@ class ArrayWriter:
     def _confirm(self) -> None:
         """Keep only chunks whose file has the checksum the journal vouches for."""
         size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
-        for chunk, vouched in list(self.journal.chunks.items()):
+        for chunk, line in list(self.journal.chunks.items()):
             try:
-                files.read_checked(
-                    files.chunk_path(self.path, chunk, len(self.shape)), vouched.crc, self.key, size=size
-                )
+                files.read_checked(files.chunk_path(self.path, chunk, len(self.shape)), line.crc, self.key, size=size)
             except FedcacheError:
                 del self.journal.chunks[chunk]
 
@@ -283,48 +213,49 @@ class ArrayWriter:
             FedcacheError: CORRUPT, for non-finite values in any other row, before or after the cast; ENVIRONMENT, when
                 the disk refuses; BUG, for a shape, dtype or bad row that does not fit.
         """
-        apart = self.apart()
-        values, reasons = apart.prepare(chunk, rows, bad)
+        array = self.for_workers()
+        values, reasons = array.prepare(chunk, rows, bad)
         self._refuse_finished(chunk)
-        place = apart.place(chunk)
-        with writing(place, apart.bytes):
-            self.vouch(chunk, files.write_chunk_file(place, values, self.chunk_rows, self.dtype), reasons)
+        place = array.chunk_file(chunk)
+        with writing(place, array.chunk_bytes):
+            crc = files.write_chunk_file(place, values, self.chunk_rows, self.dtype)  # on disk when this returns
+            self.add_to_journal(chunk, crc, reasons)
 
-    def apart(self) -> Apart:
-        """What a helper in another process needs to write chunks of this array."""
+    def for_workers(self) -> WorkerArray:
+        """What a worker in another process needs to write chunks of this array."""
         header = digest_of(self.journal.header) if self.journal.header is not None else ""
-        return Apart(self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header)
+        return WorkerArray(self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header)
 
-    def commit(self, written: Written) -> None:
-        """Put a helper's chunk file in its place and vouch for it.
+    def commit(self, made: UncommittedChunk) -> None:
+        """Put a worker's chunk file in its place and enter it in the journal.
 
         Raises:
             FedcacheError: ENVIRONMENT, when the file is not here or not whole; BUG, when the array is complete.
         """
-        self._refuse_finished(written.chunk)
-        apart = self.apart()
-        place, size = apart.place(written.chunk), apart.bytes + files.CRC_BYTES
+        self._refuse_finished(made.chunk)
+        array = self.for_workers()
+        place, size = array.chunk_file(made.chunk), array.chunk_bytes + files.CRC_BYTES
         found = -1
         for patience in (0.0, 0.2, 0.8, 2.0):  # a network file system may show a new file of another host late
             time.sleep(patience)
             with suppress(OSError):
-                found = written.file.stat().st_size
+                found = made.file.stat().st_size
             if found == size:
                 break
         else:
             raise FedcacheError(
                 Exit.ENVIRONMENT,
-                f"{self.key}: a helper wrote chunk {written.chunk} as {written.file}, and here that file "
+                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file "
                 f"{'is missing' if found < 0 else f'has {found:,} bytes instead of {size:,}'}.",
                 "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
             )
         with writing(place, 0):
-            written.file.replace(place)
-            fsync_directory(place.parent)
-            self.vouch(written.chunk, written.crc, written.bad)
+            made.file.replace(place)
+            fsync_directory(place.parent)  # the name is on disk before the line that speaks of it
+            self.add_to_journal(made.chunk, made.crc, made.bad)
 
-    def sweep(self) -> None:
-        """Remove what helpers wrote that nobody committed."""
+    def remove_uncommitted(self) -> None:
+        """Remove what workers wrote that nobody committed."""
         for left in self.path.rglob("*.partial"):
             left.unlink(missing_ok=True)
 
@@ -353,10 +284,10 @@ class ArrayWriter:
             files.make_directories(place.parent)
             if not link_atomic(source, place):
                 files.write_payload(place, payload)
-            self.vouch(chunk, crc, bad)
+            self.add_to_journal(chunk, crc, bad)
 
-    def vouch(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
-        """Append the journal line of a chunk file that is on disk, here or by a helper in another process.
+    def add_to_journal(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
+        """Append the journal line of a chunk file that is on disk, here or by a worker in another process.
 
         Args:
             chunk: its number.
@@ -382,22 +313,20 @@ class ArrayWriter:
             )
         lock = self.store.path / "locks" / "manifest.lock"
         with held(lock, f"the manifest of {self.store.path}", wait=True), writing(self.store.path, self.store.rows):
-            manifest = read_manifest(self.store.path)
+            manifest = read_manifest(self.store.path)  # as it is now: others may have completed arrays since we opened
+            # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
+            # 2. The description that makes the folder an array to any Zarr reader.
             metadata = self._metadata()
             files.make_directories(self.path)
             write_atomic(self.path / "zarr.json", metadata)
             manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)
-            manifest.arrays[self.key] = ArrayInfo(
-                self.recipe,
-                self.how,
-                self.shape,
-                self.dtype,
-                self.chunk_rows,
-                tuple(self.journal.chunks[k].crc for k in range(self.count)),
-            )
+            # 3. The manifest: from the moment it is replaced the array is there, whole.
+            crcs = tuple(self.journal.chunks[k].crc for k in range(self.count))
+            manifest.arrays[self.key] = ArrayInfo(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows, crcs)
             manifest.write(self.store.path)
             self.store.refresh()
+            # 4. The journal, which nobody needs any more; whoever opens the array next removes one left by a kill.
             self.journal.path.unlink(missing_ok=True)
         self.finished = True
 
@@ -408,8 +337,9 @@ class ArrayWriter:
         been replacing when it died.
         """
         known = read_quarantine(self.store.path, manifest)
-        union = {**self.journal.bad, **known}
+        union = {**self.journal.bad, **known}  # of a row that is listed already the first reason stays
         if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
             return
+        # Announced first: until the manifest is replaced, this line vouches for the two files written next.
         self.journal.announce(commit_of(manifest, union))
         replace_sidecars(self.store.path, manifest, union)

@@ -87,12 +87,12 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
     else:
         import json
 
-        from fedcache.store.signed_json import seal
+        from fedcache.store.signed_json import to_signed
 
         body = json.loads((path / "manifest.json").read_bytes())
         body.pop("sha256", None)
         body["samples"] = {k: (v ^ 1 if isinstance(v, int) else v) for k, v in body["samples"].items()}
-        (path / "manifest.json").write_bytes(seal(body))
+        (path / "manifest.json").write_bytes(to_signed(body))
 
 
 def refused(path: Path) -> bool:

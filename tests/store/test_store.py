@@ -504,7 +504,7 @@ def test_manifests_of_the_wrong_types_are_errors_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: Any, key: str
 ) -> None:
     """Even with a digest that fits: a manifest is untrusted until every field has its type."""
-    from fedcache.store.signed_json import seal
+    from fedcache.store.signed_json import to_signed
 
     path = tmp_path_factory.getbasetemp() / "typed.zarr"
     if not path.exists():
@@ -515,7 +515,7 @@ def test_manifests_of_the_wrong_types_are_errors_of_ours(
     if manifest[key] == data:
         return
     manifest[key] = data
-    (path / "manifest.json").write_bytes(seal(manifest))
+    (path / "manifest.json").write_bytes(to_signed(manifest))
     try:
         assert Store.open(path).samples.name
     except FedcacheError:

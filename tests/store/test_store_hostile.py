@@ -18,7 +18,7 @@ from toy_store import KEYS, create, fill, in_memory, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.journal import read_journal
-from fedcache.store.signed_json import seal, unseal
+from fedcache.store.signed_json import parse_signed, to_signed
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -90,10 +90,10 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store, data: Any, new: Any) -> None:
     file = store.path / "manifest.json"
     raw = file.read_bytes()
-    manifest = unseal(raw)
+    manifest = parse_signed(raw)
     at = data.draw(st.sampled_from(paths_of(manifest)[1:]))
     try:
-        file.write_bytes(seal(replaced(manifest, at, new)))
+        file.write_bytes(to_signed(replaced(manifest, at, new)))
         began = time.perf_counter()
         assert refusal(store.path) in (None, Exit.CORRUPT, Exit.STORE)
         assert time.perf_counter() - began < 1
@@ -121,10 +121,10 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(store: Store, da
     file = store.path / "journal-c-0.jsonl"
     raw = file.read_bytes()
     lines = raw.splitlines(keepends=True)
-    entry = unseal(lines[line][:-1])
+    entry = parse_signed(lines[line][:-1])
     at = data.draw(st.sampled_from(paths_of(entry)[1:]))
     try:
-        lines[line] = seal(replaced(entry, at, new)) + b"\n"
+        lines[line] = to_signed(replaced(entry, at, new)) + b"\n"
         file.write_bytes(b"".join(lines))
         use(store.path)
         read = read_journal(file)
@@ -165,9 +165,9 @@ def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
 def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
     fill(store, KEYS[0])
-    manifest = unseal((store.path / "manifest.json").read_bytes())
+    manifest = parse_signed((store.path / "manifest.json").read_bytes())
     manifest["arrays"][KEYS[0]]["shape"] = [14, 1 << 30, 1 << 30]
-    (store.path / "manifest.json").write_bytes(seal(manifest))
+    (store.path / "manifest.json").write_bytes(to_signed(manifest))
     with pytest.raises(FedcacheError, match=r"has 28 bytes, expected 9,223,372,036,854,775,812") as caught:
         Store.open(store.path).reader(KEYS[0]).all()  # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
     assert caught.value.code is Exit.CORRUPT
@@ -175,8 +175,8 @@ def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_p
 
 def test_a_newer_format_is_named(tmp_path: Path) -> None:
     store = create(tmp_path / "s.zarr")
-    manifest = unseal((store.path / "manifest.json").read_bytes())
-    (store.path / "manifest.json").write_bytes(seal({**manifest, "format": 2}))
+    manifest = parse_signed((store.path / "manifest.json").read_bytes())
+    (store.path / "manifest.json").write_bytes(to_signed({**manifest, "format": 2}))
     with pytest.raises(FedcacheError, match="has format 2, this fedcache reads 1") as caught:
         Store.open(store.path)
     assert caught.value.code is Exit.STORE
@@ -184,21 +184,21 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
 
 @given(body=st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=5))
 @examples(100, 200)
-def test_sealed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:
-    raw = seal(body)
-    assert unseal(raw) == body
+def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:
+    raw = to_signed(body)
+    assert parse_signed(raw) == body
     for at in range(0, len(raw), 7):
         with pytest.raises(ValueError, match=r"does not have|is not"):
-            unseal(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
+            parse_signed(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1}', b'{"b":1,"a":2}', b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u0061"}'])
 def test_another_spelling_is_refused_although_its_digest_fits(text: bytes) -> None:
-    assert seal({"a": 1}) == sealed(b'{"a":1}')
+    assert to_signed({"a": 1}) == signed(b'{"a":1}')
     with pytest.raises(ValueError, match="is not the JSON fedcache writes"):
-        unseal(sealed(text))
+        parse_signed(signed(text))
 
 
-def sealed(body: bytes) -> bytes:
-    """``seal`` of bytes as they are."""
+def signed(body: bytes) -> bytes:
+    """``to_signed`` of bytes as they are."""
     return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'

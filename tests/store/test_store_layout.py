@@ -271,7 +271,7 @@ def test_a_helper_writes_the_file_and_the_holder_vouches(place: Path) -> None:
         for chunk in range(4):
             rows = values(KEYS[0])[chunk * CHUNK : (chunk + 1) * CHUNK]
             crc = write_chunk_file(w.path / f"c/{chunk}/0/0", rows, CHUNK, "float16")
-            w.vouch(chunk, crc, {r: why for r, why in BAD[KEYS[0]].items() if r // CHUNK == chunk})
+            w.add_to_journal(chunk, crc, {r: why for r, why in BAD[KEYS[0]].items() if r // CHUNK == chunk})
             write(o, chunk, KEYS[0])
         w.complete()
         o.complete()

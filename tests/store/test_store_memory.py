@@ -13,7 +13,7 @@ from toy_store import CHUNK, KEYS, ROWS, values, whole
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import prepare
 from fedcache.store import reader as reading
-from fedcache.store.memory_limit import memory_budget, threads_for
+from fedcache.store.memory_limit import memory_limit, threads_for
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 
@@ -119,15 +119,15 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path: Path, monke
 )
 def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch, asked: str, bytes_: int) -> None:
     monkeypatch.setenv("FEDCACHE_MEMORY", asked)
-    assert memory_budget() == bytes_
+    assert memory_limit() == bytes_
 
 
 def test_the_budget_is_below_what_is_free_and_a_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
-    assert 0 < memory_budget() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory_limit() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
     with pytest.raises(FedcacheError, match="plenty") as caught:
-        memory_budget()
+        memory_limit()
     assert caught.value.code is Exit.USAGE
 
 

@@ -12,8 +12,9 @@ from fedcache.extract.extraction import remember_last
 from fedcache.extract.planning.find_store import ingest_again, ingested_path, ingested_stores, named_path, store_option
 from fedcache.extract.planning.plan import store_path
 from fedcache.progress import Observer, Silent
+from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import Content, already_there, arrange, begun, is_ingested, usable_name, write
+from fedcache.store.exchange import already_there, begun, is_ingested
 from fedcache.store.files import make_private
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
@@ -62,12 +63,12 @@ def ingest_file(
         target = found = named_path(home, path)
     old = Store.open(found) if found is not None and was_store(found) else None
     if old is None or not is_ingested(old):
-        made = write(content, target)  # which refuses a store of something else
+        made = Store.from_content(content, target)  # which refuses a store of something else
     elif already_there(old, content):
         observer.note(f"{name} is there already, with the same content: nothing to do.")
         made = old
     elif begun(old, content):
-        made = write(content, old.path)
+        made = Store.from_content(content, old.path)
     elif replace:
         observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
         made = _replaced(old.path, content, target)
@@ -87,7 +88,7 @@ def _replaced(old: Path, content: Content, target: Path) -> Store:
     place = target if target != old else target.with_name(f".{target.name}.new")
     if place != target:
         shutil.rmtree(place, ignore_errors=True)
-    write(content, place)
+    Store.from_content(content, place)
     shutil.rmtree(old)
     return Store.open(place.rename(target) if place != target else place)
 

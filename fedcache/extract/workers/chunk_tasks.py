@@ -25,7 +25,8 @@ from fedcache.extract.chunk_writer import Collector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.images import BadImage
 from fedcache.store.quarantine import VANISHED
-from fedcache.store.writer import Apart, ArrayWriter, Written
+from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
+from fedcache.store.writer import ArrayWriter
 
 if TYPE_CHECKING:
     from fedcache.extract.run import Tally
@@ -73,7 +74,7 @@ class Order:
     rows: int
     how: How
     records: Mapping[str, Mapping[str, Any]]
-    arrays: Mapping[str, Apart]
+    arrays: Mapping[str, WorkerArray]
     probe: tuple[int, str] | None
     decoders: int = 0
 
@@ -92,7 +93,7 @@ class Made:
         forward_images: that went through a model, summed over arrays.
     """
 
-    written: list[Written] = field(default_factory=list)
+    written: list[UncommittedChunk] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
     images: int = 0
     decode_seconds: float = 0.0
@@ -180,7 +181,7 @@ def order_of(
         if digest is not None:
             probe = (row, digest)
             break
-    arrays = {key: writer.apart() for key, writer in writers.items() if not writer.finished}
+    arrays = {key: writer.for_workers() for key, writer in writers.items() if not writer.finished}
     return Order(tuple(jobs), data.source, data.uid, len(data.names), how, dict(records), arrays, probe, decoders)
 
 
@@ -285,7 +286,7 @@ class Helper:
 class _Writer:
     """What a collector asks of a writer, in a helper."""
 
-    array: Apart
+    array: WorkerArray
     made: Made
 
     @property

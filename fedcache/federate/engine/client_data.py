@@ -18,7 +18,7 @@ from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.engine.encoders import Towers
 from fedcache.store.disk_errors import writing
 from fedcache.store.files import make_private
-from fedcache.store.memory_limit import memory_budget
+from fedcache.store.memory_limit import memory_limit
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 
@@ -213,7 +213,7 @@ def prepare(
         train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
             statistics of all clients together, which no single client of a real federation could know.
         views: how many of each row's views to take; None takes all, and all backbones need the same number.
-        scratch: where a result beyond the memory budget is mapped from a file without a name, which goes with it; None
+        scratch: where a result beyond the memory limit is mapped from a file without a name, which goes with it; None
             keeps any result in memory.
 
     Returns:
@@ -261,7 +261,7 @@ def prepare(
 def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     """Room for float32 features: in memory, or beyond the budget in a file of ``scratch`` that has no name."""
     size = 4 * math.prod(shape)
-    if scratch is None or size <= memory_budget():
+    if scratch is None or size <= memory_limit():
         return np.empty(shape, np.float32)
     make_private(scratch)
     with writing(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
@@ -284,7 +284,7 @@ def _standardize(out: np.ndarray, train: np.ndarray) -> None:
     Features are taken as many at a time as the memory budget has room for; each one's sums are the same whichever.
     """
     D = out.shape[2]
-    together = max(1, min(D, memory_budget() // (16 * len(train))))
+    together = max(1, min(D, memory_limit() // (16 * len(train))))
     mean, scale = np.empty(D), np.empty(D)
     for start in range(0, D, together):
         known = out[train, 0, start : start + together]

@@ -201,13 +201,13 @@ def writer(tmp_path: Path) -> Iterator[Any]:
 
 def test_nothing_of_a_helper_counts_before_it_is_committed(writer):
     rows = np.arange(24, dtype=np.float32).reshape(8, 1, 3)
-    written = writer.apart().write(0, rows)
+    written = writer.for_workers().write(0, rows)
     assert written.file.exists()
     assert writer.missing() == [0, 1, 2]
     writer.commit(written)
     assert (writer.missing(), written.file.exists()) == ([1, 2], False)
-    left = writer.apart().write(1, rows)  # of a helper that was given up
-    writer.sweep()
+    left = writer.for_workers().write(1, rows)  # of a helper that was given up
+    writer.remove_uncommitted()
     assert not left.file.exists()
 
 
@@ -215,12 +215,15 @@ def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_p
     from dataclasses import replace
 
     monkeypatch.setattr("fedcache.store.writer.time.sleep", lambda seconds: None)
-    writer.apart().check()
-    for other in (replace(writer.apart(), store=tmp_path / "elsewhere"), replace(writer.apart(), header="0" * 64)):
+    writer.for_workers().check()
+    for other in (
+        replace(writer.for_workers(), store=tmp_path / "elsewhere"),
+        replace(writer.for_workers(), header="0" * 64),
+    ):
         with pytest.raises(FedcacheError, match="does not see the store") as info:
             other.check()
         assert info.value.code is Exit.ENVIRONMENT
-    written = writer.apart().write(0, np.zeros((8, 1, 3), np.float32))
+    written = writer.for_workers().write(0, np.zeros((8, 1, 3), np.float32))
     written.file.unlink()
     with pytest.raises(FedcacheError, match="is missing") as info:
         writer.commit(written)

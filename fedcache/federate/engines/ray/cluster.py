@@ -233,7 +233,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
     if address is not None:
         yield None
         return
-    _sweep()
+    _remove_dead_clusters()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
     lock = FileLock(folder / HELD)
     lock.acquire()
@@ -276,7 +276,7 @@ def _remove(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def _sweep() -> None:
+def _remove_dead_clusters() -> None:
     """Remove the folders of drivers that were killed: nobody holds their lock any more."""
     for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
         with if_free(left) as free:

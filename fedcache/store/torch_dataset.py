@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedcache.store.reader import Reader
-from fedcache.store.store import Store
+from fedcache.store.manifest import read_manifest
+from fedcache.store.reader import Reader, open_reader
 
 
 class FeatureRows(Dataset[tuple[Tensor, int]]):
@@ -37,8 +37,8 @@ class FeatureRows(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if self._readers is None:
-            store = Store.open(self.path)
-            self._readers = [store.reader(key) for key in self.keys]
+            manifest = read_manifest(self.path)
+            self._readers = [open_reader(self.path, manifest, key) for key in self.keys]
         row = int(self.rows[index])
         parts = []
         for reader in self._readers:
