@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.run import run, run_points
+from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.methods import METHODS
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]
@@ -51,12 +52,13 @@ class Federation:
 
     def ours(self, method: str, settings: Mapping[str, Any], lift: str = "auto", rounds: int = 1, **how: Any) -> Any:
         """A run of the engine."""
-        return run(METHODS[method], self.hp(method, settings), self.data, self.clients, rounds=rounds, lift=lift, **how)
+        spec = TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=lift, **how)
+        return run(spec, self.hp(method, settings))
 
     def grid(self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, lift: str = "auto") -> Any:
         """Points of the engine, as one program where the lift says so."""
         hps = [self.hp(method, p) for p in points]
-        return run_points(METHODS[method], hps, self.data, self.clients, rounds=rounds, lift=lift)
+        return run_points(TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=lift), hps)
 
     def hp(self, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Hyperparameters of a method."""

@@ -19,6 +19,7 @@ from fedcache.extract.images import decode
 from fedcache.extract.recipe import slug
 from fedcache.federate.engine.metrics import entropy_bits
 from fedcache.federate.engine.run import run
+from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.switches import head_of
 from fedcache.heads.projection import embed
@@ -202,15 +203,15 @@ def trained(
     setting, _ = prepare_run(
         config, part, workbench.home, repartition=False, extract=False, observer=workbench.quiet, stop=workbench.halt
     )
-    outcome = run(
+    spec = TrainingRun(
         setting.method,
-        setting.hp,
         setting.data,
         setting.partitions[seed].clients,
         rounds=int(cell.rounds or 1),
         participation=parse_participation(cell.participation),
         seed=seed,
     )
+    outcome = run(spec, setting.hp)
     return [outcome.states[i] for i in sorted(outcome.states)], setting
 
 

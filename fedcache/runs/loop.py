@@ -295,6 +295,7 @@ def _one_seed(
     """One seed, from its checkpoint when there is one."""
     from fedcache.federate.engine.outcome import Snapshot
     from fedcache.federate.engine.run import run
+    from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 
     began = time.perf_counter()
     saved = directory.checkpoint(seed)
@@ -309,7 +310,7 @@ def _one_seed(
     partition = setting.partitions[seed]
 
     def on_round(
-        number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+        _point: int, number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
     ) -> None:
         teller.measured(seed, number, metrics, traffic)
         observer.advance(1)
@@ -325,21 +326,18 @@ def _one_seed(
         if stop.requested:
             raise stopped(f"after round {number} of seed {seed}; the state is kept")
 
-    outcome = run(
+    spec = TrainingRun(
         setting.method,
-        setting.hp,
         setting.data,
         partition.clients,
         rounds=int(resolved["rounds"]),
         participation=parse_participation(str(resolved["participation"])),
         seed=seed,
-        lift=str(resolved["lift"]),
         dtype=dtype,
         eval_every=int(resolved["eval_every"]),
-        state=state,
-        on_round=on_round,
-        own=setting.own,
-        watch=watch,
+        overrides=setting.own,
         trust=policy_from_config(config),
+        execution=str(resolved["lift"]),
     )
+    outcome = run(spec, setting.hp, state=state, callbacks=RunCallbacks(before_step=watch, on_round=on_round))
     return seed_record(outcome, setting, time.perf_counter() - began)

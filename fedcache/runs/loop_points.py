@@ -55,21 +55,21 @@ def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lif
     import torch
 
     from fedcache.federate.engine.run import plan
+    from fedcache.federate.engine.training_run import TrainingRun
     from fedcache.federate.execution.choose import free_memory
     from fedcache.federate.execution.memory import forecast, refuse_too_much
 
     check_round(setting, config)
-    lift, load = plan(
+    spec = TrainingRun(
         setting.method,
-        setting.hp,
         setting.data,
         next(iter(setting.partitions.values())).clients,
-        points=points,
         participation=_share(setting, config),
-        lift=config.lift,
         dtype=getattr(torch, config.dtype),
-        own=setting.own,
+        overrides=setting.own,
+        execution=config.lift,
     )
+    lift, load = plan(spec, setting.hp, points=points)
     stacked = "stack" in setting.method.pool(setting.hp).values()
     found = forecast(
         load, lift, opt=str(setting.hp.get("opt", "sgd")), stacked=stacked, closed=not setting.method.gradient
@@ -216,6 +216,7 @@ def _train(
     import torch
 
     from fedcache.federate.engine.run import run_points
+    from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 
     numbers, states = [n for n, _ in group], [state for _, state in group]
     first = opened[numbers[0]]
@@ -271,24 +272,19 @@ def _train(
         watch.begin(kept)
         began = time.perf_counter()
 
-    run_points(
+    spec = TrainingRun(
         setting.method,
-        [opened[n].setting.hp for n in numbers],
         setting.data,
         setting.partitions[seed].clients,
         rounds=rounds,
         participation=parse_participation(str(resolved["participation"])),
         seed=seed,
-        lift=str(resolved["lift"]),
         dtype=getattr(torch, str(resolved["dtype"])),
         eval_every=int(resolved["eval_every"]),
-        states=states,
-        on_round=on_round,
-        after_round=after_round,
-        on_done=on_done,
-        own=setting.own,
-        shared=shared,
-        watch=watch,
+        overrides=setting.own,
         trust=policy_from_config(opened[numbers[0]].config),
+        execution=str(resolved["lift"]),
     )
+    callbacks = RunCallbacks(watch, on_round, after_round, on_done)
+    run_points(spec, [opened[n].setting.hp for n in numbers], states=states, callbacks=callbacks, cache=shared)
     return found

@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import difference, go_tiny, scaled, small
+from federation import (
+    difference,
+    go_tiny,
+    run,
+    scaled,
+    small,
+)
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from tiny_towers import SIDES, TinyTowers, as_images
 
+from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.run import run
+from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 from fedcache.federate.methods import METHODS
 
 SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
@@ -219,6 +220,18 @@ def fitted(method, data):
     if "pixels" in method.needs and data.image is None:
         data = replace(data, x=as_images(data.x), image=SIDES)
     return data
+
+
+def run(method, hp, data, clients, *, rounds, state=None, on_round=None, watch=None, lift="auto", own=None, **spec):
+    """``engine.run`` with everything named at once; ``on_round`` is called without the number of the point."""
+    callbacks = RunCallbacks(watch, on_round and (lambda _point, *rest: on_round(*rest)))
+    spec = TrainingRun(method, data, clients, rounds, execution=lift, overrides=own or {}, **spec)
+    return engine.run(spec, hp, state=state, callbacks=callbacks)
+
+
+def run_points(method, hps, data, clients, *, rounds, lift="auto", cache=None, **spec):
+    """``engine.run_points`` with everything named at once."""
+    return engine.run_points(TrainingRun(method, data, clients, rounds, execution=lift, **spec), hps, cache=cache)
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):

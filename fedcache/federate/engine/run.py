@@ -13,128 +13,68 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import ClientRows, Data, lane_data
-from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.client_data import ClientRows, lane_data
 from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.engine.method import Method, Value, keep_down
 from fedcache.federate.engine.metrics import classes_owned
 from fedcache.federate.engine.outcome import STATE_VERSION, Evaluation, Outcome, RoundRecord, Snapshot, pack, unpack
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.traffic import Traffic
+from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 from fedcache.federate.execution.batched import Program
+from fedcache.federate.execution.cache import Memo
 from fedcache.federate.execution.choose import Lift, Load, choose
 from fedcache.federate.execution.gram import is_first, restore, stored
 from fedcache.federate.execution.grid_cache import Shared
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 
-OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
-"""(round, metrics, traffic of the round, snapshot) after each round; rounds count from 1."""
+SILENT = RunCallbacks()
 
 
 def run(
-    method: Method,
+    spec: TrainingRun,
     hp: Mapping[str, Value],
-    data: Data,
-    clients: Sequence[ClientRows],
     *,
-    rounds: int,
-    participation: int | float | None = None,
-    seed: int = 0,
-    lift: str = "auto",
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    eval_every: int = 0,
     state: Snapshot | None = None,
-    on_round: OnRound | None = None,
-    own: Mapping[int, Own] | None = None,
-    watch: Callable[[], None] | None = None,
-    trust: TrustPolicy | None = None,
+    callbacks: RunCallbacks = SILENT,
 ) -> Outcome:
-    """Train ``method`` on ``clients`` and score what it deploys.
+    """Train a method and score what it deploys.
 
     Args:
-        method: from ``METHODS``.
+        spec: the method, its clients, rounds and seed.
         hp: from ``method.resolve``.
-        data: features, labels, text; on the device that computes.
-        clients: names and rows; names are unique and key the random streams.
-        rounds: total, counted from the first start; one-shot methods take one.
-        participation: clients a round: None for all, an int for a number, a float for a share.
-        seed: of every draw.
-        lift: auto | loop | stack | dual.
-        chunk: clients at once under ``stack`` and ``dual``; None lets the engine pick.
-        dtype: of the computation; float64 for comparing lifts.
-        eval_every: also score after every k-th round; 0 for the last only.
         state: a snapshot to go on from.
-        on_round: called after every round; its snapshot costs nothing unless called.
-        own: in what some clients differ, by client number; the run is then computed client by client.
-        watch: called before every step; an INTERRUPTED it raises ends the run inside a round.
-        trust: what is done with uploads; None checks them and takes the method's own mean.
+        callbacks: called on the way; ``point`` is 0.
 
     Returns:
         Models, accuracy, records and traffic.
 
     Raises:
-        FedcacheError: exit 2 for what was asked for, 4 for features a method needs, 7 for a run that fails.
+        FedcacheError: USAGE for what was asked for, STORE for features a method needs, FEDERATED for a run that fails.
     """
-
-    def told(_point: int, *story: Any) -> None:
-        if on_round is not None:
-            on_round(*story)
-
-    (out,) = run_points(
-        method, [hp], data, clients, rounds=rounds, participation=participation, seed=seed, lift=lift, chunk=chunk,
-        dtype=dtype, eval_every=eval_every, states=[state], on_round=told, own=own, watch=watch, trust=trust,
-    )  # fmt: skip
+    (out,) = run_points(spec, [hp], states=[state], callbacks=callbacks)
     if isinstance(out, FedcacheError):
         raise out
     return out
 
 
 def run_points(
-    method: Method,
+    spec: TrainingRun,
     hps: Sequence[Mapping[str, Value]],
-    data: Data,
-    clients: Sequence[ClientRows],
     *,
-    rounds: int,
-    participation: int | float | None = None,
-    seed: int = 0,
-    lift: str = "auto",
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    eval_every: int = 0,
     states: Sequence[Snapshot | None] | None = None,
-    on_round: Callable[..., None] | None = None,
-    after_round: Callable[[int], None] | None = None,
-    on_done: Callable[[int, Sequence[Outcome | FedcacheError]], None] | None = None,
-    own: Mapping[int, Own] | None = None,
-    shared: Shared | None = None,
-    watch: Callable[[], None] | None = None,
-    trust: TrustPolicy | None = None,
+    callbacks: RunCallbacks = SILENT,
+    cache: Shared | None = None,
 ) -> list[Outcome | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
     Args:
-        method: of all points.
-        hps: one for each point; other hyperparameters than floats are equal.
-        data: as in ``run``.
-        clients: as in ``run``.
-        rounds: as in ``run``.
-        participation: as in ``run``.
-        seed: of every draw; points share their draws.
-        lift: as in ``run``.
-        chunk: as in ``run``.
-        dtype: as in ``run``.
-        eval_every: as in ``run``.
+        spec: what all points have in common; they share its draws.
+        hps: the hyperparameters of each point; those that are no floats are equal.
         states: a snapshot to go on from for each point, all of the same round.
-        on_round: as in ``run``, with the point's number first.
-        after_round: called with the number of a round when all points that are computed together have ended it.
-        on_done: called with the first number and the outcomes of points that were computed together.
-        own: as in ``run``.
-        shared: what other calls on the same data and clients have computed already.
-        watch: as in ``run``.
-        trust: as in ``run``.
+        callbacks: called on the way.
+        cache: what other calls on the same data and clients have computed already.
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
@@ -142,64 +82,60 @@ def run_points(
     Raises:
         FedcacheError: as ``run``, for what concerns all points; BUG for points that differ in more than floats.
     """
+    method = spec.method
     for hp in hps:
-        _check(method, hp, clients, rounds)
+        _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
             raise FedcacheError(Exit.BUG, "Points of one program differ in more than floats.", "Please report this.")
-    rounds = 1 if method.one_shot else rounds
-    together, shared = shared is not None or len(hps) > 1, shared or Shared()
-    data = shared.cast(data, dtype)
+    spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
+    snapshots = list(states or [None] * len(hps))
+    together, cache = cache is not None or len(hps) > 1, cache or Shared()
+    spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []
-    for hp, state in zip(hps, states or [None] * len(hps), strict=True):
-        job = Rounds(method, hp, data, clients, seed, dtype, own, watch, shared.memo if together else None, trust)
+    for hp, state in zip(hps, snapshots, strict=True):
+        job = _new_job(spec, hp, callbacks, cache.memo if together else None)
         records.append(resume_job(job, state) if state is not None else [])
         if state is None:
             job.start()
         jobs.append(job)
-    per_round = len(jobs[0].sample(participation))
-    chosen = choose(method, hps[0], _load(jobs, per_round), lift, chunk, mixed=bool(own))
+    per_round = len(jobs[0].sample(spec.participation))
+    chosen = choose(method, hps[0], _load(jobs, per_round), spec.execution, spec.chunk, mixed=bool(spec.overrides))
     if not jobs[0].trust.plain:
         chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
-    grams = shared.grams(jobs[0]) if chosen.name == "dual" else None
+    grams = cache.grams(jobs[0]) if chosen.name == "dual" else None
     found: list[Outcome | FedcacheError] = []
     for start in range(0, len(jobs), chosen.points):
         part = jobs[start : start + chosen.points]
         if grams is not None:
-            for job, state in zip(part, (states or [None] * len(hps))[start:], strict=False):
+            for job, state in zip(part, snapshots[start:], strict=False):
                 restore(job.states, state, grams)
-        program = Program(part, chosen, grams, shared if together else None)
-
-        def told(point: int, *story: Any, first: int = start) -> None:
-            if on_round is not None:
-                on_round(first + point, *story)
-
-        part_records = records[start : start + chosen.points]
-        ended = _run(program, part_records, rounds, participation, eval_every, told, after_round)
-        if on_done is not None:
-            on_done(start, ended)
+        program = Program(part, chosen, grams, cache if together else None)
+        ended = _run(program, records[start : start + chosen.points], spec, callbacks, start)
+        if callbacks.on_done is not None:
+            callbacks.on_done(start, ended)
         found += ended
     return found
 
 
-def plan(
-    method: Method,
-    hp: Mapping[str, Value],
-    data: Data,
-    clients: Sequence[ClientRows],
-    *,
-    points: int = 1,
-    participation: int | float | None = None,
-    lift: str = "auto",
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    own: Mapping[int, Own] | None = None,
-) -> tuple[Lift, Load]:
-    """How a run would be computed, and its sizes; nothing is trained. Arguments and errors as in ``run``."""
-    job = Rounds(method, hp, data, clients, 0, dtype, own)
+def _new_job(
+    spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: Memo | None = None
+) -> Rounds:
+    """One point before its first round."""
+    return Rounds(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
+                  callbacks.before_step, memo, spec.trust)  # fmt: skip
+
+
+def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[Lift, Load]:
+    """How a run, or that many points of a grid, would be computed, and its sizes; nothing is trained.
+
+    Raises:
+        FedcacheError: as ``run``.
+    """
+    job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
     job.start()
-    load = _load([job] * points, len(job.sample(participation)))
-    return choose(method, hp, load, lift, chunk, mixed=bool(own)), load
+    load = _load([job] * points, len(job.sample(spec.participation)))
+    return choose(spec.method, hp, load, spec.execution, spec.chunk, mixed=bool(spec.overrides)), load
 
 
 def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
@@ -209,39 +145,35 @@ def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value
 
 
 def _run(
-    program: Program,
-    records: Sequence[list[RoundRecord]],
-    rounds: int,
-    participation: int | float | None,
-    eval_every: int,
-    on_round: Callable[..., None],
-    after_round: Callable[[int], None] | None,
+    program: Program, records: Sequence[list[RoundRecord]], spec: TrainingRun, callbacks: RunCallbacks, start: int
 ) -> list[Outcome | FedcacheError]:
-    """All rounds of some points."""
+    """All rounds of the points of one program, of which the first is number ``start`` of the grid."""
     jobs = program.jobs
     scored: list[Evaluation | None] = [None] * len(jobs)
-    while jobs[0].round < rounds and len(program.failed) < len(jobs):
+    while jobs[0].round < spec.rounds and len(program.failed) < len(jobs):
         begun = time.perf_counter()
         first = jobs[0]
-        took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(participation))
-        traffics = program.one_round(participation)
+        took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(spec.participation))
+        traffics = program.one_round(spec.participation)
         seconds = (time.perf_counter() - begun) / len(jobs)
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
             job.round = number  # a point that failed goes along, as the first one samples and draws for all
             if traffic is None:
                 continue
-            measure = job.round == rounds or (eval_every > 0 and job.round % eval_every == 0)
+            measure = job.round == spec.rounds or (spec.eval_every > 0 and job.round % spec.eval_every == 0)
             found = scored[g] = score_job(job) if measure else None
             diagnostics = job.diagnose() if measure else {}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
             accuracy = None if found is None else found.accuracy
             records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
-            metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
-            on_round(g, job.round, metrics, asdict(traffic), partial(snapshot_of, job, records[g]))
-        if after_round is not None:
-            after_round(number)
+            if callbacks.on_round is not None:
+                metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(took_part), **diagnostics}
+                snapshot = partial(snapshot_of, job, records[g])
+                callbacks.on_round(start + g, job.round, metrics, asdict(traffic), snapshot)
+        if callbacks.after_round is not None:
+            callbacks.after_round(number)
     labels = jobs[0].data.y.cpu().numpy()
     owned = tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in jobs[0].clients)
     return [

@@ -20,6 +20,8 @@ from federation import (
     gap,
     go_tiny,
     ids,
+    run,
+    run_points,
     scaled,
     small,
     spread,
@@ -30,7 +32,6 @@ from safetensors.torch import load, save
 
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.rng import generator
-from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.execution.gram import serves
 from fedcache.federate.methods import METHODS
 

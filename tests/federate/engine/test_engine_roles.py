@@ -7,12 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import C, D, difference, federation, gap, go, small
+from federation import (
+    C,
+    D,
+    difference,
+    federation,
+    gap,
+    go,
+    run,
+    small,
+)
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import Own
 from fedcache.federate.engine.method import everywhere
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, go, scaled, small
+from federation import federation, fitted, go, run, scaled, small
 from method_calls import paper, wide
 
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, fitted
+from federation import (
+    difference,
+    federation,
+    fitted,
+    run,
+    run_points,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.federate.engine.client_data import ALIGNED, cut_out, lane_data
 from fedcache.federate.engine.context import Draws
-from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.execution.cache import Memo
 from fedcache.federate.methods import METHODS
 

@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, images_of, small, unit
+from federation import (
+    difference,
+    federation,
+    gap,
+    images_of,
+    run,
+    small,
+    unit,
+)
 from federation import go as go_on
 from torch import nn
 from torchvision.models import resnet18
@@ -16,7 +24,6 @@ from torchvision.models import resnet18
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import Own
 from fedcache.federate.engine.context import Ctx, Draws, Env
-from fedcache.federate.engine.run import run
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil

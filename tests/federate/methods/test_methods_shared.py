@@ -7,10 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, difference, federation, fitted, gap, go, spread
+from federation import (
+    Rows,
+    difference,
+    federation,
+    fitted,
+    gap,
+    go,
+    run,
+    run_points,
+    spread,
+)
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.execution.grid_cache import Shared
 from fedcache.federate.methods import METHODS
@@ -108,17 +117,17 @@ def test_shared_clients_fit_once(monkeypatch):
     counted = replace(fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a))
     shared = Shared()
     hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
-    run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, shared=shared)
+    run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7
     rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
     dealt = [Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))]
-    (again,) = run_points(counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, shared=shared)
+    (again,) = run_points(counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7
     alone = run(counted, hps[0], data, dealt, rounds=1, dtype=torch.float64)
     assert gap(again.server, alone.server) < 1e-12
     assert again.traffic == alone.traffic
     other_rows = [Rows("fewer", rows[:-1], clients[0].test)]
-    run_points(counted, hps[:1], data, other_rows, rounds=1, dtype=torch.float64, shared=shared)
+    run_points(counted, hps[:1], data, other_rows, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7 + 3 + 1
 
 

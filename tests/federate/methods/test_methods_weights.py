@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, small
+from federation import federation, fitted, gap, go, run, small
 from method_calls import lanes, model_of, single
 
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS, fedpcl, fedproto
 from fedcache.federate.methods.central import lbfgs
 

@@ -9,10 +9,18 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, fitted, go, scaled, small, tiny
+from federation import (
+    difference,
+    federation,
+    fitted,
+    go,
+    run,
+    scaled,
+    small,
+    tiny,
+)
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.update_validation import UpdateValidation, is_count

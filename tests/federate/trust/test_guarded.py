@@ -7,10 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, go
+from federation import (
+    difference,
+    federation,
+    gap,
+    go,
+    run,
+    run_points,
+)
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.run import run, run_points
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy

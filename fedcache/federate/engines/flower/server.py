@@ -9,7 +9,7 @@ holds stays as it was after the last round in which the server has its upload.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import Method, Value
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
-from fedcache.federate.engine.run import OnRound, resume_job, snapshot_of
+from fedcache.federate.engine.run import resume_job, snapshot_of
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.membership import (
     Facts,
@@ -37,6 +37,9 @@ from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation
 from fedcache.heads.linear import Tree
+
+OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
+"""(round, metrics, traffic of the round, snapshot) after each round of one point and seed; rounds count from 1."""
 
 
 @dataclass
