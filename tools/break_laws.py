@@ -115,6 +115,8 @@ TABLE = (
       "train[0] if len(train) else 0", "0", "fedncm or solo"),
     B("a_missing_image_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
       "x, mask = data.full()", "x, mask = data.full()[0] - data.x[:, 0].mean(0), data.mask()", "fedncm"),
+    B("every_execution_that_a_method_names_has_a_case", "gram refuses every method", DUAL, "if views > 1:",
+      "if views > 0:"),
     B("every_method_that_reads_features_alone_stacks", "FedAvg gives up the client axis", METHODS + "fedavg.py",
       "lifts=ON_ROWS", 'lifts=("loop",)', "fedavg"),
     B("every_method_that_reads_features_alone_stacks", "convolutions claim a client axis", METHODS + "flesd.py",

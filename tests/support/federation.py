@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 import torch
 from tiny_towers import SIDES, TinyTowers, as_images
 
@@ -235,12 +234,10 @@ def run_points(method, hps, data, clients, *, rounds, lift="auto", cache=None, *
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):
-    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise; skips a lift a method lacks."""
+    """A run in float64, 5 of 9 clients sampled, 3 rounds unless told otherwise."""
     if data is None:
         data, clients = federation()
     method = METHODS[name]
-    if kwargs.get("lift") == "stack" and method.lifts == ("loop",):
-        pytest.skip("live encoders have one batch axis: test_every_method_that_reads_features_alone_stacks")
     data = fitted(method, data)
     hp = method.resolve("paper", settings or {})
     kwargs = {"rounds": ROUNDS, "participation": PER_ROUND, "dtype": torch.float64, **kwargs}

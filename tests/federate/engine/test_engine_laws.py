@@ -28,29 +28,12 @@ from federation import (
     tiny,
     wide,
 )
+from pairs import fitting, gram_serves, served
 from safetensors.torch import load, save
 
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.rng import generator
-from fedcache.federate.execution.gram import serves
 from fedcache.federate.methods import METHODS
-
-
-def need_stack(name):
-    """Live encoders and convolutions have no client axis; what reads features alone must have one (a law below)."""
-    if "stack" not in METHODS[name].lifts:
-        pytest.skip("has no client axis")
-
-
-def served(case, lift):
-    """The case as a lift can serve it (``dual`` takes SGD), or a skip; what it must serve is a law below."""
-    name, settings = case
-    method = METHODS[name]
-    if lift == "dual" and "opt" not in settings and any(h.name == "opt" for h in method.hparams):
-        settings = {**settings, "opt": "sgd", "lr": 0.05}
-    if lift not in method.lifts or (lift == "dual" and serves(method, method.resolve("paper", settings), 1)):
-        pytest.skip(f"{lift} does not serve it")
-    return name, settings
 
 
 def pair_for(lift):
@@ -58,7 +41,8 @@ def pair_for(lift):
     return wide() if lift == "dual" else tiny(views=4)
 
 
-EVERYTHING = pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
+ALL = cases() + VARIANTS
+EVERYTHING = pytest.mark.parametrize("case", ALL, ids=ids)
 CASES = pytest.mark.parametrize("case", cases(), ids=ids)
 METHOD = pytest.mark.parametrize("name", METHODS)
 
@@ -67,10 +51,8 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
 """The papers' unsupervised methods, named here so that none of them leaves the law by declaring labels."""
 
 
-@EVERYTHING
-@pytest.mark.parametrize("lift", ["stack", "dual"])
+@served(ALL, ["stack", "dual"])
 def test_lifts_agree(case, lift):
-    case = served(case, lift)
     pair = pair_for(lift)
     loop, other = go_tiny(*case, *pair, lift="loop"), go_tiny(*case, *pair, lift=lift, chunk=2)
     assert other.lift == lift
@@ -78,10 +60,8 @@ def test_lifts_agree(case, lift):
     assert loop.traffic == other.traffic
 
 
-@EVERYTHING
-@pytest.mark.parametrize("lift", ["stack", "dual"])
+@served(ALL, ["stack", "dual"])
 def test_a_grid_point_is_the_run_alone(case, lift):
-    case = served(case, lift)
     method, (data, clients) = METHODS[case[0]], pair_for(lift)
     hp = method.resolve("paper", scaled({**small(case[0]), **case[1]}))
     hps = [spread(method, hp, factor) for factor in (1.0, 0.8, 1.1)]
@@ -109,18 +89,21 @@ def test_dual_serves_sgd_on_features(case):
         assert "dual" not in method.lifts
 
 
-@EVERYTHING
-@pytest.mark.parametrize("lift", ["stack", "dual"])
+def test_every_execution_that_a_method_names_has_a_case():
+    # Pairs that cannot be are not collected: none may be missing because an execution refuses all of them.
+    for name, method in METHODS.items():
+        for lift in method.lifts:
+            assert any(fitting(case, lift) for case in ALL if case[0] == name), (name, lift)
+
+
+@served(ALL, ["stack", "dual"])
 def test_chunks_change_nothing(case, lift):
-    case = served(case, lift)
     pair = pair_for(lift)  # three clients take part: 2 leaves one of them to a chunk of its own
     assert difference(*(go_tiny(*case, *pair, lift=lift, chunk=k) for k in (2, 3))) < 1e-12
 
 
-@CASES
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@served(cases(), ["loop", "stack", "dual"])
 def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
-    case = served(case, lift)
     data, clients = wide(dtype=torch.float32) if lift == "dual" else tiny(dtype=torch.float32)
     a, b = (go_tiny(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
     assert difference(a, b) == 0.0
@@ -132,10 +115,8 @@ def test_a_seed_means_the_same_draws_in_every_process():
     assert generator(0, "batch", 1, "client-0", 2).permutation(8).tolist() == [2, 3, 6, 5, 1, 0, 7, 4]
 
 
-@EVERYTHING
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@served(ALL, ["loop", "stack", "dual"])
 def test_a_resumed_run_has_the_same_bits(case, lift):
-    case = served(case, lift)
     saved: dict[int, Snapshot] = {}
     pair = pair_for(lift)
     whole = go_tiny(*case, *pair, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
@@ -147,13 +128,11 @@ def test_a_resumed_run_has_the_same_bits(case, lift):
         assert [replace(r, seconds=0.0) for r in resumed.records] == [replace(r, seconds=0.0) for r in whole.records]
 
 
-@CASES
-def test_lifts_may_change_between_rounds(case):
-    need_stack(case[0])
-    method = METHODS[case[0]]
-    dual = "dual" in method.lifts and not serves(method, method.resolve("paper", case[1]), 1)
+@served(cases(), ["stack"])
+def test_lifts_may_change_between_rounds(case, lift):
+    dual = gram_serves(*case)
     pair = wide() if dual else tiny()
-    for first, then in (("loop", "stack"), ("stack", "loop"), *((("dual", "loop"), ("stack", "dual")) if dual else ())):
+    for first, then in (("loop", lift), (lift, "loop"), *((("dual", "loop"), (lift, "dual")) if dual else ())):
         saved: list[Snapshot] = []
         go_tiny(*case, *pair, lift=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
         assert difference(go_tiny(*case, *pair, lift=then, state=saved[0]), go_tiny(*case, *pair, lift=then)) < 1e-10
@@ -173,12 +152,8 @@ def test_the_order_of_clients_does_not_matter(case):
         assert gap(a.states.get(old, {}), b.states.get(new, {})) < close
 
 
-@CASES
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@served(cases(), ["loop", "stack", "dual"], only=lambda name: not METHODS[name].central)
 def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
-    if METHODS[case[0]].central:
-        pytest.skip("all rows are one training set")
-    case = served(case, lift)
     before: list[dict[str, torch.Tensor]] = []
     data, clients = (wide if lift == "dual" else tiny)(
         sizes=(*TINY, 9, 5)
@@ -195,10 +170,8 @@ def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
     assert not absent & set(out.states)
 
 
-@CASES
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@served(cases(), ["loop", "stack", "dual"])
 def test_no_method_trains_on_a_test_row(case, lift):
-    case = served(case, lift)
     data, clients = wide() if lift == "dual" else tiny()
     holed = data.x.clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
@@ -211,12 +184,10 @@ def test_no_method_trains_on_a_test_row(case, lift):
         assert torch.equal(a.predict(x), b.predict(x))
 
 
-@METHOD
+@pytest.mark.parametrize("name", sorted(LABEL_FREE))
 def test_methods_without_labels_never_read_one(name):
     method = METHODS[name]
-    assert ("labels" not in method.needs) == (name in LABEL_FREE)
-    if "labels" in method.needs:
-        pytest.skip("reads labels by declaration")
+    assert {n for n, m in METHODS.items() if "labels" not in m.needs} == LABEL_FREE
     data, clients = tiny()
     handed: list[torch.Tensor | None] = []
 
@@ -236,11 +207,10 @@ def test_methods_without_labels_never_read_one(name):
             assert gap(a.states, b.states) == 0.0
 
 
-@METHOD
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
-def test_a_missing_image_is_never_read(name, lift):
+@served([(name, {}) for name in METHODS], ["loop", "stack", "dual"])
+def test_a_missing_image_is_never_read(case, lift):
     # Row 0 of the store failed to decode (NaN) and belongs to no client; padding must not reach for it.
-    name, settings = served((name, {}), lift)
+    name, settings = case
     data, clients = wide() if lift == "dual" else tiny()
     x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
