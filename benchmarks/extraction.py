@@ -28,7 +28,7 @@ from PIL import Image
 from benchmarks.measure import Row, cores, make_row, quartiles
 from fedcache.allocator import keep_freed_memory
 from fedcache.config import ExtractConfig, Home
-from fedcache.extract.batches import How, Job, Runner
+from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob
 from fedcache.extract.datasets.limited import open_limited
 from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.progress import Silent
@@ -61,9 +61,9 @@ class Parts:
         where = Home(home)
         planned, _ = plan(config, where, Silent())
         self.data = open_limited(self.spec, None, roots={}, data=where.data, layout=None, memory=memory_of(where))
-        self.jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, self.data.mirror) for p in planned]
-        how = How("cpu", "float32", BATCH, 1)
-        self.runner = Runner(self.jobs, self.data.source, self.data.uid, len(self.data.names), how)
+        self.jobs = [FeatureJob(p.recipe.key, p.backbone.name, p.weights, p.recipe, self.data.mirror) for p in planned]
+        settings = ComputeSettings("cpu", "float32", BATCH, 1)
+        self.runner = BatchRunner(self.jobs, self.data.source, self.data.uid, len(self.data.names), settings)
         self.keys = [j.key for j in self.jobs]
         self.runner.compute(0, self.keys)
 

@@ -48,13 +48,13 @@ def counter(folder: Path) -> Path:
     (place / "sitecustomize.py").write_text(
         "import os\n"
         "from fedcache.extract import batches\n"
-        "real = batches.Runner._encode\n"
+        "real = batches.BatchRunner._encode\n"
         "def counted(self, *args):\n"
         "    fd = os.open(os.environ['FORWARD_LOG'], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
         "    os.write(fd, b'.')\n"
         "    os.close(fd)\n"
         "    return real(self, *args)\n"
-        "batches.Runner._encode = counted\n"
+        "batches.BatchRunner._encode = counted\n"
     )
     return place
 

@@ -181,12 +181,12 @@ def describe_line(done: object) -> str:
 
 def growth_lines(done: object) -> list[str]:
     """What was taken over from an earlier state of the dataset."""
-    from fedcache.extract.planning.cost import growth_words
+    from fedcache.extract.planning.cost import describe_growth
     from fedcache.extract.result import Extraction
 
     assert isinstance(done, Extraction)
     if done.growth is not None:
-        return [f"Since the store it grows from: {growth_words(done.growth)}."]
+        return [f"Since the store it grows from: {describe_growth(done.growth)}."]
     if done.vanished:
         return [f"{done.vanished:,} rows of images that are no longer in the dataset are kept and never used."]
     return []

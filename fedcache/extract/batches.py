@@ -7,24 +7,20 @@ often the run was interrupted.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets import Source
 from fedcache.extract.images import BadImage, decode, resize
 from fedcache.extract.recipe import Recipe
+from fedcache.extract.text import text_features
 from fedcache.extract.views import view
 
 if TYPE_CHECKING:
@@ -32,19 +28,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One backbone of a run: what to load, the recipe its inputs follow, and whether its views may be mirrored."""
+class FeatureJob:
+    """One array of a run.
+
+    Attributes:
+        key: of the array.
+        backbone: name of the model to load.
+        weights: where its weights lie.
+        recipe: that its inputs follow.
+        mirror: whether a mirrored view keeps its class.
+        how: ``how_record`` of the array, as the store keeps it.
+    """
 
     key: str
     backbone: str
     weights: Weights
     recipe: Recipe
     mirror: bool = True
+    how: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class How:
-    """How features are computed. Recorded beside the recipe, constant while an array is unfinished.
+class ComputeSettings:
+    """How features are computed; recorded beside the recipe and constant while an array is unfinished.
 
     Attributes:
         device: ``cpu`` | ``cuda``.
@@ -60,8 +66,8 @@ class How:
 
 
 @dataclass
-class Computed:
-    """One batch, computed.
+class ComputedBatch:
+    """The features of one batch.
 
     Attributes:
         features: per key [rows, V, D] of the stored dtype; rows that are bad are NaN (0 for uint8).
@@ -117,6 +123,15 @@ def load_inputs(
     return {key: _stacked(images, distinct[key]) for key, images in collected.items()}, bad
 
 
+def decode_batch(
+    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
+) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
+    """``load_inputs`` and the seconds it took; in whichever process decodes."""
+    start = time.perf_counter()
+    inputs, bad = load_inputs(source, rows, uids, recipes, mirror=mirror)
+    return inputs, bad, time.perf_counter() - start
+
+
 def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[np.uint8]:
     present = [image for image in images if image is not None]
     shape = present[0].shape if present else (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
@@ -134,31 +149,40 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
     return stacked
 
 
-class Runner:
+class BatchRunner:
     """The backbones of a run, loaded once in the process that computes."""
 
-    def __init__(self, jobs: Sequence[Job], source: Source, uid: NDArray[np.uint8], rows: int, how: How) -> None:
+    def __init__(
+        self, jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+    ) -> None:
         import torch
 
         self.jobs = {job.key: job for job in jobs}
-        self.source, self.uid, self.rows, self.how = source, uid, rows, how
-        self.device = torch.device(how.device)
+        self.source, self.uid, self.rows, self.settings = source, uid, rows, settings
+        self.device = torch.device(settings.device)
         self.encoders: dict[str, FrozenEncoder] = {
             job.key: registry.load(
-                registry.lookup(job.backbone), job.weights, job.recipe, device=how.device, dtype=how.dtype
+                registry.lookup(job.backbone), job.weights, job.recipe, device=settings.device, dtype=settings.dtype
             )
             for job in jobs
         }
 
-    def compute(self, batch: int, keys: Sequence[str]) -> Computed:
+    def compute(self, batch: int, keys: Sequence[str]) -> ComputedBatch:
         """Decode absolute batch ``batch`` and run the backbones ``keys`` on it."""
-        start = time.perf_counter()
-        rows = list(range(batch * self.how.batch, min((batch + 1) * self.how.batch, self.rows)))
-        uids = self.uid[rows[0] : rows[-1] + 1]
-        mirror = self.jobs[keys[0]].mirror
-        inputs, bad = load_inputs(self.source, rows, uids, [self.jobs[k].recipe for k in keys], mirror=mirror)
-        decode_seconds = time.perf_counter() - start
-        return self.forward(rows, keys, inputs, bad, decode_seconds)
+        rows = self.rows_of(batch)
+        inputs, bad, seconds = decode_batch(*self.decoding(batch, keys))
+        return self.forward(rows, keys, inputs, bad, seconds)
+
+    def rows_of(self, batch: int) -> range:
+        """Rows of absolute batch ``batch``; the last batch may be short."""
+        size = self.settings.batch
+        return range(batch * size, min((batch + 1) * size, self.rows))
+
+    def decoding(self, batch: int, keys: Sequence[str]) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool]:
+        """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
+        rows = self.rows_of(batch)
+        jobs = [self.jobs[key] for key in keys]
+        return self.source, rows, self.uid[rows.start : rows.stop], [job.recipe for job in jobs], jobs[0].mirror
 
     def forward(
         self,
@@ -167,27 +191,38 @@ class Runner:
         inputs: Mapping[tuple[Any, ...], NDArray[np.uint8]],
         bad: dict[int, str],
         decode_seconds: float,
-    ) -> Computed:
-        """Run the backbones ``keys`` on decoded inputs."""
+    ) -> ComputedBatch:
+        """Run the backbones ``keys`` on decoded inputs.
+
+        Args:
+            rows: row numbers of the batch.
+            keys: arrays that want it.
+            inputs: per input key uint8 [rows, V, H, W, 3].
+            bad: reason per row that could not be decoded.
+            decode_seconds: passed on to the result.
+        """
         features, seconds = {}, {}
         for key in keys:
             start = time.perf_counter()
             features[key] = self._encode(self.jobs[key], inputs[input_key(self.jobs[key].recipe)], rows, bad)
             seconds[key] = time.perf_counter() - start
-        return Computed(features, bad, len(rows), decode_seconds, seconds)
+        return ComputedBatch(features, bad, len(rows), decode_seconds, seconds)
 
-    def _encode(self, job: Job, images: NDArray[np.uint8], rows: Sequence[int], bad: Mapping[int, str]) -> NDArray[Any]:
+    def _encode(
+        self, job: FeatureJob, images: NDArray[np.uint8], rows: Sequence[int], bad: Mapping[int, str]
+    ) -> NDArray[Any]:
         import torch
 
         blank = [index for index, row in enumerate(rows) if row in bad]
         if job.recipe.dtype == "uint8":  # pixels: the feature is the input, and bad rows are zero already
             return images
-        short = self.how.batch - len(rows)
+        # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
+        short = self.settings.batch - len(rows)
         padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)]) if short else images
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))
-            if self.how.device == "cuda":
+            if self.settings.device == "cuda":
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
         out = torch.stack(parts, dim=1)[: len(rows)].to("cpu").numpy().astype(np.float32, copy=False)
@@ -196,15 +231,13 @@ class Runner:
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
         """Text features [C, D] of the class names by the text tower of one backbone."""
-        from fedcache.extract.text import text_features
-
         return text_features(self.encoders[key], classes, templates)
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone, on a few blank images, after one call that fills the caches."""
         import torch
 
-        few = min(8, self.how.batch)
+        few = min(8, self.settings.batch)
         rates = {}
         for key, job in self.jobs.items():
             side = job.recipe.size or 32
@@ -212,76 +245,17 @@ class Runner:
             for _ in range(2):
                 start = time.perf_counter()
                 self.encoders[key].image(x)
-                if self.how.device == "cuda":
+                if self.settings.device == "cuda":
                     torch.cuda.synchronize()
                 rates[key] = (time.perf_counter() - start) / few * job.recipe.views
         return rates
 
 
-_runner: Runner | None = None
-
-
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens: an orphan would hold memory for ever."""
-    parent = parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        connection.wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def enter_worker(jobs: Sequence[Job], source: Source, uid: NDArray[np.uint8], rows: int, how: How) -> None:
-    """Initialise a worker process: signals are the parent's business, threads are fixed, backbones are loaded."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
-    keep_freed_memory()
-    global _runner
-    _runner = make_runner(jobs, source, uid, rows, how)
-
-
-def make_runner(jobs: Sequence[Job], source: Source, uid: NDArray[np.uint8], rows: int, how: How) -> Runner:
+def make_runner(
+    jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+) -> BatchRunner:
     """A runner with the process's thread count set as ``how`` records it."""
     import torch
 
-    torch.set_num_threads(how.threads)
-    return Runner(jobs, source, uid, rows, how)
-
-
-def worker_warm() -> dict[str, float]:
-    """``Runner.warm`` in a worker."""
-    assert _runner is not None
-    return _runner.warm()
-
-
-def worker_compute(batch: int, keys: Sequence[str]) -> Computed:
-    """``Runner.compute`` in a worker."""
-    assert _runner is not None
-    return _runner.compute(batch, keys)
-
-
-def worker_text(key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-    """``Runner.text`` in a worker."""
-    assert _runner is not None
-    return _runner.text(key, classes, templates)
-
-
-def enter_decoder() -> None:
-    """Initialise a worker that only decodes (the model runs elsewhere)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
-
-
-def decode_batch(
-    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
-) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
-    """``load_inputs`` with its seconds, for a decoding worker."""
-    start = time.perf_counter()
-    inputs, bad = load_inputs(source, rows, uids, recipes, mirror=mirror)
-    return inputs, bad, time.perf_counter() - start
+    torch.set_num_threads(settings.threads)
+    return BatchRunner(jobs, source, uid, rows, settings)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.extract.batches import Computed
+from fedcache.extract.batches import ComputedBatch
 
 MAX_CHUNK_BYTES = 8 << 20
 MAX_CHUNK_ROWS = 512
@@ -71,7 +71,7 @@ class Collector:
         """Batches of ``key`` that may be computed and not yet journalled: one chunk."""
         return math.ceil(self.writers[key].chunk_rows / self.batch)
 
-    def add(self, batch: int, computed: Computed) -> None:
+    def add(self, batch: int, computed: ComputedBatch) -> None:
         """Place a batch; start the write of every chunk it completes."""
         first = batch * self.batch
         for key, values in computed.features.items():

@@ -7,18 +7,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
-from fedcache.extract.datasets.grown import Grown
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.datasets.incremental import IncrementalDataset
 from fedcache.extract.datasets.limited import open_limited, peek_limited
-from fedcache.extract.planning.cost import check_disk, describe, growth_words
-from fedcache.extract.planning.find_store import ingested_path, named_path
-from fedcache.extract.planning.incremental import grow
+from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
+from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.incremental import IncrementalPlan, plan_incremental
 from fedcache.extract.planning.plan import (
-    Planned,
+    PlannedArray,
     memory_of,
     missing_text,
     parse_max_bad,
@@ -28,21 +31,17 @@ from fedcache.extract.planning.plan import (
     store_path,
 )
 from fedcache.extract.planning.templates import make_current, wanted_text
-from fedcache.extract.planning.throughput import way_of
-from fedcache.extract.result import Extraction, summary
-from fedcache.federate.engines.choose import Engine
-from fedcache.federate.engines.ray.extraction import check_workers, helpers
+from fedcache.extract.planning.throughput import jobs_of, resolve_compute
+from fedcache.extract.result import Extraction, summarise
+from fedcache.extract.run import ExtractionOptions, check_chunk_rows, extract_arrays
+from fedcache.extract.stop import Stop
+from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.progress import Observer, Silent
+from fedcache.store.catalog import resolve_path
 from fedcache.store.cleanup import clean_up
 from fedcache.store.files import make_private, write_atomic
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
-
-if TYPE_CHECKING:
-    from fedcache.extract.datasets import Dataset
-    from fedcache.extract.stop import Stop
-
-FULL_DISK_MARGIN = 64 << 20
 
 
 def extract(
@@ -57,7 +56,7 @@ def extract(
     fresh: bool = False,
     rehash: bool = False,
     keep_text: bool = False,
-    engine: Engine | None = None,
+    engine: ExtractionEngine | None = None,
 ) -> Extraction:
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
@@ -73,12 +72,12 @@ def extract(
     """
     observer = observer or Silent()
     if engine is not None:
-        check_workers(config.workers)
+        engine.check_extraction(config.workers)
     planned, skipped = plan(config, home, observer, rehash=rehash)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
-    store = None if store is None else named_path(home, store)
+    store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
         "memory": memory_of(home, rehash=rehash),
         "roots": roots_of(config, home),
@@ -99,22 +98,30 @@ def extract(
     observer.note(f"{spec}: {data.reading}")
     path = store or store_path(home, data.slug, data.digest)
     if dry_run:
-        return describe(path, data, planned, config, home, observer, skipped, fresh=fresh)
+        return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
+    options = ExtractionOptions(
+        workers=config.workers,
+        chunk_rows=config.chunk_rows,
+        max_bad=parse_max_bad(config.max_bad, len(data.names)),  # of the dataset; what has vanished is not counted
+        wait=wait,
+        fresh=fresh,
+        engine=engine,
+    )
     extraction = compute(
-        path, data, planned, config, home, observer, stop, wait=wait, fresh=fresh, keep_text=keep_text, engine=engine
+        path, data, planned, config, home, options, stop=stop or Stop(), observer=observer, keep_text=keep_text
     )
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
 
 
-def pull_if_needed(planned: Planned, config: ExtractConfig, home: Home, observer: Observer) -> Planned:
+def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, observer: Observer) -> PlannedArray:
     """Download weights that the backbone's own library publishes; size and source are printed first."""
     if planned.weights.path is not None or planned.weights.download is None:
         return planned
     observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
     weights = registry.pull(planned.backbone, home=home.root, memory=memory_of(home))
-    return Planned(planned.backbone, weights, recipe_of(planned.backbone, weights, config), planned.state)
+    return PlannedArray(planned.backbone, weights, recipe_of(planned.backbone, weights, config), planned.state)
 
 
 def default_dataset(home: Home, observer: Observer) -> str:
@@ -136,7 +143,7 @@ def remember_last(home: Home, path: Path, spec: str) -> None:
     write_atomic(home.last, json.dumps({"store": str(path.resolve()), "spec": spec}).encode())
 
 
-def remember_orders(home: Home, data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> None:
+def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> None:
     """Note how each array was ordered, so that ``train`` can go on with an unfinished one.
 
     In the home and not in the store, which says nothing of places.
@@ -158,7 +165,7 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[Planned], confi
 def finished(
     path: Path,
     digest: str,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedArray],
     config: ExtractConfig,
     *,
     keep_text: bool,
@@ -177,7 +184,7 @@ def finished(
     wanted = wanted_text(store, planned, template, config, keep=keep_text)
     if wanted.keys() & missing_text(store, planned, template, config).keys():
         return None
-    done = summary(store, planned, {p.recipe.key: "complete" for p in planned}, None)
+    done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
     if not dry_run:
         clean_up(store)
@@ -187,100 +194,85 @@ def finished(
 def compute(
     path: Path,
     data: Dataset,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedArray],
     config: ExtractConfig,
     home: Home,
-    observer: Observer,
-    stop: Stop | None,
+    options: ExtractionOptions,
     *,
-    wait: bool,
-    fresh: bool,
+    stop: Stop,
+    observer: Observer,
     keep_text: bool,
-    engine: Engine | None = None,
 ) -> Extraction:
     """Create or open the store and compute what it lacks."""
-    from fedcache.extract.batches import Job
-    from fedcache.extract.run import check_chunk_rows, extract_arrays
-    from fedcache.extract.stop import Stop
-
-    device, how, records = way_of(config, planned)
+    device, settings = resolve_compute(config)
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
-    max_bad = parse_max_bad(config.max_bad, len(data.names))  # of the dataset; what has vanished is not counted
-    if config.chunk_rows is not None:
-        check_chunk_rows(config.chunk_rows, how.batch, planned[0].recipe.key)
-    growth = grow(path, data, planned, records, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
-    if growth is not None:
-        data = growth.data
-        if growth.parent is not None:
-            observer.note(f"Grows from {growth.parent.path.name}: {growth_words(growth.plan(planned))}.")
-    check_disk(path, data, planned)
-    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(
-        path,
-        samples_of(data),
-        dataset={**dataset_meta(data), **(growth.meta() if growth else {})},
-        reasons=growth.data.vanished if growth else None,
+    if options.chunk_rows is not None:
+        check_chunk_rows(options.chunk_rows, settings.batch, planned[0].recipe.key)
+    jobs = jobs_of(planned, data, device, settings)
+    earlier = plan_incremental(
+        path, data, jobs, home, chunk_rows=options.chunk_rows, fresh=options.fresh, observer=observer
     )
-    if growth is not None:
-        growth.carry_text(store)
+    if earlier is not None:
+        data = earlier.data
+        if earlier.parent is not None:
+            expected = describe_growth(earlier.expected(job.key for job in jobs))
+            observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
+    check_disk(path, data, planned)
+    store = open_or_create(path, data, home, earlier)
     remember_orders(home, data, planned, config)
     wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
     text = {k: v for k, v in missing_text(store, planned, data.template, config).items() if k in wanted}
-    states = {p.recipe.key: "complete" if p.recipe.key in store.arrays else "new" for p in planned}
-    jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
-    tally = extract_arrays(
-        store,
-        data,
-        jobs,
-        how,
-        records,
-        workers=config.workers,
-        chunk_rows=config.chunk_rows,
-        as_before=growth.chunk_rows if growth else {},
-        adopt=growth.adopt if growth else None,
-        max_bad=max_bad,
-        text=text,
-        wait_for=wait,
-        fresh=fresh,
-        stop=stop or Stop(),
-        observer=observer,
-        elsewhere=helpers(engine, how, config.workers, observer) if engine is not None else None,
+    states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
+    stats = extract_arrays(
+        store, data, jobs, settings, options, earlier=earlier, text=text, stop=stop, observer=observer
     )
-    for key, kept in tally.kept_chunks.items():
+    for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
-            grew = growth is not None and key in growth.whole
-            states[key] = f"{kept} chunks reused" if grew else f"resumed at {kept} chunks"
+            reused = earlier is not None and key in earlier.whole
+            states[key] = f"{kept} chunks reused" if reused else f"resumed at {kept} chunks"
     store.append_history(
         {
             "event": "extract",
             "time": time.time(),
             "keys": [j.key for j in jobs],
-            "images": tally.images,
-            "seconds": tally.seconds,
-            "rate": tally.rate,
-            "workers": tally.workers,
+            "images": stats.images,
+            "seconds": stats.seconds,
+            "rate": stats.rate,
+            "workers": stats.workers,
             "device": device.name,
         }
     )
-    done = summary(Store.open(path), planned, states, tally)
+    done = summarise(Store.open(path), planned, states, stats)
     clean_up(done.store)
     done.text = make_current(done.store, planned, wanted, text)
-    if growth is not None and growth.parent is not None:
-        done.growth = growth.done(tally.forward_images)
+    if earlier is not None and earlier.parent is not None:
+        done.growth = earlier.result(stats.forward_images)
     return done
+
+
+def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None) -> Store:
+    """The store of ``data`` at ``path``, made where there is none, with the text features of an earlier one."""
+    make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
+    store = Store.create(
+        path,
+        samples_of(data),
+        dataset={**dataset_meta(data), **(earlier.meta() if earlier else {})},
+        reasons=earlier.data.vanished if earlier else None,
+    )
+    if earlier is not None:
+        earlier.carry_text(store)
+    return store
 
 
 def samples_of(data: Dataset) -> Samples:
     """The store's samples of a dataset; every row that is there starts as readable."""
-    import numpy as np
-
     return Samples(
         uid=data.uid,
         name=data.names,
         label=data.label,
         domain=data.domain,
         split=data.split,
-        ok=data.ok if isinstance(data, Grown) else np.ones(len(data.names), np.uint8),
+        ok=data.ok if isinstance(data, IncrementalDataset) else np.ones(len(data.names), np.uint8),
         classes=data.classes,
         domains=data.domains,
     )

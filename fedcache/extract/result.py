@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedcache.extract.planning.plan import Planned
+from fedcache.extract.device import cores
+from fedcache.extract.planning.plan import PlannedArray
+from fedcache.extract.stats import ExtractionStats
 from fedcache.store.quarantine import VANISHED
 from fedcache.store.store import Store
-
-if TYPE_CHECKING:
-    from fedcache.extract.run import Tally
 
 
 @dataclass
@@ -68,7 +67,9 @@ class Extraction:
         return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} images, {names}, {self.path})"
 
 
-def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str], tally: Tally | None) -> Extraction:
+def summarise(
+    store: Store, planned: Sequence[PlannedArray], states: Mapping[str, str], stats: ExtractionStats | None
+) -> Extraction:
     """The figures of an extraction, from the store and what was computed."""
     arrays = []
     for item in planned:
@@ -82,9 +83,9 @@ def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str],
                 "shape": list(info.shape),
                 "dtype": info.dtype,
                 "state": states[item.recipe.key],
-                "kept_chunks": tally.kept_chunks.get(item.recipe.key, 0) if tally else len(info.chunks),
+                "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0) if stats else len(info.chunks),
                 "chunks": len(info.chunks),
-                "forward_batches": tally.forward_batches.get(item.recipe.key, 0) if tally else 0,
+                "forward_batches": stats.forward_batches.get(item.recipe.key, 0) if stats else 0,
             }
         )
     out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
@@ -92,9 +93,7 @@ def summary(store: Store, planned: Sequence[Planned], states: Mapping[str, str],
     out.bad = [entry for entry in listed if entry["reason"] != VANISHED]
     out.vanished = len(listed) - len(out.bad)
     out.images, out.ok = store.rows - out.vanished, store.rows_ok
-    if tally is not None:
-        from fedcache.extract.device import cores
-
-        out.decoded, out.seconds, out.rate = tally.images, tally.seconds, tally.rate
-        out.busy, out.workers = tally.busy(cores()), tally.workers
+    if stats is not None:
+        out.decoded, out.seconds, out.rate = stats.images, stats.seconds, stats.rate
+        out.busy, out.workers = stats.busy(cores()), stats.workers
     return out

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.federate.engines.choose import Engine
 from fedcache.grids.points import Grid, Lost, Point, combinations, dealt, programs, sampled
 from fedcache.grids.sweeps import belonging
 from fedcache.progress import Observer, Silent
@@ -30,6 +29,13 @@ from fedcache.runs.prepare import Memo, Setting, find_method, parse_participatio
 from fedcache.runs.run import Run
 from fedcache.runs.spec import check_values, refuse_contradictions
 from fedcache.runs.trust import policy_from_config, typed_sweep_values
+
+
+class GridEngine(Protocol):
+    """Where the points of a grid are trained instead of in this process: ``--engine``."""
+
+    def run_grid(self, work: Work, jobs: int) -> None:
+        """Train every point of ``work``, ``jobs`` at once, and store the runs where ``work`` says."""
 
 
 def grid(
@@ -49,7 +55,7 @@ def grid(
     observer: Observer | None = None,
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
-    engine: Engine | None = None,
+    engine: GridEngine | None = None,
 ) -> Grid:
     """Train every point; see ``train`` for the other arguments.
 
@@ -71,9 +77,7 @@ def grid(
                 exact or jobs > 1, observer, stop)  # fmt: skip
     work.check()
     if engine is not None:
-        from fedcache.federate.engines.ray.grids import on_cluster
-
-        on_cluster(work, engine, jobs)
+        engine.run_grid(work, jobs)
     elif jobs > 1:
         in_processes(work, jobs)
     for program in programs(todo):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Dataset
@@ -17,7 +17,7 @@ from fedcache.extract.datasets.limited import open_limited
 from fedcache.extract.extraction import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.stop import Stop
-from fedcache.federate.engines.choose import Engine
+from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.progress import Observer, Round, Silent
@@ -65,6 +65,20 @@ class Features:
     columns: Columns
 
 
+class ReproductionEngine(ExtractionEngine, Protocol):
+    """Where an entry's features are extracted and its runs are trained instead of in this process: ``--engine``."""
+
+    def run_configurations(
+        self,
+        todo: Sequence[tuple[TrainConfig, PartitionConfig]],
+        home: Home,
+        runs: Path,
+        observer: Observer,
+        stop: Stop,
+    ) -> set[Path]:
+        """Train and store runs; the directories of those that were not there before."""
+
+
 @dataclass
 class Workbench:
     """Where cells are measured; features and images are prepared once, however many cells share them.
@@ -86,7 +100,7 @@ class Workbench:
     halt: Stop
     pictures: Path
     runs: Path
-    engine: Engine | None = None
+    engine: ReproductionEngine | None = None
     made: set[Path] = field(default_factory=set)
     _features: dict[tuple[Any, ...], Features] = field(default_factory=dict)
     _images: dict[str, Dataset] = field(default_factory=dict)

@@ -16,13 +16,11 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.stop import Stop
-from fedcache.federate.engines.choose import Engine
-from fedcache.federate.engines.ray.grids import run_on_cluster
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import AgainstPrinted, Measurement, Value, compare, measure, over_seeds, subtract
 from fedcache.reproduce.numbers import name, show_measured
-from fedcache.reproduce.prepare import Workbench, partition_cell, short_batches, with_known_domains
+from fedcache.reproduce.prepare import ReproductionEngine, Workbench, partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.proxies import Options, PlannedCell, plan
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
 from fedcache.reproduce.requirements import READS, Requirement, RequirementCheck, unique
@@ -100,7 +98,7 @@ def reproduce(
     runs: Path | None = None,
     observer: Observer | None = None,
     stop: Stop | None = None,
-    engine: Engine | None = None,
+    engine: ReproductionEngine | None = None,
 ) -> Reproduction:
     """Run every cell of an entry that can be run here.
 
@@ -245,7 +243,7 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     return asked, said
 
 
-def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engine: Engine) -> None:
+def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
     asked: list[RunRequest] = []
     for one in planned:
@@ -255,8 +253,7 @@ def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engi
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
     if asked:
-        workbench.made |= run_on_cluster(
-            engine,
+        workbench.made |= engine.run_configurations(
             [(a.config, a.partition) for a in asked],
             workbench.home,
             workbench.runs,

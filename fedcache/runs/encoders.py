@@ -11,7 +11,7 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
-from fedcache.extract.planning.command_lines import extract_into
+from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.text import prompts
@@ -140,7 +140,7 @@ def images_for(store: Store, key: str) -> str:
         Exit.STORE,
         f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
         f" {has}.",
-        extract_into(store, ["pixels"], pixel_recipe(recipe)),
+        extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
 

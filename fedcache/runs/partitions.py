@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.planning.find_store import ingest_again
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
-from fedcache.store.exchange import is_ingested
+from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
             else "A scheme that deals by class leaves them out, for example --scheme dirichlet.\n"
         )
         + (
-            f"Add labels to the file, then:  {ingest_again(store)}"
+            f"Add labels to the file, then:  {ingest_command(store)}"
             if is_ingested(store)
             else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
         ),

@@ -5,24 +5,21 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
+from fedcache.config import ExtractConfig, Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extraction import extract as run_extract
-from fedcache.extract.planning.command_lines import extract_into, place_of, words_of
-from fedcache.extract.planning.find_store import find_store, ingest_again, unremembered
+from fedcache.extract.planning.command_lines import extract_command
+from fedcache.extract.planning.find_store import find_store, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of, store_path
-from fedcache.extract.recipe import slug
+from fedcache.extract.planning.unfinished import UnfinishedArray, unfinished_arrays_of
 from fedcache.progress import Observer
 from fedcache.runs import encoders
-from fedcache.store.exchange import is_ingested
-from fedcache.store.journal import journals
+from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,65 +27,9 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A feature array in flight: begun by an extraction, or opened again by ``repair``.
-
-    Attributes:
-        key: of the array.
-        missing: chunks still to be computed.
-        chunks: in all.
-        label: ``backbone@size``; None when this home did not extract it.
-        order: the extraction that goes on with it; None likewise.
-    """
-
-    key: str
-    missing: int
-    chunks: int
-    label: str | None
-    order: ExtractConfig | None
-
-    @property
-    def backbone(self) -> str:
-        """Its name, or the slug of it."""
-        return self.order.backbones[0] if self.order else self.key.rpartition("-")[0]
-
-    def means(self, name: str) -> bool:
-        """Whether a word of ``--backbones`` may mean this array."""
-        bare = slug(name.partition("@")[0]) == slug(self.backbone)
-        return name == self.key or (bare and ("@" not in name or self.label in (None, name)))
-
-    def state(self, store: Store) -> str:
-        """A clause for messages."""
-        return f"{self.key} in {store.path} is unfinished: {self.missing} of {self.chunks} chunks are missing"
-
-    def command(self, store: Store, home: Home) -> str:
-        """The extract command that computes what is missing, and only that."""
-        if self.order is None:
-            if is_ingested(store):
-                return ingest_again(store)
-            return extract_into(store, [self.backbone], home=home)
-        return shlex.join(["fedcache", "extract", *words_of(self.order), *place_of(store, home)])
-
-
-def unfinished_of(store: Store, home: Home) -> list[Unfinished]:
-    """The feature arrays of a store that are in flight; images (``pixels``) are left out, nobody trains on them."""
-    memory = memory_of(home)
-    found = []
-    for journal in journals(store.path):
-        header = journal.header
-        if header is None or header["dtype"] == "uint8" or journal.key in store.arrays:
-            continue
-        label, order = None, None
-        fact = memory.recall(["order", store.dataset["digest"], header["recipe"]])
-        with suppress(FedcacheError):  # another version of fedcache may have ordered it, in other words
-            if isinstance(fact, list):
-                label, order = str(fact[0]), resolve(ExtractConfig, fact[1], {})
-        found.append(Unfinished(journal.key, journal.count - len(journal.chunks), journal.count, label, order))
-    return found
-
-
-def needed(method: Method, store: Store, names: Sequence[str], begun: Sequence[Unfinished], home: Home) -> list[str]:
+def needed(
+    method: Method, store: Store, names: Sequence[str], begun: Sequence[UnfinishedArray], home: Home
+) -> list[str]:
     """Keys of the unfinished arrays without which the run has not what it was asked to train on."""
     complete = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
     if names:
@@ -104,7 +45,7 @@ def needed(method: Method, store: Store, names: Sequence[str], begun: Sequence[U
 
 
 def complete(
-    array: Unfinished, store: Store, home: Home, *, extract: bool, observer: Observer, stop: Stop | None
+    array: UnfinishedArray, store: Store, home: Home, *, extract: bool, observer: Observer, stop: Stop | None
 ) -> None:
     """Compute the missing chunks of an array.
 
@@ -170,7 +111,7 @@ def store_for(
     began = time.perf_counter()
     spent = 0.0
     if store is not None:
-        begun = unfinished_of(store, home)
+        begun = unfinished_arrays_of(store, home)
         keys = needed(method, store, train.backbones, begun, home)
         for array in begun:
             if array.key in keys:
@@ -194,9 +135,9 @@ def store_for(
         raise FedcacheError(
             Exit.STORE,
             f"{store.path} holds no features that {method.name} could train on yet.",
-            extract_into(store, backbones, recipe, home),
+            extract_command(store, backbones, recipe, home),
         )
-    others = unremembered(home) if train.dataset is None else None
+    others = no_store_remembered(home) if train.dataset is None else None
     if not extract:
         raise others or FedcacheError(
             Exit.STORE,

@@ -18,7 +18,6 @@ from fedcache.store.content import Content, arrange, value_id
 from fedcache.store.disk_errors import writing
 from fedcache.store.embedding_files import Embeddings
 from fedcache.store.file_formats import WRITERS
-from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store
 
 
@@ -49,11 +48,6 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
         finally:
             temporary.unlink(missing_ok=True)
     return len(good)
-
-
-def is_ingested(store: Store) -> bool:
-    """Whether a store was made from a file of embeddings: no image is known of it."""
-    return store.dataset.get("source") == INGESTED
 
 
 def already_there(store: Store, content: Content) -> bool:

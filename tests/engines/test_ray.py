@@ -181,7 +181,7 @@ ACTORS = """
 import sys
 from fedcache.federate.engines.ray import extraction as ray_extraction
 from fedcache.cli import main
-ray_extraction.needs_gpus, ray_extraction._gpus = lambda how: True, lambda: 2
+ray_extraction.needs_gpus, ray_extraction._gpus = lambda settings: True, lambda: 2
 main(sys.argv[1:])
 """
 

@@ -207,17 +207,17 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
 
 
 def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.extract.batches import Runner
+    from fedcache.extract.batches import BatchRunner
 
-    real = Runner._encode
+    real = BatchRunner._encode
 
-    def poisoned(self: Runner, job: Any, pictures: Any, rows: Any, bad: Any) -> Any:
+    def poisoned(self: BatchRunner, job: Any, pictures: Any, rows: Any, bad: Any) -> Any:
         out = real(self, job, pictures, rows, bad)
         if 5 in rows:
             out[rows.index(5)] = np.inf
         return out
 
-    monkeypatch.setattr(Runner, "_encode", poisoned)
+    monkeypatch.setattr(BatchRunner, "_encode", poisoned)
     done = extract(images)
     assert done.code == 5
     assert "row" in done.envelope["error"]["message"]

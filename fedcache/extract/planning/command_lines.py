@@ -14,25 +14,25 @@ from fedcache.extract.planning.plan import memory_of, roots_of, store_path
 from fedcache.store.store import Store
 
 
-def words_of(config: ExtractConfig) -> list[str]:
+def extract_arguments(config: ExtractConfig) -> list[str]:
     """The options of ``fedcache extract`` that make ``config``."""
-    words: list[str] = []
+    arguments: list[str] = []
     for item in fields(config):
         value, option = getattr(config, item.name), f"--{item.name.replace('_', '-')}"
         if isinstance(value, Mapping):
-            words += [word for key, one in value.items() for word in (option, f"{key}={one}")]
+            arguments += [word for key, one in value.items() for word in (option, f"{key}={one}")]
         elif item.name == "text":
-            words += [word for one in value for word in (option, one)]
+            arguments += [word for one in value for word in (option, one)]
         elif isinstance(value, tuple):
-            words += [option, ",".join(value)] if value else []
+            arguments += [option, ",".join(value)] if value else []
         elif value is True:
-            words.append(option)
+            arguments.append(option)
         elif value != item.default:
-            words += [option, str(value)]
-    return words
+            arguments += [option, str(value)]
+    return arguments
 
 
-def extract_into(
+def extract_command(
     store: Store, backbones: Sequence[str], recipe: Mapping[str, str] | None = None, home: Home | None = None
 ) -> str:
     """The command that adds arrays to a store: with its dataset and limit, and --store only where no dataset finds it.
@@ -50,13 +50,13 @@ def extract_into(
     known = _dataset_of(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
-        return f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *words_of(order)])}, " + (
+        return f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, " + (
             "with --dataset and the options it was begun with"
         )
-    return shlex.join(["fedcache", "extract", *words_of(order), *place_of(store, home)])
+    return shlex.join(["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)])
 
 
-def place_of(store: Store, home: Home) -> list[str]:
+def store_option_of(store: Store, home: Home) -> list[str]:
     """``--store PATH`` where an extraction of its dataset would not find the store by itself; else nothing."""
     usual = store_path(home, store.dataset["slug"], store.content)
     return [] if store.path.resolve() == usual.resolve() else ["--store", str(store.path)]

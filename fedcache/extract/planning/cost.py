@@ -6,25 +6,22 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.planning.incremental import grow
-from fedcache.extract.planning.plan import Planned, array_bytes
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.planning.incremental import plan_incremental
+from fedcache.extract.planning.plan import PlannedArray, array_bytes
 from fedcache.extract.planning.templates import planned_text
-from fedcache.extract.planning.throughput import measured_rate, way_of
+from fedcache.extract.planning.throughput import jobs_of, measured_rate, resolve_compute
 from fedcache.extract.result import Extraction
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 
-if TYPE_CHECKING:
-    from fedcache.extract.datasets import Dataset
-
 FULL_DISK_MARGIN = 64 << 20
 
 
-def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
+def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> None:
     """Refuse before any work what the disk cannot hold."""
     parent = path
     while not parent.exists():
@@ -39,7 +36,7 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[Planned]) -> None:
         )
 
 
-def growth_words(growth: Mapping[str, int]) -> str:
+def describe_growth(growth: Mapping[str, int]) -> str:
     """What is new, gone, taken over and to compute, in one clause."""
     images = "image" if growth["new"] == 1 else "images"
     chunks = "chunk" if growth["reused_chunks"] == 1 else "chunks"
@@ -50,10 +47,10 @@ def growth_words(growth: Mapping[str, int]) -> str:
     )
 
 
-def describe(
+def estimate(
     path: Path,
     data: Dataset,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedArray],
     config: ExtractConfig,
     home: Home,
     observer: Observer,
@@ -68,11 +65,11 @@ def describe(
         if error.code is not Exit.STORE:
             raise
         store = None
-    _, _, records = way_of(config, planned)
-    growth = grow(path, data, planned, records, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
+    jobs = jobs_of(planned, data, *resolve_compute(config))
+    earlier = plan_incremental(path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
     present = len(data.names)
-    if growth is not None:
-        data = growth.data
+    if earlier is not None:
+        data = earlier.data
     todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
     arrays = [
         {
@@ -90,10 +87,11 @@ def describe(
     out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped)
     out.ok = store.rows_ok if store is not None and not todo else 0
     images = len(todo) * present
-    if growth is not None and growth.parent is not None:
-        out.growth, out.vanished = growth.plan(todo), len(growth.data.vanished)
+    if earlier is not None and earlier.parent is not None:
+        out.growth = earlier.expected(p.recipe.key for p in todo)
+        out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
-        observer.note(f"Would grow from {growth.parent.path.name}: {growth_words(out.growth)}.")
+        observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth)}.")
     out.text = planned_text(store, planned, data.template, config)
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)

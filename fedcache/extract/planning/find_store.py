@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError, closest, unknown
 from fedcache.extract import datasets
+from fedcache.extract.planning.command_lines import extract_command
+from fedcache.extract.planning.plan import memory_of, roots_of, store_path
+from fedcache.extract.planning.unfinished import unfinished_arrays_of
 from fedcache.progress import Observer
-from fedcache.store.exchange import is_ingested
-from fedcache.store.manifest import was_store
+from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, resolve_path
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
 
@@ -28,14 +29,12 @@ def locate_store(
     Raises:
         FedcacheError: STORE for a path where nothing is; USAGE for a dataset that is not known, or one beside a path.
     """
-    from fedcache.extract.planning.plan import memory_of, roots_of, store_path
-
     if path is not None and dataset is not None:
         raise FedcacheError(
             Exit.USAGE, "A store and --dataset are both given. A store holds its dataset.", "Leave one of them out."
         )
     if path is not None:
-        place = named_path(home, path)
+        place = resolve_path(home, path)
         if not place.exists():
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
             raise FedcacheError(
@@ -84,7 +83,7 @@ def need_path(
     """``locate_store``, or exit 4 with the command that makes one."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     if found is None:
-        known = None if dataset else unremembered(home)
+        known = None if dataset else no_store_remembered(home)
         if known is not None:
             raise known
         what = f"of {dataset} " if dataset else ""
@@ -96,20 +95,18 @@ def need_path(
     return found
 
 
-def unremembered(home: Home) -> FedcacheError | None:
+def no_store_remembered(home: Home) -> FedcacheError | None:
     """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
 
     Returns:
         STORE with the names and the commands that go on; None when the home has no store.
     """
-    from fedcache.runs.store_choice import unfinished_of
-
     shown, following = [], []
     paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
     for path in paths:
         try:
             store = Store.open(path)
-            begun = unfinished_of(store, home)
+            begun = unfinished_arrays_of(store, home)
         except FedcacheError:
             shown.append(f"{path.name} (damaged)")
             continue
@@ -130,37 +127,6 @@ def need_store(
 ) -> Store:
     """``find_store``, or exit 4 with the command that makes one."""
     return Store.open(need_path(home, path=path, dataset=dataset, observer=observer))
-
-
-def named_path(home: Home, path: Path) -> Path:
-    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
-
-    The working directory comes first, then the stores of the home, then the names of ingested datasets.
-
-    Returns:
-        a store if there is one of that name, else the path itself.
-    """
-    bare = len(path.parts) == 1
-    places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
-    if bare:
-        places += [home.stores / place for place in places]
-    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
-    if found is None and bare and not path.exists():
-        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
-    return path if found is None else found
-
-
-def ingested_stores(home: Home) -> dict[str, Path]:
-    """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
-    found = {}
-    for path in sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []:
-        try:
-            store = Store.open(path)
-        except FedcacheError:
-            continue
-        if is_ingested(store):
-            found[str(store.dataset["slug"])] = path
-    return found
 
 
 def ingested_path(home: Home, spec: str) -> Path | None:
@@ -189,19 +155,5 @@ def more_features(
 ) -> str:
     """The command that brings a store what it lacks: extraction, or another file where there are only embeddings."""
     if is_ingested(store):
-        return f"Add {key} to the file, then:  {ingest_again(store)}"
-    from fedcache.extract.planning.command_lines import extract_into
-
-    return extract_into(store, [backbone], recipe)
-
-
-def ingest_again(store: Store) -> str:
-    """The command that replaces an ingested dataset by a file that holds more."""
-    words = ["fedcache", "ingest", "FILE", "--name", str(store.dataset["slug"]), "--replace", *store_option(store)]
-    return shlex.join(words)
-
-
-def store_option(store: Store) -> list[str]:
-    """``--store PATH`` for a store outside the home, which no name finds; else nothing."""
-    inside = store.path.resolve().parent == Home.from_environment().stores.resolve()
-    return [] if inside else ["--store", str(store.path)]
+        return f"Add {key} to the file, then:  {ingest_command(store)}"
+    return extract_command(store, [backbone], recipe)

@@ -1,36 +1,34 @@
-"""Extraction of a dataset that has changed: which earlier store it grows from, and what it takes over from there.
+"""Incremental extraction: of a dataset that has changed, only what an earlier store does not have is computed.
 
-docs/design/step-3-incremental.md says why.
+Whole chunks of the same recipe, computed in the same way, are taken over from the store of an earlier state of the
+dataset; its rows keep their numbers, and new images follow them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets.grown import Grown, grown, places
-from fedcache.extract.planning.plan import Planned
+from fedcache.extract.batches import FeatureJob
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.datasets.incremental import IncrementalDataset, find_earlier_rows, in_earlier_order
 from fedcache.progress import Observer
+from fedcache.store.catalog import is_ingested
 from fedcache.store.chunks import chunk_path
-from fedcache.store.exchange import is_ingested
 from fedcache.store.quarantine import VANISHED
-from fedcache.store.store import Store
-
-if TYPE_CHECKING:
-    from fedcache.extract.datasets import Dataset
-    from fedcache.store.store import ArrayWriter
+from fedcache.store.store import ArrayWriter, Store
 
 
 @dataclass
-class Growth:
+class IncrementalPlan:
     """A store in the making that takes over the work of an earlier one.
 
     Attributes:
@@ -41,7 +39,7 @@ class Growth:
         reused: chunks taken over in this run.
     """
 
-    data: Grown
+    data: IncrementalDataset
     parent: Store | None
     chunk_rows: dict[str, int] = field(default_factory=dict)
     whole: dict[str, int] = field(default_factory=dict)
@@ -51,19 +49,18 @@ class Growth:
         """What the manifest says of the dataset besides slug, digest and template."""
         return {"content": self.data.content, "grown": self.parent.dataset["digest"] if self.parent else None}
 
-    def plan(self, planned: Sequence[Planned]) -> dict[str, int]:
-        """What an extraction would do: images new and vanished, chunks reused, forward passes (images, all arrays)."""
-        todo = (p.recipe.key for p in planned)
+    def expected(self, keys: Iterable[str]) -> dict[str, int]:
+        """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
         return {
             "new": self.data.new,
             "vanished": len(self.data.vanished),
             "reused_chunks": sum(self.whole.values()),
             "forward_passes": sum(
-                int(self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :].sum()) for key in todo
+                int(self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :].sum()) for key in keys
             ),
         }
 
-    def done(self, forward_passes: int) -> dict[str, int]:
+    def result(self, forward_passes: int) -> dict[str, int]:
         """What an extraction did, given how many images went through a model."""
         return {
             "new": self.data.new,
@@ -112,24 +109,22 @@ class Growth:
                     store.put_text(backbone, templates, self.parent.text(backbone, templates), meta)
 
 
-def grow(
+def plan_incremental(
     path: Path,
     data: Dataset,
-    planned: Sequence[Planned],
-    records: Mapping[str, Mapping[str, Any]],
+    jobs: Sequence[FeatureJob],
     home: Home,
     *,
     chunk_rows: int | None,
     fresh: bool,
     observer: Observer,
-) -> Growth | None:
-    """How a store of ``data`` at ``path`` grows from an earlier one; None when it does not.
+) -> IncrementalPlan | None:
+    """What a store of ``data`` at ``path`` takes over from an earlier one; None when there is none.
 
     Args:
         path: of the store to make, or to go on with.
         data: as it is now.
-        planned: the arrays asked for.
-        records: ``how`` of each, by key.
+        jobs: the arrays asked for.
         home: with the stores among which earlier ones are.
         chunk_rows: asked for, or None.
         fresh: take nothing over.
@@ -139,30 +134,30 @@ def grow(
         store = Store.open(path)
         if store.content != data.digest or "grown" not in store.dataset:
             return None
-        before, gone = store.samples, vanished(store)
-        rows = places(data, before, gone)
+        before, gone = store.samples, vanished_rows(store)
+        rows = find_earlier_rows(data, before, gone)
         origin = store.dataset["grown"]
-        parent = next((s for s in earlier(path, data.slug, home) if s.dataset["digest"] == origin), None)
-        made = grown(data, before, rows, known=None if parent is None else parent.rows)
-        return _take_over(Growth(made, None if fresh else parent), planned, records, chunk_rows)
+        parent = next((s for s in earlier_stores(path, data.slug, home) if s.dataset["digest"] == origin), None)
+        made = in_earlier_order(data, before, rows, known=None if parent is None else parent.rows)
+        return _take_over(IncrementalPlan(made, None if fresh else parent), jobs, chunk_rows)
     if fresh or path.exists():
         return None
-    best: tuple[int, float, Growth] | None = None
+    best: tuple[int, float, IncrementalPlan] | None = None
     otherwise: Store | None = None
-    for parent in earlier(path, data.slug, home):
+    for parent in earlier_stores(path, data.slug, home):
         with suppress(FedcacheError):
             if parent.content == data.digest:
                 continue  # nothing has changed: a store of its own was asked for, elsewhere
-            rows = places(data, parent.samples, vanished(parent))
+            rows = find_earlier_rows(data, parent.samples, vanished_rows(parent))
             kept = int((rows >= 0).sum())
             if 2 * kept < max(1, parent.rows):
                 continue
-            growth = _take_over(Growth(grown(data, parent.samples, rows), parent), planned, records, chunk_rows)
-            if not growth.whole and any(p.recipe.key in parent.arrays for p in planned):
+            plan = _take_over(IncrementalPlan(in_earlier_order(data, parent.samples, rows), parent), jobs, chunk_rows)
+            if not plan.whole and any(job.key in parent.arrays for job in jobs):
                 otherwise = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
-            if any(growth.whole.values()) and (best is None or rank > best[:2]):
-                best = (*rank, growth)
+            if any(plan.whole.values()) and (best is None or rank > best[:2]):
+                best = (*rank, plan)
     if best is None and otherwise is not None:
         observer.note(
             f"{otherwise.path.name} has most of these images, computed otherwise or in no whole chunk (device, dtype, "
@@ -171,7 +166,7 @@ def grow(
     return None if best is None else best[2]
 
 
-def earlier(path: Path, slug: str, home: Home) -> list[Store]:
+def earlier_stores(path: Path, slug: str, home: Home) -> list[Store]:
     """The other stores of a name, beside ``path`` and in the home; shards and embeddings are none."""
     places = {p.resolve(): p for folder in (path.parent, home.stores) for p in sorted(folder.glob("*.zarr"))}
     places.pop(path.resolve(), None)
@@ -184,23 +179,21 @@ def earlier(path: Path, slug: str, home: Home) -> list[Store]:
     return found
 
 
-def vanished(store: Store) -> NDArray[np.bool_]:
+def vanished_rows(store: Store) -> NDArray[np.bool_]:
     """bool [N], the rows of a store whose image had vanished when it was made."""
     gone = np.zeros(store.rows, bool)
     gone[[e["row"] for e in store.quarantined() if e["reason"] == VANISHED]] = True
     return gone
 
 
-def _take_over(
-    growth: Growth, planned: Sequence[Planned], records: Mapping[str, Mapping[str, Any]], chunk_rows: int | None
-) -> Growth:
+def _take_over(plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None) -> IncrementalPlan:
     """Which arrays of the parent have the recipe, the ``how`` and the chunks of those asked for."""
-    for key in (p.recipe.key for p in planned):
-        info = growth.parent.arrays.get(key) if growth.parent is not None else None
-        if info is None or info.how != dict(records[key]) or chunk_rows not in (None, info.chunk_rows):
+    for key, how in ((job.key, dict(job.how)) for job in jobs):
+        info = plan.parent.arrays.get(key) if plan.parent is not None else None
+        if info is None or info.how != how or chunk_rows not in (None, info.chunk_rows):
             continue
         # The last batch is padded with its last row: it is the same only where no row follows.
-        whole = info.shape[0] // info.chunk_rows if growth.data.new else len(info.chunks)
+        whole = info.shape[0] // info.chunk_rows if plan.data.new else len(info.chunks)
         if whole:
-            growth.chunk_rows[key], growth.whole[key] = info.chunk_rows, whole
-    return growth
+            plan.chunk_rows[key], plan.whole[key] = info.chunk_rows, whole
+    return plan

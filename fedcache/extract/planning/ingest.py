@@ -9,12 +9,13 @@ from pathlib import Path
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.extraction import remember_last
-from fedcache.extract.planning.find_store import ingest_again, ingested_path, ingested_stores, named_path, store_option
+from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.plan import store_path
 from fedcache.progress import Observer, Silent
+from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, resolve_path, store_option
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import already_there, begun, is_ingested
+from fedcache.store.exchange import already_there, begun
 from fedcache.store.files import make_private
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
@@ -60,7 +61,7 @@ def ingest_file(
         make_private(home.stores)
         target, found = store_path(home, slug, content.dataset["digest"]), ingested_stores(home).get(slug)
     else:
-        target = found = named_path(home, path)
+        target = found = resolve_path(home, path)
     old = Store.open(found) if found is not None and was_store(found) else None
     if old is None or not is_ingested(old):
         made = Store.from_content(content, target)  # which refuses a store of something else
@@ -106,10 +107,10 @@ def described(store: Store, home: Home, name: str) -> tuple[list[str], str]:
         gone = "train" if not counts["train"] else "test"
         mend = "no class has two rows to hold one out: add split" if "held_out" in store.dataset else "leave split out"
         lines.append(f"No {gone} rows, so nothing can be trained and scored; {mend}, or add rows.")
-        return lines, ingest_again(store)
+        return lines, ingest_command(store)
     if not known.any() and not store.texts:
         lines.append("No labels and no text features, which every method needs one of: add labels to the file.")
-        return lines, ingest_again(store)
+        return lines, ingest_command(store)
     method, scheme = ("fedavg", "iid" if known.all() else "dirichlet") if known.any() else ("clip-zs", "iid")
     clients = max(1, min(5, counts["train"] // 2))
     where = store_option(store) or ["--dataset", dataset_option(home, name)]

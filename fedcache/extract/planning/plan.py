@@ -20,7 +20,7 @@ from fedcache.store.store import Store
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedArray:
     """One array of an extraction.
 
     Attributes:
@@ -54,7 +54,7 @@ def store_path(home: Home, slug: str, digest: str) -> Path:
 
 def plan(
     config: ExtractConfig, home: Home, observer: Observer, *, rehash: bool = False
-) -> tuple[list[Planned], list[str]]:
+) -> tuple[list[PlannedArray], list[str]]:
     """Locate the weights of every backbone, before any work, and fix every recipe.
 
     Returns:
@@ -75,7 +75,7 @@ def plan(
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
         registry.lookup(name)
-    planned: list[Planned] = []
+    planned: list[PlannedArray] = []
     skipped: list[str] = []
     missing: list[FedcacheError] = []
     # Unknown names first: a typo in the second name should not wait for the download of the first.
@@ -94,7 +94,7 @@ def plan(
             observer.warn(f"Skipped {backbone.name}: {error.message}")
             skipped.append(backbone.name)
             continue
-        planned.append(Planned(backbone, weights, recipe_of(backbone, weights, config), "new"))
+        planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config), "new"))
     if missing:  # all of them at once: weights are fetched in one errand
         raise FedcacheError(
             Exit.ENVIRONMENT,
@@ -178,7 +178,7 @@ def templates_of(backbone: Backbone, dataset_template: str | None, config: Extra
 
 
 def missing_text(
-    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig
+    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig
 ) -> dict[str, Sequence[str]]:
     """Templates per array key whose text features the store lacks."""
     wanted: dict[str, Sequence[str]] = {}
@@ -191,7 +191,7 @@ def missing_text(
     return wanted
 
 
-def array_bytes(data_rows: int, item: Planned) -> int:
+def array_bytes(data_rows: int, item: PlannedArray) -> int:
     """Bytes of an array, to within a chunk; native-size pixels are taken as 224 x 224."""
     recipe = item.recipe
     if recipe.dtype == "uint8":

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedcache.config import ExtractConfig
-from fedcache.extract.planning.plan import Planned, missing_text, templates_of
+from fedcache.extract.planning.plan import PlannedArray, missing_text, templates_of
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 
 
 def wanted_text(
-    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig, *, keep: bool
+    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig, *, keep: bool
 ) -> dict[str, tuple[str, ...]]:
     """Templates per array key whose text features are to be the current ones.
 
@@ -33,7 +33,7 @@ def wanted_text(
 
 
 def make_current(
-    store: Store, planned: Sequence[Planned], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
+    store: Store, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
 ) -> list[dict[str, Any]]:
     """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
     said = []
@@ -48,7 +48,7 @@ def make_current(
 
 
 def planned_text(
-    store: Store | None, planned: Sequence[Planned], template: str | None, config: ExtractConfig
+    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig
 ) -> list[dict[str, Any]]:
     """What ``make_current`` would find to do."""
     lacking = missing_text(store, planned, template, config)

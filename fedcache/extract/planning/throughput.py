@@ -1,59 +1,60 @@
-"""How fast an extraction would be, from one batch timed here."""
+"""How features will be computed here, and how fast: settings of the machine, and one batch that is timed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 from fedcache.config import ExtractConfig
-from fedcache.extract.planning.plan import Planned
+from fedcache.extract.batches import ComputeSettings, FeatureJob
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.device import Device, cores, how_record, resolve_device, resolve_dtype
+from fedcache.extract.planning.plan import PlannedArray
+from fedcache.extract.workers.local import InProcess
 
-if TYPE_CHECKING:
-    from fedcache.extract.batches import How
-    from fedcache.extract.datasets import Dataset
-    from fedcache.extract.device import Device
 
-
-def way_of(config: ExtractConfig, planned: Sequence[Planned]) -> tuple[Device, How, dict[str, dict[str, Any]]]:
-    """The device, how features are computed there, and by key what a store notes of it.
+def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
+    """The device, and how features are computed there.
 
     Raises:
         FedcacheError: USAGE or ENVIRONMENT, for a device or dtype that is not known or not here.
     """
-    from fedcache.extract import device as where
-    from fedcache.extract.batches import How
-
-    device = where.resolve_device(config.device)
-    dtype = where.resolve_dtype(config.dtype, device.kind)
-    how = How(device.kind, dtype, config.batch or (256 if device.kind == "cuda" else 32), config.threads)
-    records = {
-        p.recipe.key: where.how_record(device, dtype, how.batch, how.threads, p.backbone.provider) for p in planned
-    }
-    return device, how, records
+    device = resolve_device(config.device)
+    batch = config.batch or (256 if device.kind == "cuda" else 32)
+    return device, ComputeSettings(device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads)
 
 
-def measured_rate(data: Dataset, planned: Sequence[Planned], config: ExtractConfig) -> float:
+def jobs_of(
+    planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
+) -> list[FeatureJob]:
+    """The arrays of an extraction as they are handed to workers."""
+    s = settings
+    return [
+        FeatureJob(
+            p.recipe.key,
+            p.backbone.name,
+            p.weights,
+            p.recipe,
+            data.mirror,
+            how_record(device, s.dtype, s.batch, s.threads, p.backbone.provider),
+        )
+        for p in planned
+    ]
+
+
+def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
     """Images per second to expect, from one batch decoded and run in this process."""
-    from fedcache.extract import device as where
-    from fedcache.extract.batches import How, Job
-    from fedcache.extract.workers.local import Inline
-
-    device = where.resolve_device(config.device)
-    how = How(
-        device.kind,
-        where.resolve_dtype(config.dtype, device.kind),
-        min(config.batch or (256 if device.kind == "cuda" else 32), len(data.names)),
-        config.threads,
-    )
-    jobs = [Job(p.recipe.key, p.backbone.name, p.weights, p.recipe, data.mirror) for p in planned]
-    compute = Inline(jobs, data, how)
+    device, settings = resolve_compute(config)
+    settings = replace(settings, batch=min(settings.batch, len(data.names)))
+    jobs = jobs_of(planned, data, device, settings)
+    workers = InProcess(jobs, data, settings)
     try:
-        compute.warm()
-        computed = compute.submit(0, [j.key for j in jobs]).result()
+        workers.warm()
+        computed = workers.submit(0, [j.key for j in jobs]).result()
     finally:
-        compute.close()
+        workers.close()
     forward = sum(computed.forward_seconds.values()) / computed.decoded
     decode = computed.decode_seconds / computed.decoded
-    if device.kind == "cuda":
-        return float(1 / max(forward, decode / max(1, where.cores() - 1)))
-    return float((config.workers or where.cores()) / (forward + decode))
+    if device.kind == "cuda":  # one core feeds the GPU, the others decode
+        return float(1 / max(forward, decode / max(1, cores() - 1)))
+    return float((config.workers or cores()) / (forward + decode))

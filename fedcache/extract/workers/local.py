@@ -1,4 +1,4 @@
-"""Where batches are computed.
+"""The processes of this machine that compute batches: this one, CPU workers, or decoders before a GPU.
 
 On a CPU each worker process decodes and runs the model single-threaded: two such processes beat one process with two
 threads by a quarter (docs/performance.md). On a GPU workers only decode and the model runs here. Small jobs run in
@@ -8,25 +8,41 @@ this process, since starting workers costs seconds.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import connection, parent_process
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import batches as work
-from fedcache.extract.batches import Computed, How, Job, Runner
-from fedcache.extract.datasets import Dataset
+from fedcache.extract.batches import (
+    BatchRunner,
+    ComputedBatch,
+    ComputeSettings,
+    FeatureJob,
+    decode_batch,
+    make_runner,
+)
+from fedcache.extract.datasets import Dataset, Source
 
 
-class Compute(Protocol):
-    """Where batches are computed."""
+class BatchWorkers(Protocol):
+    """What computes batches, asynchronously.
+
+    Attributes:
+        depth: batches that may be under way at once.
+        workers: processes that compute.
+    """
 
     depth: int
     workers: int
@@ -34,7 +50,7 @@ class Compute(Protocol):
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Start a batch."""
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> Computed:
+    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """The computed batch of a finished future."""
 
     def warm(self) -> dict[str, float]:
@@ -47,17 +63,17 @@ class Compute(Protocol):
         """End the workers, at once."""
 
 
-class Inline:
+class InProcess:
     """Everything in this process; for jobs too small to pay for workers."""
 
     depth = 1
     workers = 1
 
-    def __init__(self, jobs: Sequence[Job], data: Dataset, how: How) -> None:
+    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings) -> None:
         import torch
 
         self._threads = torch.get_num_threads()
-        self.runner = work.make_runner(jobs, data.source, data.uid, len(data.names), how)
+        self.runner = make_runner(jobs, data.source, data.uid, len(data.names), settings)
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Compute at once."""
@@ -65,17 +81,17 @@ class Inline:
         future.set_result(self.runner.compute(batch, keys))
         return future
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> Computed:
+    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """The result itself."""
-        computed: Computed = result
+        computed: ComputedBatch = result
         return computed
 
     def warm(self) -> dict[str, float]:
-        """See ``Compute``."""
+        """See ``BatchWorkers``."""
         return self.runner.warm()
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``Compute``."""
+        """See ``BatchWorkers``."""
         return self.runner.text(key, classes, templates)
 
     def close(self) -> None:
@@ -109,7 +125,7 @@ def worker_died(error: BaseException) -> FedcacheError:
     )
 
 
-class Workers:
+class WorkerProcesses:
     """A process pool whose workers never import ``__main__`` and end at once when asked to."""
 
     def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
@@ -147,75 +163,62 @@ class Workers:
             process.join(5)
 
 
-class Pool:
-    """Workers that decode and run the models: the CPU arrangement."""
+class CpuWorkers:
+    """Worker processes that each decode and run the models."""
 
-    def __init__(self, jobs: Sequence[Job], data: Dataset, how: How, workers: int) -> None:
+    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
         self.workers = workers
         self.depth = workers * 2
-        self.pool = Workers(workers, work.enter_worker, (jobs, data.source, data.uid, len(data.names), how))
+        self.pool = WorkerProcesses(workers, init_cpu_worker, (jobs, data.source, data.uid, len(data.names), settings))
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        """See ``Compute``."""
-        return self.pool.submit(work.worker_compute, batch, keys)
+        """See ``BatchWorkers``."""
+        return self.pool.submit(worker_compute, batch, keys)
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> Computed:
+    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """The result itself."""
-        computed: Computed = result
+        computed: ComputedBatch = result
         return computed
 
     def warm(self) -> dict[str, float]:
-        """See ``Compute``; every worker warms up, one answers."""
-        rates: dict[str, float] = self.pool.ask(work.worker_warm, times=self.workers)
+        """See ``BatchWorkers``; every worker warms up, one answers."""
+        rates: dict[str, float] = self.pool.ask(worker_warm, times=self.workers)
         return rates
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``Compute``."""
-        matrix: NDArray[np.float32] = self.pool.ask(work.worker_text, key, classes, templates)
+        """See ``BatchWorkers``."""
+        matrix: NDArray[np.float32] = self.pool.ask(worker_text, key, classes, templates)
         return matrix
 
     def close(self) -> None:
-        """See ``Compute``."""
+        """See ``BatchWorkers``."""
         self.pool.close()
 
 
-class Split:
-    """Workers decode, the model runs here on a GPU."""
+class GpuFeeder:
+    """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
 
-    def __init__(self, jobs: Sequence[Job], data: Dataset, how: How, workers: int) -> None:
-        self.workers, self.how, self.data = workers, how, data
-        self.depth = workers * 2 + 2
-        self.jobs = {job.key: job for job in jobs}
-        self.pool = Workers(workers, work.enter_decoder, ())
-        self.runner = Runner(jobs, data.source, data.uid, len(data.names), how)
-
-    def _rows(self, batch: int) -> range:
-        return range(batch * self.how.batch, min((batch + 1) * self.how.batch, len(self.data.names)))
+    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
+        self.workers = workers
+        self.depth = workers * 2 + 2  # decoded batches that wait for the GPU, beside those being decoded
+        self.pool = WorkerProcesses(workers, init_decoder, ())
+        self.runner = BatchRunner(jobs, data.source, data.uid, len(data.names), settings)
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Decode in a worker."""
-        rows = self._rows(batch)
-        recipes = [self.jobs[k].recipe for k in keys]
-        return self.pool.submit(
-            work.decode_batch,
-            self.data.source,
-            list(rows),
-            self.data.uid[rows.start : rows.stop],
-            recipes,
-            self.data.mirror,
-        )
+        return self.pool.submit(decode_batch, *self.runner.decoding(batch, keys))
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> Computed:
+    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """Run the models on what a worker decoded."""
         inputs, bad, seconds = result
-        return self.runner.forward(list(self._rows(batch)), keys, inputs, bad, seconds)
+        return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
 
     def warm(self) -> dict[str, float]:
-        """See ``Compute``."""
+        """See ``BatchWorkers``."""
         return self.runner.warm()
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``Compute``."""
+        """See ``BatchWorkers``."""
         return self.runner.text(key, classes, templates)
 
     def close(self) -> None:
@@ -223,14 +226,81 @@ class Split:
         self.pool.close()
 
 
-INLINE_BATCHES = 12
+# What runs inside a worker process.
+
+_runner: BatchRunner | None = None
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that happens: an orphan would hold memory for ever."""
+    parent = parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def init_cpu_worker(
+    jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
+) -> None:
+    """Initialise a worker process: signals are the parent's business, threads are fixed, backbones are loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
+    keep_freed_memory()
+    global _runner
+    _runner = make_runner(jobs, source, uid, rows, settings)
+
+
+def worker_warm() -> dict[str, float]:
+    """``BatchRunner.warm`` in a worker."""
+    assert _runner is not None
+    return _runner.warm()
+
+
+def worker_compute(batch: int, keys: Sequence[str]) -> ComputedBatch:
+    """``BatchRunner.compute`` in a worker."""
+    assert _runner is not None
+    return _runner.compute(batch, keys)
+
+
+def worker_text(key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+    """``BatchRunner.text`` in a worker."""
+    assert _runner is not None
+    return _runner.text(key, classes, templates)
+
+
+def init_decoder() -> None:
+    """Initialise a worker that only decodes (the model runs elsewhere)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
+
+
+IN_PROCESS_BATCHES = 12
 """Jobs of fewer batches run in this process: starting workers costs about as much."""
 
 
-def open_compute(jobs: Sequence[Job], data: Dataset, how: How, workers: int | None, tasks: int, cores: int) -> Compute:
-    """The arrangement for a device and a job size; ``workers`` 0 forces this process."""
-    if workers == 0 or (workers is None and how.device == "cpu" and tasks < INLINE_BATCHES):
-        return Inline(jobs, data, how)
-    if how.device == "cuda":
-        return Split(jobs, data, how, workers or max(1, cores - 1))
-    return Pool(jobs, data, how, workers or max(1, cores // how.threads))
+def open_workers(
+    jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int | None, tasks: int, cores: int
+) -> BatchWorkers:
+    """The workers for a device and a number of batches.
+
+    Args:
+        jobs: backbones that are loaded.
+        data: the dataset.
+        settings: device, dtype, batch, threads.
+        workers: processes; None chooses, 0 forces this process.
+        tasks: batches to compute.
+        cores: of this machine.
+    """
+    if workers == 0 or (workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES):
+        return InProcess(jobs, data, settings)
+    if settings.device == "cuda":
+        return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1))
+    return CpuWorkers(jobs, data, settings, workers or max(1, cores // settings.threads))

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.engines.ray import cluster
+
+if TYPE_CHECKING:
+    from fedcache.federate.engines.ray.engine import RayEngine
 
 ENGINES = ("local", "ray")
 
 
-@dataclass(frozen=True)
-class Engine:
-    """A Ray cluster to work on.
-
-    Attributes:
-        address: HOST:PORT of the cluster to join; None starts one on this machine.
-    """
-
-    address: str | None = None
-
-
-def engine_of(name: str, address: str | None) -> Engine | None:
+def engine_of(name: str, address: str | None) -> RayEngine | None:
     """What ``--engine`` and ``--ray-address`` ask for; None is this machine without Ray.
 
     Raises:
@@ -35,9 +28,9 @@ def engine_of(name: str, address: str | None) -> Engine | None:
                 Exit.USAGE, f"--ray-address {address} is for --engine ray.", f"--engine ray --ray-address {address}"
             )
         return None
-    from fedcache.federate.engines.ray.cluster import check_address, need_ray
-
-    need_ray()
+    cluster.need_ray()
     if address is not None:
-        check_address(address)
-    return Engine(address)
+        cluster.check_address(address)
+    from fedcache.federate.engines.ray.engine import RayEngine  # it trains grids, and imports torch
+
+    return RayEngine(address)

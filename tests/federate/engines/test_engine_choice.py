@@ -1,4 +1,4 @@
-"""``--engine ray`` without Ray: what is refused, and the ranges that its workers compute."""
+"""``--engine ray`` without Ray: what is refused, and the chunk tasks that its workers compute."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import extraction
-from fedcache.extract.workers import chunk_tasks as ranges
-from fedcache.extract.workers.chunk_tasks import Order, plan_ranges
-from fedcache.federate.engines.ray import cluster
+from fedcache.extract.workers import chunk_tasks
+from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, plan_tasks
+from fedcache.federate.engines.ray import cluster, engine
 from fedcache.store.store import Store
 
 COMMANDS = [
@@ -69,12 +69,12 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
 
 
 class Clumsy:
-    """Helpers in this process. A call may be computed twice, its first result lost; answers come in any order."""
+    """Workers in this process. A call may be computed twice, its first result lost; answers come in any order."""
 
     slots = 3
 
-    def __init__(self, order: Order, seed: int) -> None:
-        self.helper, self.draw = ranges.enter(order), random.Random(seed)
+    def __init__(self, spec: TaskSpec, seed: int) -> None:
+        self.worker, self.draw = ChunkWorker(spec), random.Random(seed)
         self.ready: list[tuple[Any, dict[str, Any]]] = []
         self.orders: list[Any] = []
 
@@ -85,14 +85,14 @@ class Clumsy:
     def submit(self, tag: Any, *args: Any) -> None:
         self.orders.append(args[0])
         for _ in range(self.draw.randint(1, 2)):
-            answer = ranges.compute(self.helper, *args)
+            answer = chunk_tasks.compute(self.worker, *args)
         self.ready.insert(self.draw.randint(0, len(self.ready)), (tag, answer))
 
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
         return [self.ready.pop()]
 
     def ask(self, *args: Any) -> dict[str, Any]:
-        return ranges.compute(self.helper, *args)
+        return chunk_tasks.compute(self.worker, *args)
 
 
 def content(store: Path) -> dict[str, bytes]:
@@ -105,28 +105,28 @@ def content(store: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def clumsy(installed, monkeypatch) -> list[Clumsy]:
-    """Helpers as ``Clumsy`` in the place of a cluster."""
+    """Workers as ``Clumsy`` in the place of a cluster."""
     made: list[Clumsy] = []
 
     @contextmanager
-    def open_(order: Order) -> Iterator[Clumsy]:
-        made.append(Clumsy(order, len(made)))
+    def open_pool(address: Any, spec: TaskSpec, workers: Any, observer: Any) -> Iterator[Clumsy]:
+        made.append(Clumsy(spec, len(made)))
         yield made[-1]
 
-    monkeypatch.setattr(extraction, "helpers", lambda *_: open_)
+    monkeypatch.setattr(engine, "open_pool", open_pool)
     return made
 
 
 @pytest.mark.parametrize("decoders", [0, 2])
-def test_ranges_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
+def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clumsy, monkeypatch, decoders):
     images = folder(tmp_path / "shapes")
     (images / "train" / "class1" / "broken.png").write_bytes(b"not a picture")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--json")
     whole, apart = tmp_path / "whole.zarr", tmp_path / "apart.zarr"
     local = fedcache(*words, "--workers", 0, "--store", whole)
     assert local.code == Exit.QUARANTINED
-    order_of = ranges.order_of
-    monkeypatch.setattr("fedcache.extract.run.order_of", lambda *a: order_of(*a[:-1], decoders))
+    make_spec = chunk_tasks.make_spec
+    monkeypatch.setattr("fedcache.extract.run.make_spec", lambda *a: replace(make_spec(*a), decoders=decoders))
     done = fedcache(*words, "--engine", "ray", "--store", apart)
     assert done.code == Exit.QUARANTINED, done.err
     assert content(apart) == content(whole)
@@ -163,7 +163,7 @@ def test_more_bad_images_than_allowed_end_it_and_finished_chunks_stay(tmp_path, 
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 32), (12, 20), (4, 52)])
-def test_ranges_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
+def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
     class Writer:
         def __init__(self, chunk_rows: int, seed: int) -> None:
             self.chunk_rows = chunk_rows
@@ -173,14 +173,14 @@ def test_ranges_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
         def missing(self) -> list[int]:
             return self.left
 
-    from fedcache.extract.run import plan_tasks
+    from fedcache.extract.run import plan_batches
 
     for seed in range(20):
         writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}
-        tasks = plan_tasks(writers, 101, 4)
-        made = plan_ranges(writers, tasks, 101, 4)
+        batches = plan_batches(writers, 101, 4)
+        made = plan_tasks(writers, batches, 101, 4)
         assert sorted(c for r in made for c in r.chunks) == sorted((k, c) for k, w in writers.items() for c in w.left)
-        assert [b for r in made for b in r.batches] == tasks  # each batch once, in order
+        assert [b for r in made for b in r.batches] == batches  # each batch once, in order
         for r in made:
             for key, chunk in r.chunks:
                 size = writers[key].chunk_rows
@@ -212,8 +212,6 @@ def test_nothing_of_a_helper_counts_before_it_is_committed(writer):
 
 
 def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_path, monkeypatch):
-    from dataclasses import replace
-
     monkeypatch.setattr("fedcache.store.writer.time.sleep", lambda seconds: None)
     writer.for_workers().check()
     for other in (

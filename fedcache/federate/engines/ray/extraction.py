@@ -1,21 +1,18 @@
-"""``extract --engine ray``: helpers on a Ray cluster compute ranges of chunks, this process commits them."""
+"""``extract --engine ray``: workers on a Ray cluster compute chunk tasks, this process commits their chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.choose import Engine
-
-if TYPE_CHECKING:
-    from fedcache.extract.batches import How
-    from fedcache.extract.run import Elsewhere
-    from fedcache.extract.workers.chunk_tasks import Order
-    from fedcache.federate.engines.ray.workers import Crew
-    from fedcache.progress import Observer
+from fedcache.extract.batches import ComputeSettings
+from fedcache.extract.device import cores
+from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
+from fedcache.federate.engines.ray.cluster import opened
+from fedcache.federate.engines.ray.workers import RayWorkerPool
+from fedcache.progress import Observer
 
 
 def check_workers(workers: int | None) -> None:
@@ -32,40 +29,33 @@ def check_workers(workers: int | None) -> None:
         )
 
 
-def helpers(engine: Engine, how: How, workers: int | None, observer: Observer) -> Elsewhere:
-    """What opens the helpers of an extraction.
+@contextmanager
+def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer: Observer) -> Iterator[RayWorkerPool]:
+    """Workers that compute chunk tasks, until the block ends.
 
     Args:
-        engine: which cluster.
-        how: device and threads of a helper: the same as in a process of this machine, so that bits are the same.
-        workers: helpers at once; None is as many as the CPUs (or GPUs) allow.
+        address: of the cluster to join; None starts one on this machine.
+        spec: of the tasks. Device and threads are those of a process of this machine, so that bits are the same.
+        workers: at once; None is as many as the CPUs (or GPUs) allow.
         observer: told where they are.
     """
-    from fedcache.extract.device import cores
-    from fedcache.extract.workers.chunk_tasks import compute, enter
-    from fedcache.federate.engines.ray.cluster import opened
-    from fedcache.federate.engines.ray.workers import Crew
-
-    @contextmanager
-    def open_(order: Order) -> Iterator[Crew]:
-        on_gpus = needs_gpus(how)
-        gpus = _gpus() if on_gpus else 0
-        many = (workers or max(1, cores() // how.threads)) * how.threads
-        with opened(engine.address, cpus=many if not gpus else cores(), gpus=gpus) as cluster:
-            share = [int(n.get("CPU", 0) // n["GPU"]) for n in cluster.nodes() if n.get("GPU")]
-            if on_gpus:
-                order = replace(order, decoders=max(1, min(share, default=1)))
-            crew = Crew(cluster, enter, compute, order, cpus=how.threads, gpus=int(on_gpus), most=workers)
-            nodes = len(cluster.nodes())
-            observer.note(f"Ray: {crew.slots} at once on {nodes} node{'s' * (nodes != 1)} of {cluster.words}.")
-            yield crew
-
-    return open_
+    threads, on_gpus = spec.settings.threads, needs_gpus(spec.settings)
+    gpus = _gpus() if on_gpus else 0
+    cpus = cores() if gpus else (workers or max(1, cores() // threads)) * threads
+    with opened(address, cpus=cpus, gpus=gpus) as cluster:
+        nodes = cluster.nodes()
+        if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
+            shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
+            spec = replace(spec, decoders=max(1, min(shares, default=1)))
+        pool = RayWorkerPool(cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers)
+        count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        observer.note(f"Ray: {pool.slots} at once on {count} of {cluster.words}.")
+        yield pool
 
 
-def needs_gpus(how: How) -> bool:
-    """Whether each helper holds a GPU."""
-    return how.device == "cuda"
+def needs_gpus(settings: ComputeSettings) -> bool:
+    """Whether each worker holds a GPU."""
+    return settings.device == "cuda"
 
 
 def _gpus() -> int:

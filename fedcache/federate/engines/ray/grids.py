@@ -11,12 +11,17 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.device import cores
 from fedcache.extract.stop import Stop
-from fedcache.federate.engines.choose import Engine
+from fedcache.federate.engines.ray.cluster import opened
+from fedcache.federate.engines.ray.workers import RayWorkerPool
+from fedcache.federate.execution.choose import shares_uploads
+from fedcache.grids.grid import Work
 from fedcache.grids.points import programs
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result
@@ -25,10 +30,6 @@ from fedcache.runs.events import tell_stored
 from fedcache.runs.loop import train
 from fedcache.runs.prepare import find_method
 from fedcache.runs.run import Run
-
-if TYPE_CHECKING:
-    from fedcache.federate.engines.ray.workers import Crew
-    from fedcache.grids.grid import Work
 
 GRACE = 30.0
 """Seconds that workers get to keep their last round when the grid is stopped."""
@@ -65,8 +66,6 @@ class Warnings(Silent):
 
 def slices(work: Work) -> list[Slice]:
     """The grid in pieces that can be computed anywhere and have the bits they have here."""
-    from fedcache.federate.execution.choose import shares_uploads
-
     if work.exact:
         return [((number,),) for number in range(len(work.todo))]
     made: dict[Any, list[tuple[int, ...]]] = {}
@@ -79,9 +78,6 @@ def slices(work: Work) -> list[Slice]:
 def enter(order: Order) -> Work:
     """The grid in a worker; what has to be extracted has been extracted."""
     import torch
-
-    from fedcache.allocator import keep_freed_memory
-    from fedcache.grids.grid import Work
 
     keep_freed_memory()
     torch.set_num_threads(order.threads)
@@ -105,7 +101,7 @@ def compute(work: Work, piece: Slice) -> dict[str, Any]:
     return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
 
 
-def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
+def train_grid(work: Work, address: str | None, jobs: int) -> None:
     """Train every point on a Ray cluster.
 
     A slice has the threads it would have here: all of this process, or its share with ``jobs``.
@@ -115,10 +111,6 @@ def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
     """
     import torch
 
-    from fedcache.extract.device import cores
-    from fedcache.federate.engines.ray.cluster import opened
-    from fedcache.federate.engines.ray.workers import Crew
-
     work.ready(0)  # what has to be extracted is extracted once, and a wrong option is one message
     threads = max(1, torch.get_num_threads() // jobs)
     live = work.config.device == "cuda" or any(wants_towers(find_method(name)) for name, _ in work.todo)
@@ -127,8 +119,8 @@ def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
                   threads)  # fmt: skip
     todo = slices(work)
     cpus = threads * jobs if jobs > 1 else max(cores(), threads)
-    with opened(engine.address, cpus=cpus, gpus=gpus) as cluster:
-        crew = Crew(cluster, enter, compute, order, cpus=threads, gpus=int(gpus > 0))
+    with opened(address, cpus=cpus, gpus=gpus) as cluster:
+        crew = RayWorkerPool(cluster, enter, compute, order, cpus=threads, gpus=int(gpus > 0))
         _told(work.observer, crew, f"{len(todo)} slice{'s' * (len(todo) != 1)} of {len(work.todo)} points")
         said: set[str] = set()
         work.observer.start("points", len(work.todo), "points")
@@ -144,7 +136,7 @@ def on_cluster(work: Work, engine: Engine, jobs: int) -> None:
             work.observer.stop()
 
 
-def _told(observer: Observer, crew: Crew, what: str) -> None:
+def _told(observer: Observer, crew: RayWorkerPool, what: str) -> None:
     """Where the work is done."""
     nodes = len(crew.cluster.nodes())
     observer.note(
@@ -153,11 +145,11 @@ def _told(observer: Observer, crew: Crew, what: str) -> None:
     )
 
 
-def _answers(crew: Crew, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
+def _answers(crew: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
     """The answers of all calls, as they end.
 
     Raises:
-        FedcacheError: as ``Crew.wait``; INTERRUPTED after a stop, once every call has kept what it has.
+        FedcacheError: as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
     """
     begun = 0
     while begun < len(todo) or crew.waiting:
@@ -221,8 +213,6 @@ def enter_runs(order: Runs) -> Runs:
     """A worker that trains."""
     import torch
 
-    from fedcache.allocator import keep_freed_memory
-
     keep_freed_memory()
     torch.set_num_threads(order.threads)
     return order
@@ -243,8 +233,8 @@ def compute_run(order: Runs, one: Lone) -> dict[str, Any]:
     return {"path": str(done.path), "reused": done.reused}
 
 
-def run_on_cluster(
-    engine: Engine, todo: Sequence[Lone], home: Home, runs: Path, observer: Observer, stop: Stop
+def train_runs(
+    address: str | None, todo: Sequence[Lone], home: Home, runs: Path, observer: Observer, stop: Stop
 ) -> set[Path]:
     """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
 
@@ -255,16 +245,14 @@ def run_on_cluster(
     """
     import torch
 
-    from fedcache.extract.device import cores
-    from fedcache.federate.engines.ray.cluster import opened
-    from fedcache.federate.engines.ray.workers import Crew
-
     threads = torch.get_num_threads()
     live = any(wants_towers(find_method(str(config.method))) for config, _ in todo)
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
     made: set[Path] = set()
-    with opened(engine.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
-        crew = Crew(cluster, enter_runs, compute_run, Runs(home, runs, threads), cpus=threads, gpus=int(gpus > 0))
+    with opened(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
+        crew = RayWorkerPool(
+            cluster, enter_runs, compute_run, Runs(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
+        )
         _told(observer, crew, f"{len(todo)} runs")
         observer.start("runs", len(todo), "runs")
         try:

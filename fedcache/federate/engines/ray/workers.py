@@ -25,7 +25,7 @@ Use = Callable[..., dict[str, Any]]
 
 
 @cache
-def code_of_package() -> str:
+def package_digest() -> str:
     """sha256 over every source of fedcache: machines with other code would compute something else."""
     import fedcache
 
@@ -42,7 +42,7 @@ def check_code(expected: str) -> None:
     Raises:
         FedcacheError: ENVIRONMENT.
     """
-    if code_of_package() != expected:
+    if package_digest() != expected:
         raise FedcacheError(
             Exit.ENVIRONMENT,
             f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
@@ -50,7 +50,7 @@ def check_code(expected: str) -> None:
         )
 
 
-class Crew:
+class RayWorkerPool:
     """Calls of one function under way on a cluster.
 
     Every worker process makes what the function needs once (``make`` of ``setup``) and uses it for all its calls.
@@ -58,7 +58,7 @@ class Crew:
     Args:
         cluster: where.
         make: ``make(setup)``, in a worker.
-        use: ``use(made, *args)`` -> a small dict, in a worker; must be idempotent.
+        use: ``use(value, *args)`` -> a small dict, in a worker; must be idempotent.
         setup: what every worker needs.
         cpus: of a call.
         gpus: 1 for calls by actors that hold a GPU each, 0 for tasks.
@@ -71,11 +71,11 @@ class Crew:
         self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
         self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
-        self._head = (make, use, secrets.token_hex(8), bearings(cluster.home), [ray.put(setup)])
+        self._head = (make, use, secrets.token_hex(8), worker_environment(cluster.home), [ray.put(setup)])
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
         if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
-            kind = ray.remote(num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES)(Holder)
+            kind = ray.remote(num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES)(GpuActor)
             self._actors = [kind.remote() for _ in range(self._slots)]
         else:
             self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
@@ -156,7 +156,7 @@ class Crew:
         return found
 
 
-class Holder:
+class GpuActor:
     """An actor: one process that keeps its GPU and what it has loaded there."""
 
     def call(self, *args: Any) -> dict[str, Any]:
@@ -165,11 +165,11 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Bearings:
+class WorkerEnvironment:
     """What a worker takes over from the driver before it imports anything.
 
     Attributes:
-        code: ``code_of_package``.
+        code: ``package_digest``.
         folder: working directory, so that relative paths mean the same.
         variables: of the environment.
     """
@@ -179,26 +179,28 @@ class Bearings:
     variables: dict[str, str]
 
 
-def bearings(home: str | None) -> Bearings:
+def worker_environment(home: str | None) -> WorkerEnvironment:
     """Those of this process; ``home`` is the user's where workers have another."""
     named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
     variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
-    return Bearings(code_of_package(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
+    return WorkerEnvironment(package_digest(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
 
 
 _made: dict[str, Any] = {}
 
 
-def call(make: Make, use: Use, session: str, told: Bearings, box: list[Any], *args: Any) -> dict[str, Any]:
+def call(
+    make: Make, use: Use, session: str, environment: WorkerEnvironment, box: list[Any], *args: Any
+) -> dict[str, Any]:
     """In a worker: one use of what this process made of the setup, which it fetches once."""
     try:
         if session not in _made:
             import ray
 
-            check_code(told.code)
-            os.environ.update(told.variables)
+            check_code(environment.code)
+            os.environ.update(environment.variables)
             with suppress(OSError):
-                os.chdir(told.folder)
+                os.chdir(environment.folder)
             _made.clear()
             _made[session] = make(ray.get(box[0]))
         return use(_made[session], *args)

@@ -19,7 +19,7 @@ from fedcache.store.samples import Samples
 
 
 @dataclass(frozen=True)
-class GrownSource:
+class IncrementalSource:
     """Reads the rows that are still there.
 
     Attributes:
@@ -38,7 +38,7 @@ class GrownSource:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Grown(Dataset):
+class IncrementalDataset(Dataset):
     """A dataset whose rows are in another order than that of their names.
 
     Attributes:
@@ -66,7 +66,7 @@ class Grown(Dataset):
         return len(self.names) - self.known
 
 
-def places(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
+def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Where the rows of a store are in a dataset, int64 [N]; -1 for another image under the name, or none.
 
     Args:
@@ -82,10 +82,16 @@ def places(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[n
     return found
 
 
-def grown(data: Dataset, before: Samples, rows: NDArray[np.int64], *, known: int | None = None) -> Grown:
-    """``data`` in the order of ``before``, whose rows are at ``rows`` of it (see ``places``), and then the new rows.
+def in_earlier_order(
+    data: Dataset, before: Samples, rows: NDArray[np.int64], *, known: int | None = None
+) -> IncrementalDataset:
+    """The rows of an earlier store in their order, and then the new rows.
 
-    ``known`` of the rows of ``before`` are of the store it grew from; None for all.
+    Args:
+        data: as it is now.
+        before: rows of the earlier store.
+        rows: where these are in ``data``; from ``find_earlier_rows``.
+        known: of the rows of ``before``, those of the store it grew from itself; None for all.
     """
     rest = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, rest])
@@ -94,7 +100,7 @@ def grown(data: Dataset, before: Samples, rows: NDArray[np.int64], *, known: int
     label[lost] = _recoded(before.label[lost], before.classes, data.classes, -1)
     domain[lost] = _recoded(before.domain[lost], before.domains, data.domains, 0)
     split[lost], uid[lost] = before.split[lost], before.uid[lost]
-    return Grown(
+    return IncrementalDataset(
         spec=data.spec,
         slug=data.slug,
         classes=data.classes,
@@ -106,7 +112,7 @@ def grown(data: Dataset, before: Samples, rows: NDArray[np.int64], *, known: int
         uid=uid,
         template=data.template,
         reading=data.reading,
-        source=GrownSource(data.source, order),
+        source=IncrementalSource(data.source, order),
         mirror=data.mirror,
         content=data.digest,
         ok=(order >= 0).astype(np.uint8),
