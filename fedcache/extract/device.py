@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from fedcache.errors import Exit, FedcacheError, unknown
 
@@ -90,20 +89,3 @@ def resolve_dtype(requested: str, device: str) -> str:
 
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
     return requested
-
-
-def how_record(device: Device, dtype: str, batch: int, threads: int, provider: str) -> dict[str, str | int]:
-    """What a feature's last bits depend on besides its recipe: recorded, and constant while an array is unfinished.
-
-    Of the array's own backbone alone, so that it can be completed without those it was begun with.
-    """
-    record: dict[str, str | int] = {"device": device.kind, "dtype": dtype, "batch": batch, "threads": threads}
-    if device.kind == "cuda":
-        record["gpu"] = device.name
-    libraries = {"timm": "timm", "packaged": "timm", "open_clip": "open_clip_torch", "glyph_clip": "open_clip_torch"}
-    for name in sorted({"torch", "pillow", "numpy", libraries.get(provider, "numpy")}):
-        try:
-            record[name] = version(name)
-        except PackageNotFoundError:  # an editable or vendored install without metadata
-            record[name] = "unknown"
-    return record

@@ -8,19 +8,16 @@ change, and every expression that could change a figure is not.
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcache.store.code_digest import digest_of_files
 from fedcache.store.files import digest_of
 
 ROOT = Path(__file__).resolve().parents[1]
-
-SCHEME = 2
-"""Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""
 
 DETERMINING = (
     "heads/**",
@@ -46,10 +43,6 @@ DETERMINING = (
 )
 """Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,
 evaluation, and the decoding of images. Of the methods' own files only those that a method uses are added."""
-
-COMPUTES_FEATURES = ("extract/batches.py", "extract/images.py", "extract/views.py", "extract/text.py",
-                     "extract/recipe.py", "extract/backbones/*.py")  # fmt: skip
-"""Files that determine the value of a feature; their digest is in ``how`` of every array."""
 
 
 @dataclass(frozen=True)
@@ -102,54 +95,7 @@ def digest_of_code(root: Path, method: str) -> str:
     """``code_digest`` of the package whose folder is ``root``."""
     files = {path for pattern in DETERMINING for path in _matching(root, pattern)}
     files |= _with_imports(root / "federate" / "methods", method.replace("-", "_"))
-    # Sorted digests instead of sorted paths: where a file lies is no part of what it computes.
-    return digest_of([SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)])
-
-
-@cache
-def features_code_digest() -> str:
-    """sha256 over the code that computes features from images and texts."""
-    files = {path for pattern in COMPUTES_FEATURES for path in _matching(ROOT, pattern)}
-    return digest_of([SCHEME, sorted(tree_digest(path.read_text(encoding="utf-8")) for path in files)])
-
-
-@cache
-def tree_digest(source: str) -> str:
-    """sha256 of a module's syntax tree without comments, docstrings, and the paths of fedcache's own modules.
-
-    >>> tree_digest("x = 1  # one") == tree_digest('x = 1')
-    True
-    >>> tree_digest("x = 1") == tree_digest("x = 2")
-    False
-    """
-    digest = hashlib.sha256()
-    for part in _parts(ast.parse(source)):
-        digest.update(part.encode())
-    return digest.hexdigest()
-
-
-def _parts(node: ast.AST) -> Iterator[str]:
-    """A syntax tree as words. Empty fields are left out, so that a field that a later Python adds changes nothing."""
-    yield f"({type(node).__name__}"
-    for name, value in ast.iter_fields(node):
-        if value is None or value == [] or name in ("kind", "type_comment", "type_ignores"):
-            continue
-        if name == "module" and isinstance(node, ast.ImportFrom) and str(value).startswith("fedcache"):
-            continue
-        yield f" {name}="
-        for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, ast.AST):
-                yield f"{item!r},"
-            elif not _says_nothing(item):
-                yield from _parts(item)
-    yield ")"
-
-
-def _says_nothing(node: ast.AST) -> bool:
-    """Whether a statement is a docstring, or imports for type checkers alone."""
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return digest_of_files(files)
 
 
 def _matching(root: Path, pattern: str) -> Iterator[Path]:

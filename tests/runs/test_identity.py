@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.runs.identity import ROOT, digest_of_code, tree_digest
+from fedcache.runs.identity import ROOT, digest_of_code
+from fedcache.store.code_digest import tree_digest
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from dataclasses import replace
 from fedcache.config import ExtractConfig
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
-from fedcache.extract.device import Device, cores, how_record, resolve_device, resolve_dtype
+from fedcache.extract.device import Device, cores, resolve_device, resolve_dtype
+from fedcache.extract.how import how_record
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.workers.local import InProcess
 

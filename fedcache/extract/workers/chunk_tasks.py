@@ -24,7 +24,8 @@ from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import Collector
 from fedcache.extract.datasets import Dataset, Source
-from fedcache.extract.device import how_record, resolve_device
+from fedcache.extract.device import resolve_device
+from fedcache.extract.how import how_record
 from fedcache.extract.images import BadImage
 from fedcache.extract.stats import ExtractionStats
 from fedcache.extract.stop import Stop

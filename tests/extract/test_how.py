@@ -1,0 +1,93 @@
+"""An unfinished array is gone on with by the code that began it, and by no other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.errors import Exit
+from fedcache.extract import how
+from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
+from fedcache.store.journal import journals
+from fedcache.store.store import Store
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of the code that computes features."""
+    for name in (*COMPUTES_FEATURES, "backbones/pixels.py", "backbones/random.py"):
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(FOLDER / name, tmp_path / "code" / name)
+    return tmp_path / "code"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "other"),
+    [
+        ("images.py", "from __future__", "# a remark\nfrom __future__", False),
+        ("views.py", '"""Views:', '"""Looks:', False),
+        ("views.py", "JITTER = 0.8", "JITTER = 0.7", True),
+        ("images.py", "(255, 255, 255, 255)", "(0, 0, 0, 255)", True),
+        ("batches.py", "np.repeat(images[-1:]", "np.repeat(images[:1]", True),
+        ("backbones/encoder.py", "255 * std", "256 * std", True),
+        ("backbones/random.py", "inputs**0.5", "inputs**0.25", True),
+    ],
+)
+def test_what_computes_features_is_told_from_what_is_said_about_it(sources, file, old, new, other):
+    features_code_digest.cache_clear()
+    before = {name: features_code_digest(name, sources) for name in ("random", "pixels")}
+    assert before["random"] == features_code_digest("random")
+    text = (sources / file).read_text()
+    assert text.count(old) == 1
+    (sources / file).write_text(text.replace(old, new))
+    features_code_digest.cache_clear()
+    assert (features_code_digest("random", sources) != before["random"]) is other
+    if file == "backbones/random.py":  # another backbone's file is no part of it
+        assert features_code_digest("pixels", sources) == before["pixels"]
+
+
+def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch):
+    images = folder(tmp_path / "shapes")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4,
+             "--chunk-rows", 8, "--workers", 0, "--store", tmp_path / "s.zarr", "--json")  # fmt: skip
+    for n in range(3):
+        (images / "train" / "class1" / f"zz{n}.png").write_bytes(b"not a picture")
+    stopped = fedcache(*words, "--max-bad", 0)
+    assert stopped.code == Exit.CORRUPT
+    (journal,) = journals(tmp_path / "s.zarr")
+    assert journal.header is not None
+    assert journal.header["how"]["code"] == features_code_digest("random")
+    kept = journal.chunks.keys()
+    assert kept
+
+    with monkeypatch.context() as patch:
+        patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
+        other = fedcache(*words, "--max-bad", 9)
+        assert other.code == Exit.STORE
+        assert f"code was '{features_code_digest('random')}', now '{'0' * 16}'" in other.err
+        assert "--fresh" in other.err
+        assert journals(tmp_path / "s.zarr")[0].chunks.keys() == kept  # nothing was touched
+        fresh = fedcache(*words, "--max-bad", 9, "--fresh")
+    assert fresh.code == Exit.QUARANTINED
+    (array,) = Store.open(tmp_path / "s.zarr").arrays.values()
+    assert array.how["code"] == "0" * 16
+    # A finished array is used whatever computed it: ``how`` is no part of the look-up.
+    again = fedcache(*words, "--max-bad", 9)
+    assert (again.code, again.data["decoded"]) == (Exit.QUARANTINED, 0)
+
+
+def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monkeypatch):
+    images = folder(tmp_path / "shapes")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--batch", 4,
+             "--chunk-rows", 8, "--workers", 0)  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
+        ok(*words)
+    shutil.copytree(folder(tmp_path / "more", train=20), images, dirs_exist_ok=True)
+    grown = fedcache(*words, "--json")
+    assert grown.data["growth"] is None
+    assert "computed otherwise" in grown.err
