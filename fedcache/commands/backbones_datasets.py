@@ -227,7 +227,7 @@ def datasets_check(
 
     def call(story: Story) -> Answer:
         from fedcache.errors import Exit
-        from fedcache.extract.datasets.paper_check import check
+        from fedcache.extract.datasets.papers import check
 
         report = check(name.removeprefix("paper:"), path)
         found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
@@ -259,8 +259,7 @@ def datasets_pull(
     def call(story: Story) -> Answer:
         from fedcache.errors import Exit, FedcacheError
         from fedcache.extract.datasets import pull
-        from fedcache.extract.datasets.paper_check import check
-        from fedcache.extract.datasets.papers import full
+        from fedcache.extract.datasets.papers import check, full
 
         home = o.home()
         if home.offline:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.datasets import digits, folder, paper, papers, torchvision
+from fedcache.extract.datasets import digits, download, folder, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source
 from fedcache.extract.datasets.joined import join
 from fedcache.extract.digests import DigestMemory
@@ -24,16 +24,16 @@ __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dat
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _DatasetKind:
     key: Callable[[str, Context], list[Any]]
     load: Callable[[str, Context], Dataset]
 
 
 _KINDS = {
-    "digits": _Kind(digits.key, digits.load),
-    "folder": _Kind(folder.key, folder.load),
-    "torchvision": _Kind(torchvision.key, torchvision.load),
-    "paper": _Kind(papers.key, papers.load),
+    "digits": _DatasetKind(digits.key, digits.load),
+    "folder": _DatasetKind(folder.key, folder.load),
+    "torchvision": _DatasetKind(torchvision.key, torchvision.load),
+    "paper": _DatasetKind(papers.key, papers.load),
 }
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
@@ -137,8 +137,6 @@ def pull(
                 f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
                 "\n".join(papers.steps(held)),
             )
-        from fedcache.extract.datasets import download  # and with it urllib, which nothing else here needs
-
         download.pull(held, root, say=say, mirror=mirror)
         return root
     if kind != "torchvision" or mirror is not None:

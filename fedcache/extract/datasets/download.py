@@ -9,19 +9,16 @@ import gzip
 import hashlib
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Generator
 from contextlib import closing
-from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.archives import FREE_BYTES, MAX_EXPANSION
-from fedcache.extract.datasets.paper import File, Paper
+from fedcache.extract.datasets.paper import Paper, PaperFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0
@@ -74,6 +71,10 @@ def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable
     start = part.stat().st_size if part.exists() else 0
     if not url.startswith(("http://", "https://")):
         raise FedcacheError(Exit.USAGE, f"{url!r} is not an http address.", "Give an address that starts with https://")
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
     request = urllib.request.Request(url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"})
     try:
         with closing(_open(request)) as answer:
@@ -104,7 +105,10 @@ def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable
     return part.replace(target)
 
 
-def _open(request: urllib.request.Request) -> Any:
+def _open(request: Any) -> Any:
+    import urllib.error
+    import urllib.request
+
     # fetch() lets http and https through alone, so bandit's warning of other schemes is answered.
     try:
         return urllib.request.urlopen(request, timeout=_TIMEOUT)  # nosec B310
@@ -130,7 +134,7 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _install(archive: Path, file: File, root: Path) -> None:
+def _install(archive: Path, file: PaperFile, root: Path) -> None:
     place = archive.with_name("unpacked")
     shutil.rmtree(place, ignore_errors=True)
     unpack(archive, place)

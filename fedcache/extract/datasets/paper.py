@@ -9,36 +9,23 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import unknown
-from fedcache.extract.datasets.dataset import ONE_DOMAIN
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, Source
 from fedcache.store.files import digest_of
 
 NAMES = (
-    "digit5",
-    "office10",
-    "domainnet10",
-    "cifar10",
-    "cifar100",
-    "cinic10",
-    "tiny-imagenet",
-    "imagenet100",
-    "caltech101",
-    "flowers102",
-    "pets",
-    "dtd",
-    "eurosat",
-    "cars",
-    "ucf101",
-)
+    "digit5", "office10", "domainnet10", "cifar10", "cifar100", "cinic10", "tiny-imagenet", "imagenet100",
+    "caltech101", "flowers102", "pets", "dtd", "eurosat", "cars", "ucf101",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class File:
+class PaperFile:
     """One file to get.
 
     Attributes:
@@ -61,12 +48,12 @@ class File:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PaperLayout:
     """One way in which the dataset may lie on the disk.
 
     Attributes:
         name: for people; says so when the split is not the paper's.
-        format: which reader of ``paper_formats``.
+        format: which reader of ``paper_index``.
         at: folders below the given path to look in, in this order.
         needs: paths that must be there for the layout to be recognised.
         counts: rows expected for ``train``, ``amazon`` or ``mnist/train``.
@@ -111,14 +98,19 @@ class Paper:
     protocol: str
     classes: tuple[str, ...]
     steps: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[PaperLayout, ...]
     folders: tuple[str, ...]
     domains: tuple[str, ...]
-    files: tuple[File, ...]
+    files: tuple[PaperFile, ...]
     digest: str
     template: str | None = None
     recipe: str = ""
     mirror: bool = True
+
+    @cached_property
+    def number_of(self) -> dict[str, int]:
+        """Class number by folder."""
+        return {folder: number for number, folder in enumerate(self.folders)}
 
     @property
     def pulls(self) -> bool:
@@ -127,7 +119,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Place:
+class FoundLayout:
     """A layout that was found.
 
     Attributes:
@@ -138,13 +130,34 @@ class Place:
     """
 
     paper: Paper
-    layout: Layout
+    layout: PaperLayout
     root: Path
     base: Path
 
     def path(self, name: str) -> Path:
         """``name`` below ``base``; a file put beside the unpacked folder instead of into it is found too."""
         return _below(self.base, self.root, name)
+
+
+@dataclass(frozen=True)
+class PaperIndex:
+    """The rows of a dataset, sorted by name.
+
+    Attributes:
+        names: [N].
+        label: [N] class numbers.
+        domain: [N] domain numbers.
+        split: [N] split codes; without any test row, a fifth of each class becomes the test set.
+        source: where the images are.
+        notes: what a reader of the results should know.
+    """
+
+    names: list[str]
+    label: list[int]
+    domain: list[int]
+    split: list[int]
+    source: Source
+    notes: tuple[str, ...] = ()
 
 
 @cache
@@ -166,34 +179,34 @@ def read(name: str) -> Paper:
         domains=tuple(given.pop("domains", (ONE_DOMAIN,))),
         steps=tuple(given.pop("steps")),
         layouts=tuple(_layout(one) for one in given.pop("layouts")),
-        files=tuple(File(**{**one, "inner": tuple(one.get("inner", ()))}) for one in given.pop("files", ())),
+        files=tuple(PaperFile(**{**one, "inner": tuple(one.get("inner", ()))}) for one in given.pop("files", ())),
         digest=digest,
         **{key: value for key, value in given.items() if key != "classes"},
     )
 
 
-def _layout(given: dict[str, Any]) -> Layout:
+def _layout(given: dict[str, Any]) -> PaperLayout:
     fields = {k: given.pop(k) for k in ("name", "format", "counts", "lines", "md5") if k in given}
-    return Layout(at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields)
+    return PaperLayout(at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields)
 
 
-def find(paper: Paper, root: Path) -> Place | None:
+def find(paper: Paper, root: Path) -> FoundLayout | None:
     """The first of the dataset's layouts that is recognised at ``root``."""
     for layout in paper.layouts:
         for at in layout.at:
             base = root / at
             if base.is_dir() and all(_below(base, root, need).exists() for need in layout.needs):
-                return Place(paper, layout, root, base)
+                return FoundLayout(paper, layout, root, base)
     return None
 
 
-def nearest(paper: Paper, root: Path) -> tuple[Layout, list[str], list[str]]:
+def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
     """Of the layouts that were not recognised, the one most of whose files are there.
 
     Returns:
         the layout, what of it is there, and what is missing.
     """
-    best: tuple[Layout, list[str], list[str]] = (paper.layouts[0], [], list(paper.layouts[0].needs))
+    best: tuple[PaperLayout, list[str], list[str]] = (paper.layouts[0], [], list(paper.layouts[0].needs))
     for layout in paper.layouts:
         for at in layout.at:
             there = [need for need in layout.needs if _below(root / at, root, need).exists()]
@@ -205,3 +218,12 @@ def nearest(paper: Paper, root: Path) -> tuple[Layout, list[str], list[str]]:
 def _below(base: Path, root: Path, name: str) -> Path:
     path = base / name
     return path if path.exists() or not name.endswith(".json") else root / name
+
+
+def damaged(path: Path, what: str) -> FedcacheError:
+    """The error for a file that does not hold what its layout says."""
+    return FedcacheError(
+        Exit.CORRUPT,
+        f"{path} is not what the layout says: {what}.",
+        "Download or unpack it again; `fedcache datasets info` gives the address",
+    )

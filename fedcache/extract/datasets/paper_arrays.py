@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.extract.datasets import plain_pickle
 from fedcache.extract.datasets.layout import SPLITS
-from fedcache.extract.datasets.paper import Place
-from fedcache.extract.datasets.paper_rows import Rows
+from fedcache.extract.datasets.paper import FoundLayout, PaperIndex, damaged
 from fedcache.extract.images import BadImage
 
 _OPEN = 2  # files kept in memory: rows are read in order, by threads that may be a batch apart
@@ -66,13 +65,8 @@ class StackSource:
         self.__init__(**state)  # type: ignore[misc]
 
 
-def parts(place: Place) -> list[Path]:
-    """The files that hold images."""
-    return [path for _, _, path in _files(place)]
-
-
-def rows(place: Place) -> Rows:
-    """Every row of a layout of format ``cifar`` or ``digits``.
+def read_arrays(place: FoundLayout) -> PaperIndex:
+    """Every row of a layout of format ``arrays``.
 
     Raises:
         FedcacheError: ENVIRONMENT for a missing file, CORRUPT for one that does not hold what it should.
@@ -80,7 +74,7 @@ def rows(place: Place) -> Rows:
     labels_key = str(place.layout.options.get("labels", ""))
     limit = place.layout.options.get("first")
     found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
-    for domain, split, path in _files(place):
+    for domain, split, path in array_files(place):
         labels = _contents(path, labels_key)[1]
         if limit is not None and split == "train":
             labels = labels[: int(limit)]
@@ -104,10 +98,10 @@ def rows(place: Place) -> Rows:
         split_of += [SPLITS[split]] * len(whole)
         files += [(path, len(labels)) for path, labels in found[split, domain]]
     source = StackSource([str(path.absolute()) for path, _ in files], [count for _, count in files], labels_key)
-    return Rows(names, label, domain_of, split_of, source)
+    return PaperIndex(names, label, domain_of, split_of, source)
 
 
-def _files(place: Place) -> Iterator[tuple[int, str, Path]]:
+def array_files(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
     """(domain, split, file) of every file, in the order of the rows within a domain and split."""
     options = place.layout.options
     folders = options.get("folders", {})
@@ -147,12 +141,3 @@ def _contents(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[n
     if len(labels) != len(images):
         raise damaged(path, f"it has {len(images):,} images and {len(labels):,} labels")
     return images, labels
-
-
-def damaged(path: Path, what: str) -> FedcacheError:
-    """The error for a file that does not hold what its layout says."""
-    return FedcacheError(
-        Exit.CORRUPT,
-        f"{path} is not what the layout says: {what}.",
-        "Download or unpack it again; `fedcache datasets info` gives the address",
-    )

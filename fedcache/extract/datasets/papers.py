@@ -1,11 +1,12 @@
 """``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
 
-``papers/NAME.toml`` says what there is to know of each; ``paper_formats`` reads it; nothing is downloaded except by
-``pull``. Rows keep the order the protocols mean by "the first n": that of the published lists and files.
+``papers/NAME.toml`` says what there is to know of each; ``paper_index`` reads it; nothing is downloaded except by
+``pull``. PaperIndex keep the order the protocols mean by "the first n": that of the published lists and files.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +17,11 @@ import numpy as np
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import TEST, Context, Dataset
+from fedcache.extract.datasets.download import md5_of
 from fedcache.extract.datasets.layout import SPLITS
-from fedcache.extract.datasets.paper import Paper, Place
-from fedcache.extract.datasets.paper_formats import FORMATS
-from fedcache.extract.datasets.paper_rows import Rows
+from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex
+from fedcache.extract.datasets.paper_index import files_of, read_index
+from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out
 
@@ -50,8 +52,7 @@ def key(rest: str, context: Context) -> list[Any]:
     """The data file, and the stat of every file the rows come from; no image is read."""
     place = _require(rest, context)
     stats = [
-        [str(path), tree.listing_digest(path) if path.is_dir() else tree.stat_numbers(path)]
-        for path in FORMATS[place.layout.format].parts(place)
+        [str(path), tree.listing_digest(path) if path.is_dir() else tree.stat_numbers(path)] for path in files_of(place)
     ]
     return ["paper", rest, place.paper.digest, place.layout.name, str(place.base.resolve()), digest_of(stats)]
 
@@ -65,7 +66,7 @@ def load(rest: str, context: Context) -> Dataset:
     """
     place = _require(rest, context)
     facts = key(rest, context)  # before anything is read: a change in between must not go unnoticed
-    rows = FORMATS[place.layout.format].rows(place)
+    rows = read_index(place)
     uid, unreadable = dataset.read_uids(rows.source, rows.names, facts, context)
     label = np.array(rows.label, dtype=np.int32)
     domain = np.array(rows.domain, dtype=np.int16)
@@ -99,7 +100,7 @@ def load(rest: str, context: Context) -> Dataset:
     )
 
 
-def miscounted(place: Place, rows: Rows) -> list[tuple[str, int, int]]:
+def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int]]:
     """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
     found: Counter[str] = Counter()
     for domain, split in zip(rows.domain, rows.split, strict=True):
@@ -141,7 +142,7 @@ def steps(held: Paper) -> list[str]:
     return [*held.steps, *addresses, f"Then --data {held.name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}."]
 
 
-def _require(name: str, context: Context) -> Place:
+def _require(name: str, context: Context) -> FoundLayout:
     held = paper.read(name)
     root = root_of(name, context)
     place = paper.find(held, root) if root is not None else None
@@ -155,3 +156,50 @@ def _require(name: str, context: Context) -> Place:
         f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
         "\n".join(steps(held)),
     )
+
+
+def check(name: str, root: Path) -> dict[str, Any]:
+    """``fedcache datasets check``: what is missing or wrong in a copy of a dataset; no image is decoded.
+
+    Returns:
+        ``{"name", "path", "layout", "missing", "wrong", "counts"}``: ``missing`` and ``wrong`` are sentences, none for
+        a whole copy; ``counts`` is ``{"train": 50000, ...}`` as found.
+
+    Raises:
+        FedcacheError: USAGE for an unknown name or a path that is no folder.
+    """
+    held = paper.read(name)
+    root = root.expanduser()
+    if not root.is_dir():
+        raise FedcacheError(
+            Exit.USAGE,
+            f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
+            f"fedcache datasets info {name}   says what to put there",
+        )
+    report: dict[str, Any] = {"name": name, "path": str(root), "layout": "", "missing": [], "wrong": [], "counts": {}}
+    place = paper.find(held, root)
+    if place is None:
+        layout, there, missing = paper.nearest(held, root)
+        beside = f" (beside {', '.join(there)})" if there else ""
+        report["missing"] = [f"{what}{beside}, for the layout {layout.name!r}" for what in missing]
+        return report
+    report["layout"] = place.layout.name
+    for what, md5 in place.layout.md5.items():
+        if place.path(what).is_file() and md5_of(place.path(what)) != md5:
+            report["wrong"].append(f"{what} has another md5 than the published {md5}")
+    try:
+        rows = read_index(place)
+    except FedcacheError as error:
+        report["missing" if error.code is Exit.ENVIRONMENT else "wrong"].append(error.message)
+        return report
+    report["counts"] = {WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
+    report["wrong"] += rows.notes
+    report["wrong"] += [f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)]
+    absent = sorted({held.classes[i] for i in set(range(len(held.classes))) - set(rows.label)})
+    if absent:
+        report["wrong"].append(f"{len(absent)} of {len(held.classes)} classes have no image, such as {absent[0]!r}")
+    if isinstance(rows.source, FilesSource):
+        lost = [path for path in rows.source.paths if not os.path.isfile(f"{rows.source.root}/{path}")]  # noqa: PTH113
+        if lost:
+            report["missing"].append(f"{len(lost):,} of {len(rows.names):,} images are listed and not there: {lost[0]}")
+    return report

@@ -20,7 +20,7 @@ from fedcache.errors import Exit, FedcacheError
 _DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
 
 
-class _Kind:
+class _PickledDtype:
     """A dtype. numpy's own would take any state from the pickle, and believe it."""
 
     __slots__ = ("dtype",)
@@ -42,7 +42,7 @@ class _Array(np.ndarray[Any, Any]):
 
     def __setstate__(self, state: Any) -> None:
         match state:
-            case (int() as version, tuple() as shape, _Kind() as kind, bool() | int() as fortran, raw):
+            case (int() as version, tuple() as shape, _PickledDtype() as kind, bool() | int() as fortran, raw):
                 super().__setstate__((version, shape, kind.dtype, fortran, raw))  # type: ignore[arg-type]
             case _:
                 raise pickle.UnpicklingError("an array that numpy did not write")
@@ -54,17 +54,17 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     return np.ndarray.__new__(_Array, (0,), dtype="b")
 
 
-def _dtype(code: Any, *rest: Any) -> _Kind:
+def _dtype(code: Any, *rest: Any) -> _PickledDtype:
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
         raise pickle.UnpicklingError(f"the dtype {str(code)[:40]!r}")
-    return _Kind(np.dtype(code))
+    return _PickledDtype(np.dtype(code))
 
 
-def _frombuffer(raw: Any, kind: _Kind, shape: Any, order: Any) -> np.ndarray[Any, Any]:
+def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(raw, dtype=kind.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _scalar(kind: _Kind, raw: Any) -> Any:
+def _scalar(kind: _PickledDtype, raw: Any) -> Any:
     return np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype=kind.dtype)[0]
 
 

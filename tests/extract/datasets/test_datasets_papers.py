@@ -18,8 +18,8 @@ from paper_trees import DIGITS, TREES, python2, write
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import info, known, open_dataset, paper, peek
-from fedcache.extract.datasets.paper_check import check
-from fedcache.extract.datasets.paper_formats import FORMATS, _letters
+from fedcache.extract.datasets.paper_index import READERS, _letters
+from fedcache.extract.datasets.papers import check
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
 from fedcache.federate.partition import partition
@@ -369,7 +369,7 @@ def test_a_data_file_agrees_with_itself(name):
     assert held.template is None or held.template.count("{}") == 1
     words = {"train", "test", "validation"}
     for layout in held.layouts:
-        assert layout.format in FORMATS
+        assert layout.format in {*READERS, "arrays"}
         assert set(layout.counts) <= {*words, *held.domains, *(f"{d}/{w}" for d in held.domains for w in words)}
         assert all(len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values())
     for file in held.files:

@@ -1,0 +1,293 @@
+"""The index of a paper's dataset: one entry per image, read from the lists, tables, pickles and folders it comes with.
+
+Which of them a layout has, and how a line of a list is spelled, is data (``papers/NAME.toml``). A list may name images
+that are not there: those rows stay and are quarantined, as everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import paper_arrays, plain_pickle, tree
+from fedcache.extract.datasets.layout import SPLITS
+from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex, damaged
+from fedcache.extract.datasets.tree import FilesSource, name_of
+
+
+class Entry(NamedTuple):
+    """One image file: its name as a row, its path below the images, and what is known of it."""
+
+    name: str
+    path: str
+    label: int
+    domain: int
+    split: int
+
+
+def read_index(place: FoundLayout) -> PaperIndex:
+    """Every row of a layout.
+
+    Raises:
+        FedcacheError: ENVIRONMENT for what is missing; CORRUPT for a file that does not hold what it should.
+    """
+    if place.layout.format == "arrays":
+        return paper_arrays.read_arrays(place)
+    notes: list[str] = []
+    entries = list(READERS[place.layout.format](place, notes))
+    return _of_files(place, entries, tuple(notes))
+
+
+def files_of(place: FoundLayout) -> list[Path]:
+    """The files and folders on which the index depends."""
+    if place.layout.format == "arrays":
+        return [path for _, _, path in paper_arrays.array_files(place)]
+    lists, folders = [path for *_, path in _lists(place)], [folder for *_, folder in _class_folders(place)]
+    if lists and not folders and "images" not in place.layout.options:
+        folders = [place.base / domain / folder for domain in place.paper.domains for folder in place.paper.folders]
+    # A folder of which only some classes are read is not listed whole: ImageNet has ten times as many.
+    tops = {top for _, top, _, _ in _class_folders(place)}
+    needs = [place.path(need) for need in place.layout.needs if need not in tops]
+    return list(dict.fromkeys([*needs, *lists, *folders]))
+
+
+def _of_files(place: FoundLayout, entries: Sequence[Entry], notes: tuple[str, ...]) -> PaperIndex:
+    """The index of image files.
+
+    Raises:
+        FedcacheError: CORRUPT, for no image, a path that leaves the folder, or an image listed twice.
+    """
+    images = place.base / place.layout.options.get("images", "")
+    tables = [place.path(need) for need in place.layout.needs if "." in need]
+    listed = [path for *_, path in _lists(place)] or tables
+    what = listed[-1] if listed else place.base
+    if not entries:
+        raise FedcacheError(
+            Exit.CORRUPT, f"{what} names no image of these classes.", "Download or unpack it again, and check its path"
+        )
+    entries = sorted(entries, key=lambda entry: name_of(entry.name))
+    for entry in entries:
+        if {"", ".", ".."} & set(entry.path.split("/")) or "\0" in entry.path or "\\" in entry.path:
+            raise FedcacheError(
+                Exit.CORRUPT,
+                f"{what} names {entry.path[:80]!r}; expected a plain path below {images}.",
+                "Download it again from its authors; nothing was read",
+            )
+    for a, b in pairwise(entries):
+        if a.name == b.name:
+            raise FedcacheError(
+                Exit.CORRUPT, f"{what} names {a.name!r} twice.", "Download it again, or list every image once"
+            )
+    return PaperIndex(
+        names=[name_of(entry.name) for entry in entries],
+        label=[entry.label for entry in entries],
+        domain=[entry.domain for entry in entries],
+        split=[entry.split for entry in entries],
+        source=FilesSource(images.absolute(), [entry.path for entry in entries]),
+        notes=notes,
+    )
+
+
+# Folders and lists: format "files"
+
+
+def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+    """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
+
+    What else lies beside the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
+    their name.
+    """
+    found = list(_class_folders(place))
+    missing = [str(folder.relative_to(place.base)) for *_, folder in found if not folder.is_dir()]
+    if missing:
+        raise FedcacheError(
+            Exit.ENVIRONMENT,
+            f"{place.base} has not all class folders: {', '.join(missing[:3])}"
+            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} are missing.",
+            f"Unpack it again; fedcache datasets check {place.paper.name} {place.root}",
+        )
+    domains, options = place.paper.domains, place.layout.options
+    for split, top, number, folder in found:
+        domain = domains.index(top) if top in domains else 0
+        for image in tree.scan(folder).paths:
+            path = f"{top}/{place.paper.folders[number]}/{image}"
+            yield Entry(path, path, number, domain, SPLITS[split])
+    for domain, split, file in _lists(place):
+        listed = list(_pairs(file) if options["line"] == "pickle" else _lines_of(file, place))
+        expected = place.layout.lines.get(file.name, len(listed))
+        if expected != len(listed):
+            notes.append(f"{file.name} has {len(listed):,} lines; expected {expected:,}")
+        kept = 0
+        for image, folder_name in listed:
+            if folder_name not in place.paper.number_of:
+                if options.get("others"):
+                    continue
+                what = f"it names the class {folder_name[:60]!r}, which is not one of {place.paper.title}"
+                raise damaged(file, what)
+            name = f"{domains[domain]}/{split}/{kept:05d}/{image}" if options.get("ordered") else image
+            yield Entry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
+            kept += 1
+
+
+def _class_folders(place: FoundLayout) -> Iterator[tuple[str, str, int, Path]]:
+    """(split, top, class, folder) of every class folder: below the splits, or below the domains where no split is."""
+    options = place.layout.options
+    if place.layout.format != "files" or ("lists" in options and "splits" not in options):
+        return
+    tops: Mapping[str, str] = options.get("splits") or dict.fromkeys(place.paper.domains, "train")
+    for top, split in tops.items():
+        for number, folder in enumerate(place.paper.folders):
+            yield split, top, number, place.base / top / folder
+
+
+def _lists(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
+    """(domain, split, file) of every list."""
+    for number, domain in enumerate(place.paper.domains):
+        for split, name in place.layout.options.get("lists", {}).items():
+            yield number, split, place.base / name.replace("{domain}", domain)
+
+
+def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
+    """(image, class folder) of every line of a list.
+
+    ``line.match`` is a regular expression with named groups: ``folder`` is the class as the disk spells it, or
+    ``number`` its number from 1. ``line.image`` makes the path of the image of the groups, and of ``name``, the class.
+    """
+    line: Mapping[str, str] = place.layout.options["line"]
+    folders, classes = place.paper.folders, place.paper.classes
+    for text in map(str.strip, _text(file).splitlines()):
+        if not text or text.startswith("#"):
+            continue
+        match = re.fullmatch(line["match"], text)
+        groups = match.groupdict() if match else {}
+        if "number" in groups:
+            number = int(groups["number"])
+            groups["folder"] = folders[number - 1] if 1 <= number <= len(folders) else ""
+        folder = groups.get("folder", "")
+        known = place.paper.number_of.get(folder)
+        if match is None or (known is None and "expected" in line):
+            raise damaged(file, f"it has the line {text[:60]!r}; expected {line.get('expected', 'a path')}")
+        yield line["image"].format(**groups, name=folder if known is None else classes[known]), folder
+
+
+def _pairs(file: Path) -> Iterator[tuple[str, str]]:
+    """A pickle of (paths, class names); the first folder of a path is where its authors had the dataset."""
+    held = plain_pickle.load(file)
+    if not isinstance(held, tuple | list) or len(held) != 2 or len(held[0]) != len(held[1]):
+        raise damaged(file, "it does not hold the pair (paths, class names)")
+    for image, word in zip(held[0], held[1], strict=True):
+        yield str(image).partition("/")[2], str(word)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise damaged(path, "it is not text in UTF-8") from None
+    except FileNotFoundError:
+        raise FedcacheError(Exit.ENVIRONMENT, f"{path} is missing.", "Download or unpack it again") from None
+
+
+# CoOp's splits: format "coop"
+
+
+def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+    """CoOp's ``{"train": [[path, label, class name], ...], "val": ..., "test": ...}``."""
+    path = place.path(place.layout.needs[0])
+    try:
+        held = json.loads(_text(path))
+    except ValueError as error:
+        raise damaged(path, f"it is not JSON ({error})") from None
+    if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
+        raise damaged(path, "it does not hold the lists train, val and test")
+    spelled: dict[int, str] = {}
+    for split in ("train", "val", "test"):
+        for entry in held[split]:
+            match entry:
+                case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
+                    yield Entry(image, image, label, 0, SPLITS[split])
+                    spelled[label] = word
+                case _:
+                    raise damaged(path, f"{split} has the entry {str(entry)[:80]}; expected [path, label, class name]")
+    _check_order(path, place.paper, spelled)
+
+
+def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
+    """Refuse a list whose class names belong to other labels; a name that is only spelled otherwise is no matter."""
+    number = {_letters(name): i for i, name in enumerate(paper.classes)}
+    known = {label: number[_letters(word)] for label, word in spelled.items() if _letters(word) in number}
+    for label, expected in known.items():
+        if label != expected:
+            raise damaged(path, f"its label {label} is {spelled[label]!r}; expected {paper.classes[label]!r}")
+    if 2 * len(known) < len(spelled):
+        raise damaged(path, f"its classes, such as {next(iter(spelled.values()))!r}, are not those of {paper.title}")
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
+
+
+# MATLAB tables: formats "flowers" and "cars"
+
+
+def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+    """``jpg/image_00001.jpg`` with ``imagelabels.mat`` (classes from 1) and ``setid.mat`` (images of each split)."""
+    labels = _column(place.base / "imagelabels.mat", "labels", len(place.paper.classes))
+    for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
+        for i in _column(place.base / "setid.mat", key, len(labels)):
+            image = f"image_{i:05d}.jpg"
+            yield Entry(image, image, labels[i - 1] - 1, 0, SPLITS[split])
+
+
+def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+    """The development kit: ``annotations`` with ``fname`` and ``class`` (from 1) for each of the two folders."""
+    for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        path = place.base / file
+        try:
+            table = _mat(path)["annotations"].reshape(-1)
+            pairs = [(str(row["fname"].item()), int(row["class"].item())) for row in table]
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError):
+            raise damaged(path, "it does not hold annotations with fname and class") from None
+        for image, label in pairs:
+            if not 1 <= label <= len(place.paper.classes):
+                raise damaged(path, f"{image[:40]!r} has the class {label}; expected 1 to {len(place.paper.classes)}")
+            yield Entry(f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split])
+
+
+def _column(path: Path, key: str, high: int) -> list[int]:
+    held = _mat(path).get(key)
+    if held is None or not np.issubdtype(held.dtype, np.number):
+        raise damaged(path, f"it holds no numbers {key!r}")
+    values: list[int] = held.reshape(-1).astype(np.int64).tolist()
+    for value in values:
+        if not 1 <= value <= high:
+            raise damaged(path, f"{key} has {value}; expected 1 to {high:,}")
+    return values
+
+
+def _mat(path: Path) -> dict[str, Any]:
+    import scipy.io
+
+    try:
+        held: dict[str, Any] = scipy.io.loadmat(path)
+    except FileNotFoundError:
+        raise FedcacheError(Exit.ENVIRONMENT, f"{path} is missing.", "Download or unpack it again") from None
+    except Exception as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
+        raise damaged(path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})") from None
+    return held
+
+
+READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[Entry]]] = {
+    "files": _read_files,
+    "coop": _read_coop,
+    "flowers": _read_flowers,
+    "cars": _read_cars,
+}
+"""By ``format`` in ``papers/*.toml``, beside ``arrays``; each appends what should be said to its second argument."""
