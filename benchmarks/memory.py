@@ -14,7 +14,7 @@ import torch
 from benchmarks import clean
 from benchmarks.measure import Row, make_row
 from fedcache.federate.engine.local_training import GATHER_BYTES
-from fedcache.federate.execution.choose import WORKING_SET
+from fedcache.federate.execution.load import WORKING_SET
 
 MB = 1e6
 ADAM = {"head": "linear", "opt": "adam", "lr": 1e-3, "reset_opt": True}

@@ -53,7 +53,7 @@ PROMISES = (
             ("tests/store/test_store_faults.py -k failure_at_any_point",)),
     Promise("D3", "SIGINT and SIGTERM end with exit 130 and the command that goes on", (f"{KILLS} -k signals",)),
     Promise("D4", "train and grid, killed (-9), resume to the same result.json", (f"{KILLS} -k killed_training",),
-            ("federate/engine/run.py", 'job.round = int(state.meta["round"])', "job.round = 0",
+            ("federate/engine/snapshots.py", 'job.round = int(state.meta["round"])', "job.round = 0",
              f"{KILLS} -k killed_training")),
     Promise("D5", "A full disk is exit 6 with what is needed and free; what was written stays",
             (f"{KILLS} -k fills_up", "tests/store/test_store_faults.py -k full_disk",

@@ -236,7 +236,8 @@ class Work:
 
     def _together(self, setting: Setting, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with points before them; "" when each is computed alone."""
-        from fedcache.federate.execution.choose import TOGETHER, shares_uploads
+        from fedcache.federate.execution.choose import executors
+        from fedcache.federate.execution.load import shares_uploads
 
         method = setting.method
         if shares_uploads(method):
@@ -246,7 +247,7 @@ class Work:
         if len(configs) == 1:
             return ""
         lift, _ = foresee(setting, configs[0], len(configs))
-        if lift.name not in TOGETHER:
+        if not executors()[lift.name].joins_points:
             return ""
         return f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients at once"
 

@@ -27,8 +27,8 @@ from fedcache.runs.trust import policy_from_config
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.outcome import Outcome, Snapshot
-    from fedcache.federate.execution.choose import Lift
     from fedcache.federate.execution.grid_cache import Shared
+    from fedcache.federate.execution.load import ExecutionPlan
     from fedcache.federate.execution.memory import Forecast
 
 Told = Callable[[int, "Run | FedcacheError"], None]
@@ -46,7 +46,7 @@ def settings_of(setting: Setting, configs: Sequence[TrainConfig]) -> list[Settin
     return made
 
 
-def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lift, Forecast]:
+def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
     """How that many points would be computed, and what they would need of memory.
 
     Raises:
@@ -56,7 +56,7 @@ def foresee(setting: Setting, config: TrainConfig, points: int = 1) -> tuple[Lif
 
     from fedcache.federate.engine.run import plan
     from fedcache.federate.engine.training_run import TrainingRun
-    from fedcache.federate.execution.choose import free_memory
+    from fedcache.federate.execution.load import free_memory
     from fedcache.federate.execution.memory import forecast, refuse_too_much
 
     check_round(setting, config)

@@ -82,9 +82,9 @@ def check_values(config: TrainConfig) -> None:
     Raises:
         FedcacheError: USAGE.
     """
-    from fedcache.federate.execution.choose import LIFTS
+    from fedcache.federate.execution.choose import executors
 
-    for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *LIFTS))):
+    for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *executors()))):
         if value not in legal:
             raise unknown(what, value, legal)
     known_device(config.device)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import pytest
 from federation import ids
 
-from fedcache.federate.execution.gram import serves
+from fedcache.federate.execution.choose import executors
+from fedcache.federate.execution.load import Load
 from fedcache.federate.methods import METHODS
 
 Case = tuple[str, dict[str, Any]]
-
-
-def gram_serves(name: str, settings: dict[str, Any]) -> bool:
-    """Whether the method with these settings can run on the Gram matrix of its rows."""
-    method = METHODS[name]
-    return "dual" in method.lifts and not serves(method, method.resolve("paper", settings), 1)
+Law = TypeVar("Law", bound=Callable[..., None])
 
 
 def fitting(case: Case, lift: str) -> Case | None:
@@ -26,19 +21,34 @@ def fitting(case: Case, lift: str) -> Case | None:
     declared = {h.name for h in METHODS[name].hparams}
     if lift == "dual" and "opt" in declared and "opt" not in settings:
         settings = {**settings, "opt": "sgd", "lr": 0.05}
-    if lift not in METHODS[name].lifts or (lift == "dual" and not gram_serves(name, settings)):
+    hp = METHODS[name].resolve("paper", settings)
+    if executors()[lift].serves(METHODS[name], hp, Load(head_bytes=0, clients=2)):
         return None
     return name, settings
 
 
 def served(
     cases: Sequence[Case], lifts: Iterable[str], only: Callable[[str], bool] = lambda _name: True
-) -> pytest.MarkDecorator:
-    """Parametrise ``case`` and ``lift`` over the pairs that can be, of the methods for which ``only`` holds."""
-    pairs = [
-        pytest.param(fitted, lift, id=f"{lift}-{ids(case)}")
-        for lift in lifts
-        for case in cases
-        if only(case[0]) and (fitted := fitting(case, lift)) is not None
-    ]
-    return pytest.mark.parametrize(("case", "lift"), pairs)
+) -> Callable[[Law], Law]:
+    """Run a law with ``case`` and ``lift`` over the pairs that can be, of the methods for which ``only`` holds.
+
+    The module of the law needs ``parametrize`` as its ``pytest_generate_tests``; a module that imports the law may
+    choose other executions.
+    """
+
+    def mark(law: Law) -> Law:
+        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(lifts))
+        return law
+
+    return mark
+
+
+def parametrize(metafunc: Any, lifts: Sequence[str] = ()) -> None:
+    """Parametrise a law that ``served`` has marked, over its own executions or over ``lifts``."""
+    law = metafunc.function
+    if not hasattr(law, "pairs"):
+        return
+    cases, own = law.pairs
+    pairs = [(case, fitting(case, lift), lift) for lift in lifts or own for case in cases]
+    found = [(fitted, lift, f"{lift}-{ids(case)}") for case, fitted, lift in pairs if fitted is not None]
+    metafunc.parametrize(("case", "lift"), [(case, lift) for case, lift, _ in found], ids=[name for *_, name in found])

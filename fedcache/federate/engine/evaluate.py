@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientRows, Data
+from fedcache.federate.engine.client_data import ClientRows, Data, lane_data
+from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.metrics import macro_f1
 from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.heads.linear import Tree
 
 BLOCK = 4096
 """Rows scored at once: bounds the memory of logits and projections."""
@@ -104,3 +108,50 @@ def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, flo
     domain = data.domain.cpu().numpy()[rows]
     means = {int(d): _mean(right[domain == d]) for d in np.unique(domain)}
     return {d: mean for d, mean in means.items() if not np.isnan(mean)}
+
+
+def score_job(job: Rounds) -> Evaluation:
+    """Score what a run deploys now, on the test rows of its clients."""
+    down, protocol = job.down(), job.method.protocol(job.hp)
+    if protocol == "global":
+        scores = global_scores(job, down)
+        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
+
+    def model(client: int) -> Scores | None:
+        if not len(job.lanes[client].train) or client < job.public:
+            return None  # it never had anything to deploy
+        data, ctx = job.rows([client], 0), job.ctx([client], 0)
+        own, kept = job.features(client), client in job.states.kept
+        if kept and job.method.deploy is keep_down:
+
+            def scored(rows: Tensor) -> Tensor:
+                state, x = job.states.scored(client, own, rows)
+                return job.method.predict(down, state, data, cast(Tensor, x), ctx)
+
+            return scored
+        with torch.no_grad():
+            known = job.states.get(client) or job.method.enter(down, data, ctx)
+        deployed = _deploy(job, down, known, client)
+        shown = job.rows([client], 0, test=True) if job.method.reads_test(job.hp) else data
+        return lambda rows: job.method.predict(deployed, known, shown, own[rows, 0], ctx)
+
+    return evaluate_personal(
+        model, job.data, job.clients,
+        everywhere=protocol == "everywhere", headline=job.method.headline,
+    )  # fmt: skip
+
+
+def global_scores(job: Rounds, down: Tree) -> Callable[[Tensor], Tensor]:
+    """Features [R, D] -> scores of the one model."""
+    first = job.eligible[0]
+    ctx, data = job.server_ctx(), lane_data(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0)
+    deployed = _deploy(job, down, {}, None)
+    return lambda x: job.method.predict(deployed, {}, data, x, ctx)
+
+
+def _deploy(job: Rounds, down: Tree, state: Tree, client: int | None) -> Tree:
+    """What is scored: the broadcast, or what evaluation trains on it (a probe on all labelled rows)."""
+    if job.method.deploy is keep_down:
+        return down
+    ctx = job.server_ctx() if client is None else job.ctx([client], 0)
+    return job.method.deploy(down, state, job.labelled(client), ctx)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,6 @@ from torch import Tensor
 from fedcache.federate.engine.metrics import fairness
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic
 from fedcache.heads.linear import Tree
-
-STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -150,30 +148,3 @@ class Outcome:
     def fairness(self) -> dict[str, float]:
         """How accuracy is spread over clients."""
         return fairness(self.evaluation.client_accuracy)
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)  # files hold nothing else
-
-
-def pack(server: Tree, states: dict[int, Tree], meta: dict[str, Any], records: list[RoundRecord]) -> Snapshot:
-    """A snapshot that shares no memory with the run."""
-    tensors = {f"server/{k}": _copy(t) for k, t in server.items()}
-    for client in sorted(states):
-        tensors |= {f"client/{client}/{k}": _copy(t) for k, t in states[client].items()}
-    entered = sorted(states)
-    return Snapshot(tensors, {**meta, "entered": entered, "records": [asdict(r) for r in records]})
-
-
-def unpack(snapshot: Snapshot) -> tuple[Tree, dict[int, Tree], list[RoundRecord]]:
-    """Server, states and records of a snapshot, on memory of their own."""
-    server: Tree = {}
-    states: dict[int, Tree] = {int(c): {} for c in snapshot.meta["entered"]}
-    for key, t in snapshot.tensors.items():
-        place, name = key.split("/", 1)
-        if place == "server":
-            server[name] = t.clone()
-        elif place == "client":
-            client, name = name.split("/", 1)
-            states[int(client)][name] = t.clone()
-    return server, states, [RoundRecord.from_json(r) for r in snapshot.meta["records"]]

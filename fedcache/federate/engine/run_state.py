@@ -23,8 +23,8 @@ from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Hp, Method
 from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
-from fedcache.federate.execution.cache import Memo
-from fedcache.federate.execution.gram import States
+from fedcache.federate.execution.cache import Memo, SameObject
+from fedcache.federate.execution.gram_states import States
 from fedcache.federate.trust.pipeline import Guarded, RejectedUpload
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
@@ -242,10 +242,8 @@ class Rounds:
     def _cut(self) -> dict[int, LaneData]:
         """Every client's training rows, which points of a grid share."""
         x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
-        key = ("rows", id(x), id(self.labels), *(r.tobytes() for r in rows))
-        # Features and labels are held with their rows, so that their ids are not used again.
-        held = (x, self.labels)
-        made = self.cuts.get(key, lambda: (held, cut_out(*held, rows)), lambda _: self.train_bytes)[1]
+        key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
+        made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
         return dict(zip(self.eligible, made, strict=True))
 
     def features(self, client: int | None) -> Tensor:

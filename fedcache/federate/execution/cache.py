@@ -12,6 +12,21 @@ MEMO_BYTES = 64 << 20
 """Kept by one memory; the longest unused goes first."""
 
 
+class SameObject:
+    """A key that is equal for one object alone. It holds the object, so that no other can take its place in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other.value is self.value
+
+
 class Memo:
     """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
 

@@ -1,413 +1,284 @@
-"""The lift ``dual``: the first linear map of a head in coordinates on each client's own rows, exact for SGD.
+"""SGD on clients with few rows, in coordinates on their Gram matrices; exact.
 
-A method's ``fit`` is unchanged: it is handed coordinates (``heads.span``) under the names of the first map's tensors,
-and batches that are positions; what it returns is turned back. With few rows a step costs n instead of D numbers a
-class, the broadcast and the average are one GEMM each, and the points of a grid are columns of the same products.
+The first linear map of a head, W [U, D], is trained on a client's n rows X alone, so it never leaves the span of those
+rows and of the weights it began with: W = c B + A' X. A step then costs n instead of D numbers an output, with the Gram
+matrix X X' computed once for the whole run (``heads.gram`` has the algebra).
 
-Two ways, by what the server sends. If the map travels (fedavg), its tensors are bases again every round and the pooled
-upload is turned back by one product. If it stays with the client (fedpcl), coordinates are kept from round to round
-over the bases the client entered with; ``States`` turns them back when they are read.
+A method's ``fit`` is unchanged: it is handed coordinates under the names of the first map's tensors, and batches that
+are positions of rows; what it returns is turned back. The broadcast and the average are one matrix product each,
+and the points of a grid are columns of the same products.
+
+Two ways, by what the server sends. If the map travels (fedavg), its tensors are bases anew in every round, and the
+pooled upload is turned back by one product. If it stays with the client (fedpcl), coordinates are kept from round to
+round over the bases that the client entered with; ``gram_states.States`` turns them back when they are read.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid, k bases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
-from fedcache.federate.engine.context import copied
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.context import split
+from fedcache.federate.engine.method import Hp, Method, numel
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.heads.gram import Basis, Span, inner, outer
+from fedcache.federate.engine.traffic import itemsize
+from fedcache.federate.execution.batched import Batched, points_together
+from fedcache.federate.execution.cache import SameObject
+from fedcache.federate.execution.gram_bases import DualData, Frame
+from fedcache.federate.execution.gram_matrices import Grams, is_first
+from fedcache.federate.execution.gram_states import Kept, restore
+from fedcache.federate.execution.grid_batch import GridBatch
+from fedcache.federate.execution.grid_cache import Sent, Shared
+from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.heads.gram import inner, outer
 from fedcache.heads.linear import Tree
-
-FIRST = ("W", "P.W")
-"""Names of the tensors that multiply features; what stands before a slash marks copies (``near/P.W``, ``opt/m/W``)."""
 
 GRAM_SHARE = 0.25
 """Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
 
-CACHE_BYTES = 256 << 20
-"""Stacked Gram matrices that are kept for the next round: with all clients in every round they come again."""
+GRAM_BYTES = 1 << 30
+"""What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
 
 
-THIN = 64
-"""Columns up to which X B' is faster as (B X')': the long side is then that of the result's rows (MKL, one core)."""
+class Gram(Batched):
+    """Clients with few rows in coordinates; those with many are batched as elsewhere."""
 
+    name = "dual"
 
-def thin(columns: int) -> bool:
-    """Whether a product of all rows with so few columns is made the other way round."""
-    return columns <= THIN
+    def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
+        super().__init__(batch, snapshots)
+        self.grams = (batch.cache or Shared()).grams(batch.points[0])
+        for point, snapshot in zip(batch.points, snapshots, strict=False):
+            restore(point.states, snapshot, self.grams)
 
+    @classmethod
+    def serves(cls, method: Method, hp: Hp, load: Load) -> str:
+        """SGD on one stored view of a client's own rows, for methods that combine such maps linearly."""
+        if load.mixed:
+            return "its clients differ in more than their rows"
+        if cls.name not in method.lifts:
+            return "it has no linear map on features that SGD trains on a client's own rows alone"
+        if hp.get("opt") == "adam":
+            return "opt=adam: its second moment is not the same in other coordinates"
+        if hp.get("noise_on") == "features":
+            return "noise_on=features: noisy rows leave the client's own"
+        if load.views > 1:
+            return f"{load.views} views are stored of a row"
+        return ""
 
-def is_first(name: str) -> bool:
-    """Whether a tensor of that name multiplies features."""
-    return name.rsplit("/", 1)[-1] in FIRST
+    @classmethod
+    def cost(cls, method: Method, hp: Hp, load: Load) -> float:
+        """Least where most rows are of clients that have few, and their Gram matrices fit into memory."""
+        if not method.gradient or method.central:
+            return 4.0
+        # The points of a grid share the rows that are read, so nothing is thin there.
+        epochs = int(cast(int, hp.get("epochs") or 1))
+        covered = load.worth(epochs) if load.points == 1 else sum(load.dual_rows())
+        pays = 2 * covered >= sum(load.rows) > 0
+        return 0.25 if pays and load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free_memory()) else 4.0
 
+    @classmethod
+    def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
+        """As many clients and points as fit the cache; ``rest`` is the chunk of those with many rows."""
+        rest = Batched.plan(method, load, chunk).chunk
+        load = points_together(method, load)
+        longest = max(load.dual_rows(), default=1)
+        # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
+        against = load.batch * load.broadcast_bytes // max(1, load.outputs)
+        client = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)
+        budget = WORKING_SET if load.points == 1 else GRID_SET
+        points = max(1, min(load.points, budget // client))
+        clients = max(1, budget // (client * points))
+        return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
-def serves(method: Method, hp: Hp, views: int) -> str:
-    """Why ``dual`` cannot serve a method under these switches; "" when it can."""
-    if "dual" not in method.lifts:
-        return "it has no linear map on features that SGD trains on a client's own rows alone"
-    if hp.get("opt") == "adam":
-        return "opt=adam: its second moment is not the same in other coordinates"
-    if hp.get("noise_on") == "features":
-        return "noise_on=features: noisy rows leave the client's own"
-    if views > 1:
-        return f"{views} views are stored of a row"
-    return ""
+    def fit_all(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+        """Those with many rows first, batched; then those with few, in coordinates."""
+        few = [c for c in order if c in self.grams.n]
+        self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pool, sent)
+        for start in range(0, len(few), self.batch.plan.chunk):
+            self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pool, sent)
 
-
-class Grams:
-    """Each client's training rows, packed one after another, and their Gram matrices; for all rounds, points and seeds.
-
-    Args:
-        x: [N, 1, D] features in the dtype of the computation.
-        rows: client -> its int64 training rows, for the clients with few enough of them.
-    """
-
-    def __init__(self, x: Tensor, rows: Mapping[int, np.ndarray]) -> None:
-        order = sorted(rows, key=lambda c: (-len(rows[c]), c))  # as chunks are cut, so that a chunk is one block
-        self.n = {c: len(rows[c]) for c in order}
-        starts = np.cumsum([0, *self.n.values()])
-        self.start = {c: int(s) for c, s in zip(order, starts[:-1], strict=True)}
-        every = np.concatenate([rows[c] for c in order]) if order else np.empty(0, np.int64)
-        self.packed = x[torch.from_numpy(np.asarray(every, np.int64)).to(x.device), 0]
-        self.gram = {c: (r := self.of(c)) @ r.mT for c in order}
-        self._kept: dict[tuple[int, ...], Tensor] = {}
-        self._beside: dict[tuple[int, bytes], tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]] = {}
-
-    def of(self, client: int) -> Tensor:
-        """[n, D] rows of a client, a view."""
-        return self.packed[self.start[client] : self.start[client] + self.n[client]]
-
-    def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Rows of clients that lie one after another, a view; None when they do not."""
-        at = self.start[clients[0]]
-        for c in clients:
-            if self.start[c] != at:
-                return None
-            at += self.n[c]
-        return self.packed[self.start[clients[0]] : at]
-
-    def stacked(self, clients: Sequence[int]) -> Tensor:
-        """[M, n, n] Gram matrices, zero past a client's rows."""
-        key = tuple(clients)
-        if key in self._kept:
-            return self._kept[key]
-        longest = max(self.n[c] for c in clients)
-        out = self.packed.new_zeros(len(clients), longest, longest)
-        for to, c in zip(out, clients, strict=True):
-            to[: self.n[c], : self.n[c]] = self.gram[c]
-        size = out.numel() * out.element_size()
-        if size + sum(t.numel() * t.element_size() for t in self._kept.values()) <= CACHE_BYTES:
-            self._kept[key] = out
-        return out
-
-    def beside(self, client: int, x: Tensor, rows: Tensor, bases: Sequence[Tensor]) -> Basis:
-        """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
-        key = (client, rows.cpu().numpy().tobytes())
-        z: Tensor | None = None
-        if key not in self._beside:
-            z = x[rows, 0]
-            self._beside[key] = (z @ self.of(client).mT, {})
-            self._trim()
-        gram, seen = self._beside[key]
-        for base in bases:
-            if id(base) not in seen:
-                z = x[rows, 0] if z is None else z
-                seen[id(base)] = (base, z @ base.mT)  # the base is held, so that its id is not used again
-        products = torch.stack([seen[id(base)][1] for base in bases])
-        return Basis(gram.unsqueeze(0), products[None, ..., None], 0)
-
-    def _trim(self) -> None:
-        """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
-        sizes = [gram.nbytes + sum(t.nbytes for _, t in seen.values()) for gram, seen in self._beside.values()]
-        total = sum(sizes)
-        for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
-            if total <= CACHE_BYTES:
-                break
-            del self._beside[key]
-            total -= size
-
-    def forward(self, clients: Sequence[int], base: Tensor) -> Tensor:
-        """X B' [M, n, U, G] of each client for bases [G, U, D] that clients share."""
-        G, U, D = base.shape
-        flat = base.permute(1, 0, 2).reshape(U * G, D)  # columns in the inner order (U, G)
-        longest = max(self.n[c] for c in clients)
-        out = self.packed.new_zeros(len(clients), longest, U * G)
-        block = self.block(clients)
-        if block is not None:
-            u = _thin_product(flat, block) if thin(len(flat)) else block @ flat.mT
-            if len(u) == len(clients) * longest:
-                return u.reshape(len(clients), longest, U, G)
-            parts = torch.split(u, [self.n[c] for c in clients])
+    def _fit_in_coordinates(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+        """A chunk of clients whose first map is in coordinates."""
+        batch, first = self.batch, self.batch.points[0]
+        first.env.watch()
+        frame, ctx = Frame(self.grams, order, batch.axes), batch.ctx(order)
+        # 1. Write the weights in coordinates.
+        travels = [n for n in down if is_first(n)]
+        if travels:
+            state, down = self._write_broadcast(frame, order, down, travels)
         else:
-            parts = tuple(self.of(c) @ flat.mT for c in clients)
-        for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part
-        return out.view(len(clients), longest, U, G)
-
-    def back(self, clients: Sequence[int], A: Tensor, weights: Sequence[float]) -> Tensor:
-        """sum_m w_m A_m' X_m [G, U, D] for A [M, n, U, G]."""
-        M, _, U, G = A.shape
-        scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
-        cut = [scaled[m, : self.n[c]] for m, c in enumerate(clients)]
-        block = self.block(clients)
-        if block is not None:
-            total = torch.cat(cut).mT @ block
+            state = self._resume_coordinates(frame, order, down)
+        # 2. Train: the method sees tensors of its own names, and rows that it can only multiply with them.
+        rows = first.rows(order, batch.axes)
+        data = DualData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
+        state, up = first.method.fit(down, state, data, ctx)
+        batch.check_finite({**up, **state}, order)
+        # 3. Pool the uploads and count them.
+        self._pool(frame, order, up, pool, sent)
+        # 4. Keep what stays with the clients: a map that travels as itself, one that stays as coordinates.
+        if travels:
+            batch.store(order, {**state, **{n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)}})
         else:
-            total = A.new_zeros(U * G, self.packed.shape[1])
-            for part, c in zip(cut, clients, strict=True):
-                total.addmm_(part.mT, self.of(c))
-        return total.view(U, G, -1).permute(1, 0, 2)
+            self._keep(order, state)
 
+    def _pool(self, frame: Frame, order: Sequence[int], up: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+        """Add the uploads of a chunk to the pool and note what each client sends."""
+        batch = self.batch
+        maps = {n: t for n, t in up.items() if is_first(n)}
+        rest = {n: t for n, t in up.items() if n not in maps}
+        weights = [float(batch.rows_of(c)) for c in order]
+        # Maps that are averaged: one product turns their weighted sum back, and no client's map is ever made.
+        # Maps that are stacked: every client's own.
+        each: dict[str, list[Tensor]] = {}
+        for name, W in maps.items():
+            if pool.rule(name) == "stack":
+                each[name] = frame.each(W)
+            else:
+                total = frame.pooled(W, [pool.factor(name, w) for w in weights])
+                pool.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
+        # All other tensors are as in the batched execution, summed over the chunk at once.
+        stacked = {n: t for n, t in rest.items() if pool.rule(n) == "stack"}
+        for name in rest.keys() - stacked.keys():
+            total = batch.weighted_sum(rest[name], [pool.factor(name, w) for w in weights])
+            pool.add_sum(name, total, rest[name].dtype)
+        if not stacked and not each:
+            pool.weigh(weights)  # sums do not say how many clients are in them
+        else:
+            for j, c in enumerate(order):
+                whole = {n: parts[j] if batch.axes == 2 else parts[j][0] for n, parts in each.items()}
+                pool.add({**batch.of_client(stacked, j), **whole}, weights[j], c)
+        # What travels is the map, whatever it was computed in; only its size is asked for.
+        core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
+        like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}
+        shown = {n: t[..., 0, :, :] if batch.axes == 2 else t[0] for n, t in like.items()}
+        size = itemsize({**rest, **like})
+        alike = batch.points[0].method.sent is numel  # then every client of the chunk sends the same
+        for j, c in enumerate(order[:1] if alike else order):
+            batch.note_sent(c, {**batch.of_client(rest, j), **shown}, size, sent)
+        if alike:
+            sent.update(dict.fromkeys(order, sent[order[0]]))
 
-BLOCK = 250
-"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
+    def _write_broadcast(
+        self, frame: Frame, order: Sequence[int], down: Tree, travels: Sequence[str]
+    ) -> tuple[Tree, Tree]:
+        """States and broadcast with their maps in coordinates, where the map travels.
 
+        Every one of these maps is a basis of this round, so its own coordinates are a unit vector.
+        """
+        batch = self.batch
+        state = batch.states(order, down)
+        number = {}
+        for n in travels:
+            base = down[n] if batch.axes == 1 else down[n].squeeze(1)
+            number["down", n] = frame.add(base)
+        for n, t in sorted(state.items()):  # as files bring names in another order, and sums would follow it
+            if is_first(n):
+                full = t.unsqueeze(1) if batch.axes == 1 else t.movedim(1, 0)
+                number["state", n] = frame.add(full.expand(len(order), -1, -1, -1))
+        units = {key: frame.unit(j, len(number), len(batch.points)) for key, j in number.items()}
+        held = {n: units.get(("state", n), t) for n, t in state.items()}
+        return held, {n: units.get(("down", n), t) for n, t in down.items()}
 
-def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
-    """rows flat' [n, k] of few columns: three quarters of the time of one call, as libraries pack the larger side."""
-    out = rows.new_empty(len(flat), len(rows))
-    for start in range(0, len(rows), BLOCK):
-        torch.mm(flat, rows[start : start + BLOCK].mT, out=out[:, start : start + BLOCK])
-    return out.mT
-
-
-@dataclass(frozen=True)
-class DualData(LaneData):
-    """Lanes whose batches are positions."""
-
-    basis: Basis | None = None
-
-    def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``Span`` in the place of features; one view is stored."""
-        return cast(Tensor, Span(cast(Basis, self.basis), i))
-
-    def fits(self, rows: int, budget: int) -> bool:
-        """A step takes its own positions: there is nothing to gather."""
-        return False
-
-    def narrow(self, lanes: int) -> LaneData:
-        """The first ``lanes`` clients."""
-        if self.rows.dim() == 1 or lanes == len(self.n):
-            return self
-        made = super().narrow(lanes)
-        return replace(cast(DualData, made), basis=cast(Basis, self.basis).narrow(lanes))
-
-
-@dataclass
-class Kept:
-    """One client's coordinates of one run, kept between rounds.
-
-    Attributes:
-        coords: name -> [k + n, U].
-        bases: k tensors [U, D]; clients that entered with equal weights share one in memory.
-        seen: X B_j' [n, U] of each.
-    """
-
-    coords: dict[str, Tensor]
-    bases: list[Tensor]
-    seen: list[Tensor]
-
-
-def primal(grams: Grams, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:
-    """W [U, D] of coordinates [k + n, U]."""
-    k = len(bases)
-    W = coords[k : k + grams.n[client]].mT @ grams.of(client)
-    for c, base in zip(coords[:k], bases, strict=True):
-        W.addcmul_(c.unsqueeze(-1), base)
-    return W
-
-
-class States(MutableMapping[int, Tree]):
-    """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read."""
-
-    def __init__(self) -> None:
-        self._trees: dict[int, Tree] = {}
-        self._written: set[int] = set()  # clients whose tensors nobody else has
-        self.kept: dict[int, Kept] = {}
-        self.grams: Grams | None = None
-
-    def __getitem__(self, client: int) -> Tree:
-        tree, kept = self._trees[client], self.kept.get(client)
-        if kept is None:
-            return tree
-        found = {
-            n: primal(cast(Grams, self.grams), client, t, kept.bases) for n, t in kept.coords.items() if n not in tree
+    def _resume_coordinates(self, frame: Frame, order: Sequence[int], down: Tree) -> Tree:
+        """States whose maps never travel: coordinates over the bases their client entered with."""
+        points = self.batch.points
+        self._begin_new(order, down)
+        kept = [[point.states.kept[c] for c in order] for point in points]
+        k, longest = len(kept[0][0].bases), max(self.grams.n[c] for c in order)
+        for j in range(k):
+            # Points that share a basis share its products with the rows, which then have no axis of points.
+            common = all(
+                at.bases[j] is alone.bases[j] for of_point in kept for at, alone in zip(of_point, kept[0], strict=True)
+            )
+            seen = [[at.seen[j] for at in of_point] for of_point in (kept[:1] if common else kept)]
+            frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
+            frame.seen.append(_padded(seen, longest))
+        state = {
+            n: outer(_padded([[at.coords[n] for at in of_point] for of_point in kept], k + longest), self.batch.axes)
+            for n in kept[0][0].coords
         }
-        return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
+        rest = [[point.states.rest(c) for c in order] for point in points]
+        return {**self.batch.stacked(rest), **state}
 
-    def scored(self, client: int, x: Tensor, rows: Tensor) -> tuple[Tree, Span]:
-        """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
+    def _begin_new(self, order: Sequence[int], down: Tree) -> None:
+        """Write the maps of clients that have no coordinates yet: their maps become bases.
 
-        With few rows of its own that is less work than its maps in full, and points of a grid share the products.
+        Bases are shared in memory by points and clients that begin with equal weights.
         """
-        kept, grams = self.kept[client], cast(Grams, self.grams)
-        return {**self.rest(client), **kept.coords}, Span(
-            grams.beside(client, x, rows, kept.bases), torch.arange(len(rows))
-        )
+        points = self.batch.points
+        entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
+        for c in order:
+            twins: dict[tuple[SameObject, ...], Kept] = {}  # what maps became that some point began with
+            for g, point in enumerate(points):
+                if c in point.states.kept:
+                    continue
+                tree = point.states[c] if c in point.states else entered[g][c]
+                maps = tuple(SameObject(t) for n, t in sorted(tree.items()) if is_first(n))
+                others, kept = _begin(self.grams, c, tree, twins.get(maps), point.states.kept.get(order[0]))
+                twins[maps] = kept
+                point.states.keep(c, others, kept, self.grams)
 
-    def rest(self, client: int) -> Tree:
-        """The tensors of a client that are not kept as coordinates."""
-        kept = self.kept.get(client)
-        tree = self._trees[client]
-        return tree if kept is None else {n: t for n, t in tree.items() if n not in kept.coords}
+    def _keep(self, order: Sequence[int], state: Tree) -> None:
+        """Store what stays with the clients, maps as coordinates."""
+        batch = self.batch
+        maps = {n: inner(t, batch.axes) for n, t in state.items() if is_first(n)}
+        rest = {n: t for n, t in state.items() if n not in maps}
+        for g, point in enumerate(batch.points):
+            for j, c in enumerate(order):
+                R = len(point.states.kept[c].bases) + self.grams.n[c]
+                coords = {n: t[j, :R, :, g] for n, t in maps.items()}
+                point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)
 
-    def held(self, client: int) -> list[Tensor]:
-        """The tensors in memory behind a client, some of them shared with others."""
-        kept = self.kept.get(client)
-        behind = [] if kept is None else [*kept.coords.values(), *kept.bases, *kept.seen]
-        return [*self._trees[client].values(), *behind]
-
-    def outline(self, client: int) -> Tree:
-        """The names and shapes of a client's tensors; maps that are coordinates have no values."""
-        kept = self.kept.get(client)
-        maps = {} if kept is None else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
-        return {**maps, **self._trees[client]}
-
-    def keep(self, client: int, rest: Tree, kept: Kept, grams: Grams) -> None:
-        """Hold a client as coordinates and the rest."""
-        self._trees[client], self.kept[client], self.grams = rest, kept, grams
-        self._written.discard(client)
-
-    def write(self, client: int, tree: Tree, coords: Tree | None = None) -> None:
-        """Hold a copy of the tensors, and of the coordinates for a client that is kept in them.
-
-        It takes the place of the one before: many small blocks, made anew every round among the temporaries of
-        training, would leave holes that nothing fits into.
-        """
-        mine = client in self._written
-        self._trees[client] = copied(tree, self._trees[client] if mine else None)
-        if coords is None:
-            self.kept.pop(client, None)
-        else:
-            old = self.kept[client]
-            self.kept[client] = replace(old, coords=copied(coords, old.coords if mine else None))
-        self._written.add(client)
-
-    def __setitem__(self, client: int, tree: Tree) -> None:
-        self._trees[client] = tree
-        self.kept.pop(client, None)
-        self._written.discard(client)
-
-    def __delitem__(self, client: int) -> None:
-        del self._trees[client]
-        self.kept.pop(client, None)
-        self._written.discard(client)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._trees  # the mixin's would turn the client's maps back to look
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._trees)
-
-    def __len__(self) -> int:
-        return len(self._trees)
+    def _turn_back(self, frame: Frame, W: Tensor) -> Tensor:
+        """[M, U, D] or [G, M, U, D] of coordinates."""
+        parts = torch.stack(frame.each(W))
+        return parts.squeeze(1) if self.batch.axes == 1 else parts.movedim(0, 1)
 
 
-def stored(states: States) -> Tree:
-    """What a snapshot holds besides plain tensors: coordinates and bases, so that a resumed run has the same bits."""
-    out: Tree = {}
-    for client, kept in states.kept.items():
-        out |= {f"coords/{client}/{name}": t.clone() for name, t in kept.coords.items()}
-        out |= {f"base/{client}/{j}": t.clone(memory_format=torch.contiguous_format) for j, t in enumerate(kept.bases)}
+def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
+    """[point][client] tensors [r, U] -> (M, rows, U, G), zero past each client's rows."""
+    first = parts[0][0]
+    out = first.new_zeros(len(parts[0]), rows, first.shape[1], len(parts))
+    for g, of_point in enumerate(parts):
+        for j, part in enumerate(of_point):
+            out[j, : len(part), :, g] = part
     return out
 
 
-def restore(states: States, snapshot: Snapshot | None, grams: Grams) -> None:
-    """Put the coordinates of a snapshot back, where the clients are still computed in them."""
-    coords: dict[int, dict[str, Tensor]] = {}
-    bases: dict[int, dict[int, Tensor]] = {}
-    for key, t in ({} if snapshot is None else snapshot.tensors).items():
-        if key.startswith(("coords/", "base/")):
-            place, number, name = key.split("/", 2)
-            if place == "coords":
-                coords.setdefault(int(number), {})[name] = t.clone()
-            else:
-                bases.setdefault(int(number), {})[int(name)] = t.clone()
-    known: list[Tensor] = []
-    for client in coords:
-        if client not in grams.n:
-            continue
-        loaded = [bases[client][j] for j in range(len(bases[client]))]
-        own = [next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded]
-        known += [b for b in own if not any(b is k for k in known)]
-        rest = {n: t for n, t in states[client].items() if n not in coords[client]}
-        made = Kept(coords[client], own, [grams.of(client) @ b.mT for b in own])
-        states.keep(client, rest, made, grams)
+def _begin(
+    grams: Grams, client: int, tree: Mapping[str, Tensor], twin: Kept | None, before: Kept | None
+) -> tuple[Tree, Kept]:
+    """A client's maps become bases, shared in memory with those that began with the same ones.
 
-
-@dataclass
-class Frame:
-    """The bases of one chunk of clients, and how tensors of it are written in coordinates.
-
-    Attributes:
+    Args:
         grams: of the run.
-        clients: of the chunk, by falling rows.
-        axes: 1 (M,) or 2 (G, M).
-        bases: each [G or 1, U, D] that all clients share, or [M, G or 1, U, D].
-        seen: X B_j' of each, [M, n, U, G or 1].
+        client: its number.
+        tree: what it holds.
+        twin: the same client of a point that began with the same tensors.
+        before: another client of this point.
+
+    Returns:
+        the tensors that are no map, and the maps as coordinates.
     """
-
-    grams: Grams
-    clients: Sequence[int]
-    axes: int
-    bases: list[Tensor] = field(default_factory=list)
-    seen: list[Tensor] = field(default_factory=list)
-
-    def basis(self) -> Basis:
-        """For ``Span``."""
-        G = max(s.shape[-1] for s in self.seen)
-        full = [s.expand(*s.shape[:-1], G) for s in self.seen]
-        return Basis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)
-
-    def add(self, base: Tensor) -> int:
-        """Take a tensor as a further basis; its number."""
-        self.bases.append(base)
-        if base.dim() == 3:
-            self.seen.append(self.grams.forward(self.clients, base))
-        else:
-            own = [self.grams.forward([c], b)[0] for c, b in zip(self.clients, base, strict=True)]
-            out = own[0].new_zeros(len(own), *own[0].shape)
-            for to, part in zip(out, own, strict=True):
-                to[: len(part)] = part
-            self.seen.append(out)
-        return len(self.bases) - 1
-
-    def unit(self, number: int, bases: int, points: int) -> Tensor:
-        """The coordinates of basis ``number`` itself: c = 1, A = 0."""
-        M, n, U = self.seen[0].shape[:3]
-        out = self.seen[0].new_zeros(M, bases + n, U, points)
-        out[:, number] = 1.0
-        return outer(out, self.axes)
-
-    def pooled(self, W: Tensor, weights: Sequence[float]) -> Tensor:
-        """sum_m w_m W_m [G, U, D] of coordinates [.., k + n, U]."""
-        k, full = len(self.bases), inner(W, self.axes)
-        total = self.grams.back(self.clients, full[:, k:], weights)
-        w = full.new_tensor(weights)
-        for j, base in enumerate(self.bases):
-            c = full[:, j]  # [M, U, G]
-            if base.dim() == 3:
-                total = total + (w.view(-1, 1, 1) * c).sum(0).mT.unsqueeze(-1) * base
-            else:
-                total = total + torch.einsum("m,mog,mgod->god", w, c, base.expand(-1, c.shape[-1], -1, -1))
-        return total
-
-    def each(self, W: Tensor) -> list[Tensor]:
-        """W [G, U, D] of every client."""
-        out = []
-        for m, client in enumerate(self.clients):
-            alone = Frame(self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], [])
-            n = self.grams.n[client] + len(self.bases)
-            out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
-        return out
+    maps = {n: t for n, t in sorted(tree.items()) if is_first(n)}
+    bases, seen = [], []
+    for j, t in enumerate(maps.values()):
+        if twin is not None:
+            bases.append(twin.bases[j])
+            seen.append(twin.seen[j])
+            continue
+        bases.append(before.bases[j] if before is not None and torch.equal(before.bases[j], t) else t)
+        seen.append(grams.of(client) @ bases[-1].mT)
+    k, n = len(maps), grams.n[client]
+    coords = {}
+    for j, (name, t) in enumerate(maps.items()):
+        coords[name] = t.new_zeros(k + n, t.shape[0])
+        coords[name][j] = 1.0
+    return {n: t for n, t in tree.items() if n not in maps}, Kept(coords, bases, seen)

@@ -13,8 +13,8 @@ import torch
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import Rounds
-from fedcache.federate.execution.cache import Memo
-from fedcache.federate.execution.gram import Grams
+from fedcache.federate.execution.cache import Memo, SameObject
+from fedcache.federate.execution.gram_matrices import Grams
 from fedcache.heads.linear import Tree
 
 Sent = list[tuple[int, int]]
@@ -33,28 +33,28 @@ class Shared:
 
     def __init__(self) -> None:
         self.memo = Memo()
-        self._cast: dict[tuple[int, torch.dtype], tuple[Data, Data]] = {}
-        self._grams: dict[tuple[Any, ...], tuple[Data, Grams]] = {}
-        self._pooled: OrderedDict[tuple[Any, ...], tuple[Data, Tree, Sent]] = OrderedDict()
+        self._cast: dict[tuple[SameObject, torch.dtype], Data] = {}
+        self._grams: dict[tuple[Any, ...], Grams] = {}
+        self._pooled: OrderedDict[tuple[Any, ...], tuple[Tree, Sent]] = OrderedDict()
 
     def cast(self, data: Data, dtype: torch.dtype) -> Data:
         """The data with features of that dtype; images stay bytes."""
         if data.x.dtype == dtype or data.image is not None:
             return data
-        key = (id(data), dtype)
+        key = (SameObject(data), dtype)
         if key not in self._cast:
-            self._cast[key] = (data, replace(data, x=data.x.to(dtype)))  # the first keeps its id from being reused
-        return self._cast[key][1]
+            self._cast[key] = replace(data, x=data.x.to(dtype))
+        return self._cast[key]
 
     def grams(self, job: Rounds) -> Grams:
         """Of the clients of a run that ``dual`` serves."""
         width = job.data.x.shape[2]
         rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
-        key = (id(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
+        key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
         if key not in self._grams:
-            self._grams[key] = (job.data, Grams(job.data.x, rows))
-        return self._grams[key][1]
+            self._grams[key] = Grams(job.data.x, rows)
+        return self._grams[key]
 
     def pooled(self, job: Rounds, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
         """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
@@ -67,16 +67,16 @@ class Shared:
         """
         method, hp = job.method, job.hp
         read = {h.name for h in method.hparams if h.fit}
-        same = (id(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
+        same = (SameObject(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
         rows = [np.asarray(job.lanes[c].train, np.int64) for c in ids]
         own = ((job.lanes[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
         key: tuple[Any, ...] = (*same, job.seed, *own)
         if method.additive(hp) and method.sent is numel:
             key = (*same, np.sort(np.concatenate(rows)).tobytes())
         if key not in self._pooled:
-            self._pooled[key] = (job.data, *make())
+            self._pooled[key] = make()
             if len(self._pooled) > POOLED:
                 self._pooled.popitem(last=False)
         self._pooled.move_to_end(key)
-        _, pooled, sent = self._pooled[key]
+        pooled, sent = self._pooled[key]
         return pooled, sent if len(sent) == len(ids) else [sent[0]] * len(ids)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.execution.cache import MEMO_BYTES
-from fedcache.federate.execution.choose import Lift, Load
-from fedcache.federate.execution.gram import CACHE_BYTES
+from fedcache.federate.execution.gram_matrices import CACHE_BYTES
 from fedcache.federate.execution.grid_cache import POOLED
+from fedcache.federate.execution.load import ExecutionPlan, Load
 
 SLACK = 16 << 20
 """What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
@@ -63,7 +63,7 @@ class Forecast:
         return f"{self.total / 2**20:,.0f} MiB at the peak ({parts})"
 
 
-def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
+def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
     """The peak of a run.
 
     Args:
@@ -110,7 +110,7 @@ def forecast(load: Load, lift: Lift, *, opt: str, stacked: bool, closed: bool = 
     )
 
 
-def refuse_too_much(found: Forecast, load: Load, lift: Lift, free: int, *, loaded: bool) -> None:
+def refuse_too_much(found: Forecast, load: Load, lift: ExecutionPlan, free: int, *, loaded: bool) -> None:
     """Refuse a run that does not fit into free memory, with what would.
 
     Args:

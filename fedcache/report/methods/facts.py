@@ -20,8 +20,9 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.encoders import Towers
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import Rounds
-from fedcache.federate.execution.batched import Program
-from fedcache.federate.execution.choose import Lift
+from fedcache.federate.execution.grid_batch import GridBatch
+from fedcache.federate.execution.load import ExecutionPlan
+from fedcache.federate.execution.sequential import Sequential
 from fedcache.federate.methods import module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.runs import encoders
@@ -87,9 +88,9 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     rounds = 1 if method.one_shot else 2
     job = Rounds(method, encoders.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
-    program = Program([job], Lift("loop", 1))
+    executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
-        program.one_round(None)
+        executor.train_round()
     first, done = job.traffic.rounds[0], job.traffic.rounds[-1]
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")

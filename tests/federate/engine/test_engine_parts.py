@@ -16,7 +16,8 @@ from fedcache.federate.engine.client_data import Data, lane_data, prepare
 from fedcache.federate.engine.context import Draws, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
 from fedcache.federate.engine.metrics import fairness, macro_f1
-from fedcache.federate.execution.choose import Load, choose
+from fedcache.federate.execution.choose import choose
+from fedcache.federate.execution.load import Load
 from fedcache.federate.methods import METHODS, lookup
 
 

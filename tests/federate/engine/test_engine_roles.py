@@ -81,7 +81,7 @@ def test_differences_a_method_cannot_bear_are_refused(name, own, message):
 
 
 def test_a_mixed_run_has_no_client_axis():
-    with pytest.raises(FedcacheError, match="cannot serve solo when its clients differ"):
+    with pytest.raises(FedcacheError, match="cannot serve solo: its clients differ"):
         go("solo", {}, own={0: LEFT}, lift="stack")
 
 

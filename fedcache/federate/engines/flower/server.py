@@ -21,8 +21,8 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import Method, Value
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
-from fedcache.federate.engine.run import resume_job, snapshot_of
 from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.membership import (
     Facts,
     Member,

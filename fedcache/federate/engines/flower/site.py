@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.method import Method, Value
 from fedcache.federate.engine.outcome import Evaluation
-from fedcache.federate.engine.run import score_job
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.messages import Parcel
-from fedcache.federate.execution.choose import shares_uploads
+from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree

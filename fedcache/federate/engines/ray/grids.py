@@ -20,7 +20,7 @@ from fedcache.extract.device import cores
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.ray.cluster import opened
 from fedcache.federate.engines.ray.workers import RayWorkerPool
-from fedcache.federate.execution.choose import shares_uploads
+from fedcache.federate.execution.load import shares_uploads
 from fedcache.grids.grid import Work
 from fedcache.grids.points import programs
 from fedcache.progress import Observer, Silent

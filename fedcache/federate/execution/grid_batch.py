@@ -1,0 +1,183 @@
+"""Points of a grid that run together, and the bookkeeping that every execution with a client axis needs.
+
+A grid point is a run of its own (``Rounds``): its server, states, traffic and records. Points differ in floats alone,
+so they sample the same clients and draw the same numbers; a chunk of clients of all points is one ``fit`` with the
+leading axes (G, M), and that of one point has the axis (M,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.context import Ctx, copied, pad_stack, split
+from fedcache.federate.engine.method import Hp, numel
+from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.traffic import RoundTraffic
+from fedcache.federate.execution.grid_cache import Sent, Shared
+from fedcache.federate.execution.load import ExecutionPlan
+from fedcache.heads.linear import Tree
+
+
+@dataclass
+class GridBatch:
+    """Points that are computed together.
+
+    Attributes:
+        points: one is a run alone.
+        plan: how they are computed.
+        participation: clients a round, as ``Rounds.sample`` takes it.
+        cache: what other points have computed already; None for a run alone.
+        failed: point -> what ended it; its clients go on being computed and are not read.
+    """
+
+    points: Sequence[Rounds]
+    plan: ExecutionPlan
+    participation: int | float | None = None
+    cache: Shared | None = None
+    failed: dict[int, FedcacheError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.axes = 1 if len(self.points) == 1 else 2
+        self.hp = stack_hp([point.hp for point in self.points], self.points[0])
+
+    def by_rows(self, ids: Sequence[int]) -> list[int]:
+        """Clients by falling rows: those of a chunk that have no batch left are then a suffix, and little is padded."""
+        return sorted(ids, key=lambda c: (-self.rows_of(c), c))
+
+    def rows_of(self, client: int) -> int:
+        """Training rows of a client."""
+        return len(self.points[0].lanes[client].train)
+
+    def ctx(self, order: Sequence[int]) -> Ctx:
+        """The context of a chunk of all points."""
+        ctx = self.points[0].ctx(order, self.axes)
+        return ctx if self.axes == 1 else replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
+
+    def broadcasts(self, downs: Sequence[Tree]) -> Tree:
+        """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
+        down = {k: torch.stack([d[k] for d in downs]) for k in downs[0]} if self.axes == 2 else downs[0]
+        return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
+
+    def states(self, order: Sequence[int], down: Tree) -> Tree:
+        """What the clients of a chunk hold, stacked; those that are new enter."""
+        entered = self.enter(down, [c for c in order if c not in self.points[0].states])
+        return self.stacked(
+            [
+                [point.states[c] if c in point.states else entered[g].get(c, {}) for c in order]
+                for g, point in enumerate(self.points)
+            ]
+        )
+
+    def stacked(self, trees: Sequence[Sequence[Tree]]) -> Tree:
+        """[point][client] trees as one."""
+        points = [pad_stack(of_point) for of_point in trees]
+        return points[0] if self.axes == 1 else {k: torch.stack([p[k] for p in points]) for k in points[0]}
+
+    def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
+        """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows."""
+        first = self.points[0]
+        state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new)) if new else {}
+        if not state:
+            return [{} for _ in self.points]
+        # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
+        differing = {k: t for k, t in state.items() if t.shape[0] > 1}
+        made = [
+            {c: copied(split(self.of_point(own, g), j, self.rows_of(c))) for j, c in enumerate(new)}
+            for g, own in enumerate([state] + [differing] * (len(self.points) - 1))
+        ]
+        return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]
+
+    def store(self, order: Sequence[int], state: Tree) -> None:
+        """Give every client of a chunk its own part of the states that ``fit`` returned."""
+        if not state:
+            return
+        for g, point in enumerate(self.points):
+            mine = self.of_point(state, g)
+            for j, c in enumerate(order):
+                point.states.write(c, split(mine, j, self.rows_of(c)))
+
+    def of_point(self, tree: Tree, g: int) -> Tree:
+        """The tensors of one point, with their client axis."""
+        return tree if self.axes == 1 else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}
+
+    def of_client(self, tree: Tree, j: int) -> Tree:
+        """The tensors of the client at place ``j`` of a chunk, with the axis of points if there is one."""
+        axis = self.axes - 1
+        made = {k: t.select(axis, j if t.shape[axis] > 1 else 0) for k, t in tree.items()}
+        if self.axes == 2:
+            G = len(self.points)
+            made = {k: t.expand(G, *t.shape[1:]) for k, t in made.items()}
+        return made
+
+    def weighted_sum(self, t: Tensor, weights: Sequence[float]) -> Tensor:
+        """The sum over the clients of a chunk, each times its weight, in float64; with the axis of points."""
+        axis = self.axes - 1
+        w = torch.tensor(weights, dtype=torch.float64, device=t.device)
+        full = t.expand(*t.shape[:axis], len(weights), *t.shape[axis + 1 :])
+        total = (full.double().movedim(axis, -1) @ w.unsqueeze(-1)).squeeze(-1)
+        return total.expand(len(self.points), *total.shape[1:]) if self.axes == 2 else total
+
+    def note_sent(self, client: int, up: Tree, size: int, sent: dict[int, Sent]) -> None:
+        """Note what one client sends for each point; ``size`` is the bytes of a number."""
+        first = self.points[0]
+        count = first.method.sent
+        if self.axes == 1:
+            sent[client] = [(count(up, first.server_ctx()), size)]
+        elif count is numel:
+            sent[client] = [(numel(up, first.server_ctx()) // len(self.points), size)] * len(self.points)
+        else:
+            sent[client] = [
+                (count({k: t[g] for k, t in up.items()}, point.server_ctx()), size)
+                for g, point in enumerate(self.points)
+            ]
+
+    def check_finite(self, tree: Tree, order: Sequence[int]) -> None:
+        """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
+        bad = {n: t for n, t in tree.items() if t.is_floating_point() and not torch.isfinite(t.sum())}
+        if not bad or self.points[0].trust.on_bad == "reject":
+            return
+        for g, point in enumerate(self.points):
+            try:
+                point.finite(self.of_point(bad, g), order, 1)
+            except FedcacheError as error:
+                self.failed.setdefault(g, error)
+
+    def finish(
+        self, ids: Sequence[int], downs: Sequence[Tree], pool: Pool, sent: dict[int, Sent]
+    ) -> list[RoundTraffic | None]:
+        """Hand every server its pooled uploads; returns as ``Executor.one_round``."""
+        try:
+            pooled = self.points[0].taken(pool)
+        except FedcacheError as error:
+            self.failed |= {g: error for g in range(len(self.points)) if g not in self.failed}
+            return [None] * len(self.points)
+        found: list[RoundTraffic | None] = []
+        for g, point in enumerate(self.points):
+            if g in self.failed:
+                found.append(None)
+                continue
+            mine = pooled
+            if self.axes == 2:  # what is stacked has the clients before the points
+                mine = {k: t[:, g] if pool.rule(k) == "stack" else t[g] for k, t in pooled.items()}
+            try:
+                found.append(point.finish(ids, downs[g], mine, [sent[c][g] for c in ids]))
+            except FedcacheError as error:
+                self.failed[g] = error
+                found.append(None)
+        return found
+
+
+def stack_hp(hps: Sequence[Hp], point: Rounds) -> Hp:
+    """The hyperparameters of some points: a float in which they differ is a tensor [G, 1]."""
+    made = dict(hps[0])
+    for name in made:
+        values = [hp[name] for hp in hps]
+        if any(v != values[0] for v in values):
+            made[name] = torch.tensor([[v] for v in values], dtype=point.env.dtype, device=point.env.device)
+    return made

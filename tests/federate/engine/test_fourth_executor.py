@@ -1,0 +1,70 @@
+"""An execution that is not of the package: this file adds it, and it keeps every law that the others keep."""
+
+from __future__ import annotations
+
+import pytest
+import test_engine_laws as laws
+from federation import go_tiny
+from pairs import parametrize
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.execution.base import Executor
+from fedcache.federate.execution.choose import executors, registered
+
+NAME = "last-first"
+
+
+class LastFirst(Executor):
+    """One client after another, the last one first."""
+
+    name = NAME
+
+    @classmethod
+    def serves(cls, method, hp, load):
+        return ""
+
+    def one_round(self, ids, downs):
+        traffic = []
+        for g, (point, down) in enumerate(zip(self.batch.points, downs, strict=True)):
+            if g in self.batch.failed:
+                traffic.append(None)
+                continue
+            try:
+                pool, sent = point.pool(ids, down, self.batch.participation), {}
+                for client in reversed(ids):
+                    upload = point.fit_one(down, client)
+                    pool.add(upload, float(self.batch.rows_of(client)), client)
+                    sent[client] = point.sent(upload)
+                traffic.append(point.finish(ids, down, point.taken(pool), [sent[c] for c in ids]))
+            except FedcacheError as error:
+                self.batch.failed[g] = error
+                traffic.append(None)
+        return traffic
+
+
+@pytest.fixture(autouse=True)
+def the_fourth():
+    with registered(LastFirst):
+        yield
+
+
+def pytest_generate_tests(metafunc):
+    with registered(LastFirst):
+        parametrize(metafunc, [NAME])
+
+
+for name, law in vars(laws).items():
+    if hasattr(law, "pairs"):
+        globals()[name] = law
+
+
+def test_it_is_asked_for_by_its_name_and_never_chosen_by_itself():
+    assert go_tiny("fedavg", lift=NAME).lift == NAME
+    assert go_tiny("fedavg").lift != NAME
+
+
+def test_it_is_known_where_it_is_registered_alone():
+    before = set(executors())
+    with registered(type("Fifth", (LastFirst,), {"name": "fifth"})):
+        assert set(executors()) == before | {"fifth"}
+    assert set(executors()) == before
