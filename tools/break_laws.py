@@ -1,27 +1,34 @@
 """Break the engine and its methods on purpose, and see every law over them fail.
 
-    OMP_NUM_THREADS=1 python tools/break_laws.py [--only LAW]
+    OMP_NUM_THREADS=1 python tools/break_laws.py [--only LAW] [--jobs N]
 
 A law that cannot fail says nothing. Each row of ``TABLE`` breaks one promise by a replacement in a copy of the package
 (never in this checkout), and the law that makes the promise runs there; before, all of them pass on the untouched copy.
 Caught means that an assertion of the law fails, or that the package refuses what the law planted (NaN, labels). Any
 other exception is a bad mutation. Every law of tests/federate/engine/test_engine_laws.py must have a row. Prints a
-Markdown table and exits 1 if a mutation survives. Five minutes on one core.
+Markdown table and exits 1 if a mutation survives.
+
+Torch and the like are imported once; each mutation then runs in a fork, in a copy of the tree of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CAUGHT = re.compile(r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.errors\.FedcacheError)")
@@ -165,8 +172,9 @@ TABLE = (
 )  # fmt: skip
 
 
+@cache
 def laws() -> dict[str, Path]:
-    """Every test function, without its ``test_`` -> its file."""
+    """Every test function, without its ``test_`` -> its file; read once."""
     found = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -175,44 +183,106 @@ def laws() -> dict[str, Path]:
     return found
 
 
-def judge(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> tuple[int, str]:
-    """pytest's status and first failure (or its last words) for the laws of ``rows`` in the copy at ``tree``."""
+def general_laws() -> set[str]:
+    """The laws over the table of methods, each of which must have a row."""
+    return {law for law, file in laws().items() if file.name == "test_engine_laws.py"}
+
+
+HEAVY = ("numpy", "pytest", "safetensors.torch", "scipy.stats", "sklearn.linear_model", "torch", "zarr")
+"""What tests import that no mutation touches; loaded before the forks."""
+SAID = "said.txt"
+REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # pytest would rewrite the assertions of what is loaded already
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """pytest's exit status, and its first failure or its last words."""
+
+    status: int
+    said: str
+
+
+def start(tree: Path, rows: Sequence[Breakage], files: dict[str, Path]) -> int:
+    """Run the laws of ``rows`` in the copy at ``tree``, in a fork of this process; returns its id."""
+    if child := os.fork():
+        return child
     chosen = " or ".join(f"(test_{r.law} and ({r.select}))" if r.select else f"test_{r.law}" for r in rows)
-    words = ["-x", "-q", "-rf", "-p", "no:cacheprovider", "--tb=short", "-k", chosen]
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *sorted({str(files[r.law]) for r in rows})],
-        cwd=tree, env={**os.environ, **env}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", done.stdout, re.MULTILINE)
-    return done.returncode, failed[1] if failed else (done.stdout + done.stderr).strip()[-300:]
+    words = ["-x", "-q", "-rf", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", REWRITTEN, "--tb=short", "-k", chosen]
+    with (tree / SAID).open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    os.chdir(tree)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "COLUMNS": "300"}
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True  # a mutation of the same length and second would be read from what is cached
+    status = 3
+    try:
+        status = int(pytest.main([*words, *sorted({str(files[r.law]) for r in rows})]))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def verdict(tree: Path, code: int) -> Verdict:
+    """What a fork said that ended with ``code`` of ``os.wait``."""
+    said = (tree / SAID).read_text(encoding="utf-8", errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) [^:]+::test_(.*)$", said, re.MULTILINE)
+    return Verdict(os.waitstatus_to_exitcode(code), failed[1] if failed else said.strip()[-300:])
+
+
+def copy_tree(folder: Path) -> Path:
+    """A copy of what the laws need."""
+    for part in ("fedcache", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def verdicts(rows: Sequence[Breakage], trees: list[Path], files: dict[str, Path]) -> Iterator[Verdict]:
+    """The verdict on every mutation, in the order of ``rows``; as many at a time as there are trees."""
+    waiting, running, done = deque(enumerate(rows)), {}, {}
+    for expected in range(len(rows)):
+        while expected not in done:
+            while trees and waiting:
+                number, row = waiting.popleft()
+                tree = trees.pop()
+                text = (ROOT / "fedcache" / row.file).read_text(encoding="utf-8")
+                if text.count(row.old) != 1:
+                    sys.exit(f"{row.file} holds {row.old!r} {text.count(row.old)} times, expected once.")
+                (tree / "fedcache" / row.file).write_text(text.replace(row.old, row.new), encoding="utf-8")
+                running[start(tree, [row], files)] = number, tree, row.file, text
+            child, code = os.wait()
+            number, tree, file, text = running.pop(child)
+            (tree / "fedcache" / file).write_text(text, encoding="utf-8")
+            done[number] = verdict(tree, code)
+            trees.append(tree)
+        yield done.pop(expected)
 
 
 def main() -> str:
     """What is wrong with laws or mutations; empty when all were caught."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", metavar="LAW", default="", help="rows whose law's name contains this")
-    only, files = parser.parse_args().only.removeprefix("test_"), laws()
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutations at a time")
+    given = parser.parse_args()
+    only, files = given.only.removeprefix("test_"), laws()
     rows = [r for r in TABLE if only in r.law] or parser.error(f"no law is called {only}")
-    general = {law for law, file in files.items() if file.name == "test_engine_laws.py"}
-    wrong = [f"{law} has no row" for law in sorted(general - {r.law for r in TABLE})]
+    wrong = [f"{law} has no row" for law in sorted(general_laws() - {r.law for r in TABLE})]
+    for name in HEAVY:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for part in ("fedcache", "tests"):
-            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", tree)
-        status, said = judge(tree, rows, files)
-        if status:
-            sys.exit(f"The laws do not pass on the untouched copy: {said}")
-        print(f"Untouched: {said.splitlines()[-1]}\n\n| law | mutation | caught by |\n|---|---|---|", flush=True)
-        for row in rows:
-            text = (target := tree / "fedcache" / row.file).read_text(encoding="utf-8")
-            if text.count(row.old) != 1:
-                sys.exit(f"{row.file} holds {row.old!r} {text.count(row.old)} times, expected once.")
-            target.write_text(text.replace(row.old, row.new), encoding="utf-8")
-            status, said = judge(tree, [row], files)
-            target.write_text(text, encoding="utf-8")
-            if status != 1 or not CAUGHT.search(said):
+        trees = [copy_tree(Path(folder) / str(job)) for job in range(given.jobs)]
+        start(trees[0], rows, files)
+        untouched = verdict(trees[0], os.wait()[1])
+        if untouched.status:
+            sys.exit(f"The laws do not pass on the untouched copy: {untouched.said}")
+        print(f"Untouched: {untouched.said.splitlines()[-1]}\n")
+        print("| law | mutation | caught by |\n|---|---|---|", flush=True)
+        for row, found in zip(rows, verdicts(rows, trees, files), strict=True):
+            said = found.said
+            if found.status != 1 or not CAUGHT.search(said):
                 wrong.append(f"{row.law}: {row.what}: not caught, but {said}")
                 said = "NOTHING"
             print(f"| {row.law} | {row.what} | {said.removeprefix(row.law)[:120]} |", flush=True)
