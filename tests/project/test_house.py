@@ -1,0 +1,73 @@
+"""The layout of the package holds: what ``tools/house.py`` prints stays within limits that only go down."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What there may be of each fault. A limit goes down when faults are mended, and never up; the aim stands beside it.
+AGAINST_THE_LAYERS = 0
+CIRCLES = 3  # 0
+INSIDE_FUNCTIONS = 200  # 40, each to keep torch out of start-up
+PACKAGE_LINES = 46_800  # 43,000
+LONG = {"file": 0, "function": 12, "parameters": 10, "class": 5}  # 0 of each
+
+
+@pytest.fixture(scope="module")
+def house() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("house", ROOT / "tools" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_imports_go_down_in_one_direction_and_stand_at_the_top(house: ModuleType) -> None:
+    found = house.imports(house.modules())
+    assert len(found) > 1000
+    up, round_ = house.against_layers(found), house.circles(found)
+    inside = [f"{i.source}:{i.line} imports {i.target}" for i in found if i.kind == "function"]
+    assert len(up) <= AGAINST_THE_LAYERS, up
+    assert len(round_) <= CIRCLES, round_
+    assert len(inside) <= INSIDE_FUNCTIONS, inside
+
+
+def test_files_functions_and_parameter_lists_are_short_and_class_names_differ(house: ModuleType) -> None:
+    known = house.modules()
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in known.values()) <= PACKAGE_LINES
+    for kind, faults in house.sizes(known).items():
+        assert len(faults) <= LONG[kind], faults
+
+
+def test_faults_are_seen(house: ModuleType, tmp_path: Path) -> None:
+    """An import upwards, a circle, an import inside a function, a long function and a name defined twice."""
+    package = tmp_path / "fedcache"
+    (package / "store").mkdir(parents=True)
+    (package / "runs").mkdir()
+    long = "\n".join(f"    x = {i}" for i in range(house.MOST_FUNCTION + 1))
+    many = ", ".join(f"a{i}" for i in range(house.MOST_PARAMETERS + 1))
+    for place in (package, package / "store", package / "runs"):
+        (place / "__init__.py").touch()
+    (package / "store" / "low.py").write_text("from fedcache.runs import high\n\n\nclass Same:\n    pass\n")
+    (package / "runs" / "high.py").write_text(
+        f"def f({many}):\n    from fedcache.store import low\n{long}\n\n\nclass Same:\n    pass\n"
+    )
+    known = house.modules(tmp_path)
+    found = house.imports(known)
+    assert house.against_layers(found) == ["fedcache.store.low:1 imports fedcache.runs.high (module)"]
+    assert house.circles(found) == [["fedcache.runs.high", "fedcache.store.low"]]
+    assert [i.target for i in found if i.kind == "function"] == ["fedcache.store.low"]
+    faults = house.sizes(known)
+    assert {kind: len(which) for kind, which in faults.items()} == {
+        "file": 0,
+        "function": 1,
+        "parameters": 1,
+        "class": 1,
+    }
