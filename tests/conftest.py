@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,37 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("FEDCACHE_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+@pytest.fixture
+def once(
+    own_home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Path], Path]], Path]:
+    """``once(make)``: this test's home is a copy of the one that ``make(folder)`` left when it was first called.
+
+    ``make`` runs once in a session (of each pytest-xdist worker), with a home of its own below ``folder``; images that
+    it puts there are shared by all tests, which must not change them. A path that it returns is that of the copy.
+    """
+
+    def copy(make: Callable[[Path], Path]) -> Path:
+        place = tmp_path_factory.getbasetemp() / "once" / f"{make.__module__}-{make.__qualname__}"
+        home = place / "home"
+        if place not in MADE:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            with monkeypatch.context() as patch:
+                patch.setenv("FEDCACHE_HOME", str(home))
+                MADE[place] = make(place)
+        shutil.copytree(home, own_home, dirs_exist_ok=True)
+        # The store that was extracted last is remembered by its path.
+        last = own_home / "last.json"
+        if last.exists():
+            last.write_text(last.read_text().replace(str(home), str(own_home)))
+        made = MADE[place]
+        return own_home / made.relative_to(home) if made.is_relative_to(home) else made
+
+    return copy
+
+
+MADE: dict[Path, Path] = {}
+"""What ``once`` made, by its folder."""

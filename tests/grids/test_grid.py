@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,16 @@ SGD = ("--set", "head=linear", "--set", "opt=sgd", "--set", "batch=8")
 SWEEP = ("--sweep", "lr=0.1,0.02", "--sweep", "wd=0,0.01")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+def extracted(place: Path) -> Path:
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
-    images = folder(tmp_path / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     words = ("--backbones", "random-projection:128", "--batch", 4, "--chunk-rows", 8, "--workers", 0)
     return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,8 @@ class Page(HTMLParser):
         return {i: list(csv.reader(io.StringIO(h))) for i, h in zip(ids, self.hidden, strict=True)}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    images = folder(tmp_path / "shapes", train=12, test=4)
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
     (images / "train").rename(images / "kept")
     for split in ("kept", "test"):
         first = sorted((images / split).iterdir())[0]
@@ -78,6 +78,11 @@ def store(tmp_path: Path) -> Path:
         "extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,random-projection:16", "--size", 8
     )
     return Path(done.data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
@@ -159,7 +164,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
     ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
        "--clients", 3, "--participation", 2, "--rounds", 2, "--set", "lr=0.02", "--set", "batch=4", "--seeds", "1,2",
        "--preset", "official", "--attack", "sign-flip:0.4")  # fmt: skip
-    spec = f"folder:{tmp_path / 'shapes'}"
+    spec = json.loads((own_home / "last.json").read_text())["spec"]
     ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,15 @@ FED3R = ("train", "--method", "fed3r", *IID)
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 1)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    images = folder(tmp_path / "shapes", train=12, test=4)
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
     done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
     return Path(done.data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 @pytest.mark.parametrize(

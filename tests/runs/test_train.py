@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command import apart, fedcache, ok, start
+from draws import one_of_each
 from federation import small
 from pictures import folder
 
@@ -20,24 +22,26 @@ SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
 IID = ("--scheme", "iid", "--clients", 3)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+def extracted(place: Path) -> Path:
     """Two domains of three classes, with features of two backbones, text features of one, and its images."""
-    images = folder(tmp_path / "shapes", train=12, test=4, domains=("ink", "chalk"))
-    done = ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection,glyph-clip,pixels",
-        "--recipe",
-        "random-projection:size=16,pixels:size=32,pixels:resize=squash",
-        *SMALL,
-    )
-    return Path(done.data["path"])
+    images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    recipe = "random-projection:size=16,pixels:size=32,pixels:resize=squash"
+    words = ("--backbones", "random-projection,glyph-clip,pixels", "--recipe", recipe, *SMALL)
+    return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
+
+
+def on_its_way(name: str) -> tuple[object, ...]:
+    """What the way from a command line to a result depends on; the laws of the engine train every method."""
+    method = METHODS[name]
+    return method.needs, method.one_shot, method.central, method.protocol
+
+
+@pytest.mark.parametrize("name", one_of_each(METHODS, on_its_way))
 def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
     sizes = (
         [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]

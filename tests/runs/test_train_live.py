@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,15 @@ SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
 IID = ("--scheme", "iid", "--clients", 2, "--participation", "all", "--rounds", 2)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+def extracted(place: Path) -> Path:
     """Three classes with features and text features of glyph-clip, and no images yet."""
-    images = folder(tmp_path / "shapes", train=8, test=4)
+    images = folder(place / "shapes", train=8, test=4)
     return Path(ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 def refused(*words: object) -> tuple[int, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ A, B = "random-projection:16", "random-projection:8"
 IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2, "--participation", "all")
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, own_home: Path) -> Path:
-    images = folder(tmp_path / "shapes", train=8, test=4)
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=8, test=4)
     done = ok("extract", "--dataset", f"folder:{images}", "--backbones", f"{A},{B},pixels", "--recipe", "pixels:size=8",
               "--workers", 0)  # fmt: skip
     return Path(done.data["path"])
+
+
+@pytest.fixture(autouse=True)
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 def test_clients_take_turns_with_backbones() -> None:

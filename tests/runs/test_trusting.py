@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,16 @@ from pictures import folder
 WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "all")
 
 
+def extracted(place: Path) -> Path:
+    images = folder(place / "images", train=12, test=4)
+    return Path(
+        ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16).data["path"]
+    )
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> None:
-    images = folder(tmp_path / "images", train=12, test=4)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16)
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
 
 
 @pytest.mark.usefixtures("store")

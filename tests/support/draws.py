@@ -1,9 +1,12 @@
-"""How many examples a property test draws, noted for docs/trust.md: more when all cases are asked for."""
+"""The short and the full draw: how many examples and which of many alike a test tries.
+
+FEDCACHE_CASES=full asks for the full one (``make nightly``); the numbers go into docs/trust.md.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import pytest
@@ -11,6 +14,13 @@ from hypothesis import settings
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def one_of_each(things: Iterable[T], kind: Callable[[T], Hashable]) -> list[T]:
+    """The first of ``things`` of every kind; all of them in the full draw."""
+    every = list(things)
+    return every if FULL else list({kind(thing): thing for thing in reversed(every)}.values())[::-1]
 
 
 def examples(few: int, every: int, **words: Any) -> Callable[[F], F]:
