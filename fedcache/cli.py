@@ -1,57 +1,154 @@
-"""The command line: one typer app, each command in ``commands/``. Importing it imports no torch."""
+"""The command line: the names, one-line helps and panels of all commands; what each does lies in ``commands/``.
+
+A command's module is imported when the command is called or its own help is asked, so ``fedcache --help`` reads this
+file and ``errors`` alone, and no command pays for the imports of another.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from fedcache import __version__
-from fedcache.commands import (
-    backbones_datasets,
-    compare,
-    demo,
-    doctor,
-    extract,
-    flower,
-    gc,
-    methods,
-    output,
-    partition,
-    report,
-    reproduce,
-    stores,
-    train,
-)
+from fedcache.commands import output
 from fedcache.errors import Exit, FedcacheError
+
+MAIN, STORES, HELP, LISTS = "Extract and train", "Stores", "This installation", "What there is"
+
+
+class CommandEntry(NamedTuple):
+    """A command, or a group of commands, before its module is imported.
+
+    Attributes:
+        name: as it is typed, and the name of the function or ``typer.Typer`` that has it.
+        module: where that lies, below ``fedcache.commands``.
+        panel: the heading in ``fedcache --help``.
+        summary: the first paragraph of its docstring; a test holds them equal.
+    """
+
+    name: str
+    module: str
+    panel: str
+    summary: str
+
+
+COMMANDS = (
+    CommandEntry(
+        "demo", "demo", MAIN,
+        "Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.",
+    ),
+    CommandEntry("extract", "extract", MAIN, "Run frozen backbones once over a dataset and keep the features."),
+    CommandEntry("ingest", "stores", MAIN, "Bring your own embeddings straight into a store."),
+    CommandEntry("partition", "partition", MAIN, "Assign the rows of a store to clients and save who holds what."),
+    CommandEntry(
+        "shard", "partition", MAIN, "Write one ordinary store per client, so that each can live on its own machine."
+    ),
+    CommandEntry("train", "train", MAIN, "Train a federated method on cached features."),
+    CommandEntry(
+        "grid", "train", MAIN,
+        "Train every combination of methods, sweeps and seeds; finished points are not run again.",
+    ),
+    CommandEntry(
+        "compare", "compare", MAIN,
+        "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
+    ),
+    CommandEntry(
+        "report", "report", MAIN,
+        "Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.",
+    ),
+    CommandEntry(
+        "reproduce", "reproduce", MAIN,
+        "Run a table or figure of the papers and print what is printed, what is got, and the difference.",
+    ),
+    CommandEntry(
+        "flower", "flower", MAIN,
+        "Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
+    ),
+    CommandEntry(
+        "ls", "ls", STORES,
+        "List the stores and what they hold; with --dataset only that one, with --runs the results.",
+    ),
+    CommandEntry(
+        "inspect", "stores", STORES,
+        "Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.",
+    ),
+    CommandEntry("verify", "stores", STORES, "Read every byte of a store and compare it with the manifest."),
+    CommandEntry(
+        "repair", "stores", STORES,
+        "Drop what is damaged and can be made again; the extract command then computes only that.",
+    ),
+    CommandEntry("gc", "gc", STORES, "List what nothing will read again; --delete removes it."),
+    CommandEntry(
+        "export", "stores", STORES, "Write features, labels, domains and splits of readable rows to one file."
+    ),
+    CommandEntry(
+        "doctor", "doctor", HELP,
+        "Check this installation: versions, torch and torchvision, device, CUDA, extras, weights, home, locks.",
+    ),
+    CommandEntry(
+        "config", "doctor", HELP,
+        "Print every setting as fedcache.toml would hold it, merged with the file that is in force.",
+    ),
+    CommandEntry("methods", "methods", LISTS, "Federated methods and their hyperparameters."),
+    CommandEntry("backbones", "backbones", LISTS, "Frozen backbones and their weights."),
+    CommandEntry("datasets", "datasets", LISTS, "Datasets and where they come from."),
+)  # fmt: skip
+
+
+class UnloadedCommand(TyperCommand):
+    """What ``fedcache --help`` and completion know of a command whose module is not imported."""
+
+    def __init__(self, entry: CommandEntry) -> None:
+        super().__init__(entry.name, help=entry.summary, rich_help_panel=entry.panel)
+        self.entry = entry
+
+    def load(self) -> Any:
+        """The command itself, or its group: imports its module."""
+        found = getattr(import_module(f"fedcache.commands.{self.entry.module}"), self.entry.name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(self.entry.name)(found)
+        return typer.main.get_command(alone)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """A context of the command itself; from here on the parser sees no difference."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+class Program(TyperGroup):
+    """``fedcache``: the commands of ``COMMANDS``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for entry in COMMANDS:
+            self.add_command(UnloadedCommand(entry))
+
+    def load_all(self) -> dict[str, Any]:
+        """Every command with its parameters, by name, in the order of the help: for documentation and tests."""
+        return {name: command.load() for name, command in self.commands.items()}  # type: ignore[attr-defined]
+
 
 app = typer.Typer(
     name="fedcache",
+    cls=Program,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Run every frozen backbone once, then federate on the cached features in seconds.",
     epilog="Start with:  fedcache demo    Results and stores live under $FEDCACHE_HOME.",
 )
 
-MAIN, STORES, LISTS, HELP = "Extract and train", "Stores", "What there is", "This installation"
-for panel, commands in (
-    (MAIN, (demo.demo, extract.extract, stores.ingest, partition.partition, partition.shard, train.train, train.grid)),
-    (MAIN, (compare.compare, report.report, reproduce.reproduce)),
-    (STORES, (stores.ls, stores.inspect, stores.verify, stores.repair, gc.gc, stores.export)),
-    (HELP, (doctor.doctor, doctor.config)),
-):
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-for group in (methods.methods, backbones_datasets.backbones, backbones_datasets.datasets):
-    app.add_typer(group, rich_help_panel=LISTS)
-app.add_typer(flower.flower, rich_help_panel=MAIN)
 
-
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(__version__)
         raise typer.Exit
 
@@ -59,7 +156,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options of the program itself."""

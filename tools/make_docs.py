@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer.main
 
-from fedcache.cli import app
+from fedcache.cli import COMMANDS, app
 from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import MEANINGS, Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
@@ -111,7 +111,10 @@ class Command:
 
 def all_commands() -> list[Command]:
     """In the order of ``fedcache --help``; a group's commands stand where the group does."""
-    return list(_walk(typer.main.get_command(app), (), ""))
+    program: Any = typer.main.get_command(app)
+    found = program.load_all()
+    panels = {entry.name: entry.panel for entry in COMMANDS}
+    return [c for name, one in found.items() for c in _walk(one, (name,), panels[name])]
 
 
 def _walk(found: Any, words: tuple[str, ...], panel: str) -> Iterator[Command]:
@@ -520,7 +523,10 @@ def main() -> None:
         path = DOCS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    print(f"{len(made)} pages in {DOCS}")
+    import method_catalogue  # beside this file; what only compares pages does without
+
+    method_catalogue.write()
+    print(f"{len(made)} pages in {DOCS}, and the catalogue of methods")
 
 
 if __name__ == "__main__":

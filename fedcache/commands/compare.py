@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import Exit, FedcacheError, unknown
-
-if TYPE_CHECKING:
-    from fedcache.report.compare import Comparisons
-    from fedcache.report.paired_tests import Comparison
+from fedcache.report.compare import Comparisons, check, compare_entries
+from fedcache.report.comparison_text import caption, differences, sentences, values
+from fedcache.report.drawing_files import check_file
+from fedcache.report.find_runs import gather
+from fedcache.report.paired_tests import Comparison
+from fedcache.store.files import write_atomic
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
@@ -72,10 +74,6 @@ def compare(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.report.compare import check, compare_entries
-        from fedcache.report.drawing_files import check_file
-        from fedcache.report.find_runs import gather
-        from fedcache.store.files import write_atomic
 
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
         written = _written(form, out, json)
@@ -144,8 +142,6 @@ def _shown(made: Comparisons) -> list[Any]:
 
 
 def _tables(c: Comparison) -> list[Any]:
-    from fedcache.report.comparison_text import caption, differences, sentences, values
-
     main, beside = values(c), differences(c)
     marks = ["best" if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import shlex
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.commands.train import check_methods
 from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
+from fedcache.extract.extraction import extract
+from fedcache.extract.stop import Stop
+from fedcache.federate.methods import lookup
+from fedcache.report.page import write_report
+from fedcache.report.svg import percent
+from fedcache.runs.partitions import make_partition
+from fedcache.store.store import Store
 
 if TYPE_CHECKING:
     from fedcache.config import Home
-    from fedcache.extract.stop import Stop
     from fedcache.runs.run import Run
 
 BACKBONES = ("efficientnet-lite0", "glyph-clip")
@@ -49,15 +57,12 @@ def demo(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.stop import Stop
-        from fedcache.report.page import write_report
-        from fedcache.runs.prepare import find_method
 
         began = time.perf_counter()
         home, stop = o.home(), Stop()
         names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
         for name in names:
-            find_method(name)
+            check_methods([name])
         rows: list[dict[str, Any]] = []
         made: list[Run] = []
         with stopping(stop.ask, story):
@@ -93,7 +98,6 @@ def extracted(home: Home, story: Story, stop: Stop) -> str:
 
     The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
     """
-    from fedcache.extract.extraction import extract
 
     say(
         story,
@@ -118,10 +122,6 @@ def extracted(home: Home, story: Story, stop: Stop) -> str:
 
 def dealt(store: str, story: Story) -> dict[str, str]:
     """The two partitions, saved in the store."""
-    from pathlib import Path
-
-    from fedcache.runs.partitions import make_partition
-    from fedcache.store.store import Store
 
     opened = Store.open(Path(store))
     names = {}
@@ -140,9 +140,8 @@ def dealt(store: str, story: Story) -> dict[str, str]:
 def trained(name: str, partition: str, store: str, home: Home, rounds: int, story: Story, stop: Stop) -> Run:
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
-    from fedcache.runs.prepare import find_method
 
-    backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
+    backbone = BACKBONES[1] if "text" in lookup(name).needs else BACKBONES[0]
     words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
     say(story, *words, "--eval-every", "1")
     quiet = Story(quiet=True)
@@ -177,7 +176,6 @@ def row_of(name: str, runs: dict[str, Run]) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]]) -> object:
     """Accuracy on both partitions, what one client sends per round, and seconds."""
-    from fedcache.report.svg import percent
 
     cells = [
         (

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from fedcache.commands import options as o
+from fedcache.commands.doctor_checks import examine
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.config import SECTIONS, read_file, resolve, to_table, to_toml
 from fedcache.errors import Exit
@@ -22,8 +23,6 @@ def doctor(json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.commands.doctor_checks import examine
-
         home = o.home()
         checks = examine(home)
         bad = [c for c in checks if c["status"] == "fail"]
@@ -50,7 +49,7 @@ def config(context: typer.Context, config: o.ConfigFile = None, json: o.Json = F
         shown = {
             name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)} for name, made in merged.items()
         }
-        commands = context.find_root().command.commands  # type: ignore[attr-defined]  # of the program, by name
+        commands = context.find_root().command.load_all()  # type: ignore[attr-defined]
         lines: list[str] = []
         for name, made in merged.items():  # every section is a command, every key its long option
             meanings = {word: getattr(p, "help", "") for p in commands[name].params for word in p.opts}

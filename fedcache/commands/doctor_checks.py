@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-from fedcache.commands.doctor_home import check, locks, place, weights
+from fedcache.commands import doctor_torch
+from fedcache.commands.doctor_home import Row, check, locks, place, weights
 from fedcache.config import Home
 
 CORE = {
@@ -35,23 +33,18 @@ EXTRAS = {
 }
 
 
-def examine(home: Home) -> list[dict[str, Any]]:
-    """All checks, cheap ones first; a broken import is looked at in a process of its own."""
+def examine(home: Home) -> list[Row]:
+    """All checks. Torch is asked in a process of its own, which runs while the others are made."""
     old = sys.version_info < (3, 11)
     mend = "Install Python 3.11 or newer, and fedcache into it." if old else ""
-    rows = [check("Python", "fail" if old else "ok", sys.version.split()[0], mend)]
-    for name, low in CORE.items():
-        rows.append(package(name, low))
-    rows.append(torch_pair())
-    rows.append(device())
-    rows.append(cuda())
-    rows += extras()
-    rows.append(weights(home))
-    rows.append(place(home))
-    return [*rows, *locks(home)]
+    with doctor_torch.start() as process:
+        rows = [check("Python", "fail" if old else "ok", sys.version.split()[0], mend)]
+        rows += [package(name, low) for name, low in CORE.items()]
+        after = [*extras(), weights(home), place(home), *locks(home)]
+        return [*rows, *doctor_torch.finish(process), *after]
 
 
-def package(name: str, low: tuple[int, ...]) -> dict[str, Any]:
+def package(name: str, low: tuple[int, ...]) -> Row:
     """A core dependency and its floor."""
     wanted = ".".join(map(str, low))
     try:
@@ -64,69 +57,7 @@ def package(name: str, low: tuple[int, ...]) -> dict[str, Any]:
     return check(name, "ok", found)
 
 
-def torch_pair() -> dict[str, Any]:
-    """Whether torch, torchvision and timm import together.
-
-    A CPU-only torch beside the registry's torchvision fails with "operator torchvision::nms does not exist", because
-    torchvision's binary was built against another torch.
-    """
-    code = "import torch, torchvision, timm, open_clip; print(torch.__version__, torchvision.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode == 0:
-        return check("torch + torchvision", "ok", done.stdout.strip())
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    if "nms" in done.stderr or "torchvision" in done.stderr:
-        return check(
-            "torch + torchvision",
-            "fail",
-            last,
-            "The two do not match (a CPU-only torch beside a CUDA torchvision, or the reverse). Install both together: "
-            "pip install --force-reinstall torch torchvision",
-        )
-    return check(
-        "torch + torchvision", "fail", last, "pip install --force-reinstall torch torchvision timm open_clip_torch"
-    )
-
-
-def device() -> dict[str, Any]:
-    """Which device ``--device auto`` takes, and why."""
-    from fedcache.errors import FedcacheError
-    from fedcache.extract.device import resolve_device
-
-    try:
-        found = resolve_device("auto")
-    except (ImportError, RuntimeError, FedcacheError) as error:
-        return check("device", "fail", str(error), "See the line on torch above.")
-    if found.kind == "cpu" and shutil.which("nvidia-smi"):
-        return check(
-            "device",
-            "warn",
-            f"cpu: {found.why}",
-            "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org.",
-        )
-    return check("device", "ok", f"{found.kind} ({found.name}): {found.why}")
-
-
-def cuda() -> dict[str, Any]:
-    """What torch can say of CUDA; a machine without a GPU is no problem."""
-    try:
-        import torch
-
-        built, usable = torch.version.cuda, torch.cuda.is_available()
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else []
-    except (ImportError, RuntimeError) as error:
-        return check("CUDA", "fail", str(error), "See the line on torch above.")
-    if usable:
-        return check("CUDA", "ok", f"{built}: {', '.join(names)}")
-    if built is None:
-        return check("CUDA", "ok", "torch is built without CUDA; training needs none")
-    status, why = ("warn", "an NVIDIA GPU may be there, but") if shutil.which("nvidia-smi") else ("ok", "no GPU:")
-    return check("CUDA", status, f"{why} torch (CUDA {built}) finds none", "nvidia-smi" if status == "warn" else "")
-
-
-def extras() -> list[dict[str, Any]]:
+def extras() -> list[Row]:
     """Optional extras: absent is no problem."""
     rows = []
     for extra, packages in EXTRAS.items():

@@ -11,6 +11,8 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
+from fedcache.extract import backbones
+from fedcache.extract.planning.plan import memory_of
 from fedcache.store.lock import holder, is_held
 
 Row = dict[str, Any]
@@ -38,11 +40,8 @@ def place(home: Home) -> Row:
 
 def weights(home: Home) -> Row:
     """For which backbones the weights are at hand."""
-    from fedcache.extract.backbones import known
-    from fedcache.extract.planning.plan import memory_of
-
     try:
-        every = known(given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+        every = backbones.known(given={}, home=home.root, memory=memory_of(home), offline=home.offline)
     except FedcacheError as error:
         return check("weights", "fail", error.message, error.hint)
     ready = [str(e["name"]) for e in every if e["ready"]]

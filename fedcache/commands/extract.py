@@ -8,10 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.config import ExtractConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.extraction import extract as run
+from fedcache.extract.planning.cost import describe_growth
+from fedcache.extract.planning.templates import quoted
+from fedcache.extract.result import Extraction
+from fedcache.extract.stop import Stop
+from fedcache.federate.engines.choose import engine_of
+from fedcache.runs.partitions import make_partition, partition_flags, write_shards
+from fedcache.store.quarantine import NAME
 
 SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
@@ -84,10 +93,6 @@ def extract(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.allocator import keep_freed_memory
-        from fedcache.extract.extraction import extract as run
-        from fedcache.extract.stop import Stop
-        from fedcache.federate.engines.choose import engine_of
 
         keep_freed_memory()  # for what is computed in this process
         flags = {
@@ -135,8 +140,6 @@ def extract(
         payload = done.to_dict()
         lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
         if partition is not None and not dry_run:
-            from fedcache.runs.partitions import make_partition, partition_flags, write_shards
-
             made = make_partition(
                 done.store,
                 partition,
@@ -155,11 +158,9 @@ def extract(
     answer("extract", json, call)
 
 
-def describe_line(done: object) -> str:
+def describe_line(done: Extraction) -> str:
     """One sentence on what was computed."""
-    from fedcache.extract.result import Extraction
 
-    assert isinstance(done, Extraction)
     quarantined = f", {done.images - done.ok} quarantined" if done.images > done.ok and done.ok else ""
     if done.seconds and done.decoded:
         return (
@@ -179,12 +180,9 @@ def describe_line(done: object) -> str:
     return f"Everything is there: {images}. Nothing was computed."
 
 
-def growth_lines(done: object) -> list[str]:
+def growth_lines(done: Extraction) -> list[str]:
     """What was taken over from an earlier state of the dataset."""
-    from fedcache.extract.planning.cost import describe_growth
-    from fedcache.extract.result import Extraction
 
-    assert isinstance(done, Extraction)
     if done.growth is not None:
         return [f"Since the store it grows from: {describe_growth(done.growth)}."]
     if done.vanished:
@@ -192,12 +190,9 @@ def growth_lines(done: object) -> list[str]:
     return []
 
 
-def text_lines(done: object) -> list[str]:
+def text_lines(done: Extraction) -> list[str]:
     """What became of the prompt templates; nothing where they were current before."""
-    from fedcache.extract.planning.templates import quoted
-    from fedcache.extract.result import Extraction
 
-    assert isinstance(done, Extraction)
     words = {
         "computed": "computed and current from now on",
         "made current": "current again, as stored",
@@ -212,7 +207,6 @@ def text_lines(done: object) -> list[str]:
 
 def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
     """The images that could not be read, by name and reason: the first ten, then where the others are."""
-    from fedcache.store.quarantine import NAME
 
     if not bad:
         return []
@@ -223,11 +217,9 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
     return [*lines, f"  {more}{store / NAME}"]
 
 
-def arrays_table(done: object) -> object:
+def arrays_table(done: Extraction) -> object:
     """The arrays of an extraction."""
-    from fedcache.extract.result import Extraction
 
-    assert isinstance(done, Extraction)
     rows = [
         (
             a["key"],

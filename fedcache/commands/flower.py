@@ -14,9 +14,24 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands import trust_options as t
 from fedcache.commands.output import Answer, Story, answer, stopping
-from fedcache.commands.train import Dtype, Every, Fresh, Preset, Rounds, Runs, Seeds, Settings, Share, settings_of
+from fedcache.commands.train import (
+    Dtype,
+    Every,
+    Fresh,
+    Preset,
+    Rounds,
+    Runs,
+    Seeds,
+    Settings,
+    Share,
+    check_methods,
+    settings_of,
+)
 from fedcache.config import TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.keys import make_keys, read_keys
+from fedcache.federate.engines.flower.network import Address, run_app
+from fedcache.federate.engines.flower.requirement import need_flower
 
 flower = typer.Typer(
     name="flower",
@@ -49,8 +64,7 @@ def plan_of(
     **terms: Any,
 ) -> Any:  # fmt: skip
     """The plan of the flags."""
-    from fedcache.federate.engines.flower.plan import Plan
-
+    check_methods([method] if method else [])
     flags = {
         "method": method, "preset": preset, "backbones": o.listed(backbones, "--backbones"), "rounds": rounds,
         "participation": participation, "seeds": seeds, "eval_every": eval_every, "dtype": dtype,
@@ -62,6 +76,8 @@ def plan_of(
         k: tuple(v.strip() for v in values.split(",") if v.strip())
         for k, values in o.pairs(sweep, "--sweep", once=True).items()
     }
+    from fedcache.federate.engines.flower.plan import Plan
+
     return Plan(train, swept, **terms).checked()
 
 
@@ -126,7 +142,6 @@ def keys(
     """
 
     def call(_story: Story) -> Answer:
-        from fedcache.federate.engines.flower.keys import make_keys
 
         names, hosts = o.listed(sites, "--sites"), o.listed(host, "--host")
         made = make_keys(out, names, hosts)
@@ -211,8 +226,6 @@ def run(
 
     def call(story: Story) -> Answer:
         from fedcache.federate.engines.flower.app import read_app
-        from fedcache.federate.engines.flower.keys import read_keys
-        from fedcache.federate.engines.flower.network import Address, run_app
 
         _one_of(keys, insecure)
         known = read_app(app)
@@ -257,10 +270,9 @@ def up(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.federate.engines.flower.loopback import up as start
-        from fedcache.federate.engines.flower.requirement import need_flower
-
         need_flower()
+        from fedcache.federate.engines.flower.loopback import up as start
+
         plan = plan_of(
             method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
             on_bad_update, byzantine, max_update_norm, sites=100_000, start_with=1, wait=wait, timeout=timeout,

@@ -9,6 +9,7 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import unknown
+from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 
 
 def gc(
@@ -36,7 +37,6 @@ def gc(
     """
 
     def call(_story: Story) -> Answer:
-        from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 
         chosen = o.listed(kind, "--kind") or DEFAULT
         for name in chosen:

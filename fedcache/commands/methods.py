@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.errors import unknown
+from fedcache.federate.methods import METHODS
+from fedcache.report.methods.catalogue import method_entries
+from fedcache.report.methods.sizes import current_sizes
 
 methods = typer.Typer(name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True)
 
@@ -25,31 +30,8 @@ def methods_list(json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.federate.methods import METHODS
-        from fedcache.report.methods.facts import current_sizes, fidelities, traffic_of
-
         sizes = current_sizes(o.home())
-        entries: list[dict[str, Any]] = []
-        for m in METHODS.values():
-            sends = traffic_of(m, sizes)
-            entries.append(
-                {
-                    "name": m.name,
-                    "summary": m.summary,
-                    "paper": m.paper,
-                    "needs": sorted(m.needs),
-                    "sends": {
-                        "scalars": sends["up"], "bytes": sends["up_bytes"], "paper_scalars": sends["paper_up"]
-                    },
-                    "receives": {
-                        "scalars": sends["down"], "bytes": sends["down_bytes"], "paper_scalars": sends["paper_down"],
-                        "first_scalars": sends["first_down"],
-                    },
-                    "counted_at": sizes.source,
-                    "fidelity": fidelities(m),
-                    "one_shot": m.one_shot,
-                }
-            )  # fmt: skip
+        entries = method_entries(sizes)
         rows = [
             (
                 e["name"],
@@ -78,13 +60,12 @@ def methods_info(name: Name, json: o.Json = False) -> None:
     """
 
     def call(story: Story) -> Answer:
-        from dataclasses import asdict
-
-        from fedcache.report.methods.facts import current_sizes, disagreements, fidelities, objective, traffic_of
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        from fedcache.report.methods.facts import disagreements, fidelities, objective, traffic_of
         from fedcache.report.methods.uploads import cells, leaving
-        from fedcache.runs.prepare import find_method
 
-        m = find_method(name)
+        m = METHODS[name]
         entries = [
             {
                 "name": h.name,

@@ -12,6 +12,17 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.config import PartitionConfig, read_file, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.planning.find_store import need_store
+from fedcache.federate.partition.partition import SCHEMES
+from fedcache.report.partition_dots import draw
+from fedcache.runs.partitions import (
+    columns_of,
+    load_partition,
+    make_partition,
+    partition_flags,
+    tell_notes,
+    write_shards,
+)
 
 
 def partition(
@@ -35,14 +46,12 @@ def partition(
     config: o.ConfigFile = None,
     json: o.Json = False,
 ) -> None:
-    """Deal a store's rows to clients and save who holds what.
+    """Assign the rows of a store to clients and save who holds what.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_store
-        from fedcache.runs.partitions import columns_of, make_partition, partition_flags, tell_notes
 
         given = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
         if domain:
@@ -50,8 +59,6 @@ def partition(
         flags = {"scheme": scheme, "clients": clients, "seed": seed}
         resolved = resolve(PartitionConfig, read_file(config).get("partition", {}), flags)
         if resolved.scheme is None:
-            from fedcache.federate.partition.partition import SCHEMES
-
             raise FedcacheError(Exit.USAGE, "No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         arguments = {**resolved.options, **given}
@@ -63,8 +70,6 @@ def partition(
         if out is not None:
             made.save(out)
         if plot is not None:
-            from fedcache.report.partition_dots import draw
-
             draw(made, columns, plot)
         rows = made.describe(columns)
         data = {
@@ -117,8 +122,6 @@ def shard(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_store
-        from fedcache.runs.partitions import load_partition, write_shards
 
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         loaded = load_partition(opened, partition)

@@ -10,6 +10,7 @@ import typer
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer
 from fedcache.errors import Exit, FedcacheError
+from fedcache.report.page import write_report
 
 RunQuery = Annotated[
     list[str] | None,
@@ -45,7 +46,6 @@ def report(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.report.page import write_report
 
         if root is not None and not root.is_dir():
             raise FedcacheError(Exit.USAGE, f"There is no directory {root}.", "See `fedcache ls --runs`.")

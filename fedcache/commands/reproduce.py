@@ -11,6 +11,12 @@ from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, stopping, table
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.stop import Stop
+from fedcache.federate.engines.choose import engine_of
+from fedcache.reproduce import registry
+from fedcache.reproduce.proxies import Options
+from fedcache.reproduce.requirements import RequirementCheck
+from fedcache.store.files import write_atomic
 
 What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
 Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]
@@ -62,9 +68,6 @@ def reproduce(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.federate.engines.choose import engine_of
-        from fedcache.reproduce import registry
-        from fedcache.reproduce.proxies import Options
 
         if what in ("list", "info"):
             given = {
@@ -139,13 +142,11 @@ def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 def _list() -> Answer:
     """Every entry, and what it lacks here."""
-    from fedcache.reproduce.registry import entries
-    from fedcache.reproduce.requirements import RequirementCheck
 
     looker = RequirementCheck(o.home())
     found, rows = [], []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
-    for entry in entries():
+    for entry in registry.entries():
         per_cell = [looker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
         missing = looker.all_missing(entry)
@@ -184,11 +185,9 @@ def _info(name: str) -> Answer:
     """The protocol, the switches and every printed number of an entry."""
     from fedcache.reproduce.numbers import name as metric_name
     from fedcache.reproduce.numbers import show_printed
-    from fedcache.reproduce.registry import entry as lookup
     from fedcache.reproduce.render import cell_data, entry_data
-    from fedcache.reproduce.requirements import RequirementCheck
 
-    entry = lookup(name)
+    entry = registry.entry(name)
     missing = RequirementCheck(o.home()).all_missing(entry)
     data: dict[str, Any] = {**entry_data(entry), "missing": [n.to_dict() for n in missing]}
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
@@ -219,18 +218,15 @@ def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: St
     """Run an entry and show it."""
     from rich.text import Text
 
-    from fedcache.extract.stop import Stop
     from fedcache.reproduce import render
-    from fedcache.reproduce.registry import entry
     from fedcache.reproduce.runner import reproduce as run
-    from fedcache.store.files import write_atomic
 
     if out is not None and not out.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
     with stopping(stop.ask, story):
-        report = run(entry(name), o.home(), options, runs=runs, observer=story, stop=stop, engine=engine)
+        report = run(registry.entry(name), o.home(), options, runs=runs, observer=story, stop=stop, engine=engine)
     if out is not None:
         write_atomic(out, render.markdown(report).encode())
     columns = render.columns(report)

@@ -1,135 +1,27 @@
-"""``fedcache ls``, ``inspect``, ``verify``, ``repair``, ``export`` and ``ingest``."""
+"""``fedcache inspect``, ``verify``, ``repair``, ``export`` and ``ingest``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
-from fedcache.errors import Exit, FedcacheError
-
-if TYPE_CHECKING:
-    from fedcache.store.store import Store
+from fedcache.errors import Exit
+from fedcache.extract.planning.find_store import need_path, need_store
+from fedcache.extract.planning.ingest import described, ingest_file
+from fedcache.extract.planning.templates import quoted
+from fedcache.runs.features import chosen_arrays
+from fedcache.store import exchange, quarantine
+from fedcache.store.store import Store
+from fedcache.store.verify import repair as repair_store
+from fedcache.store.verify import verify as verify_store
 
 Where = Annotated[
     Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
 ]
-
-
-def ls(
-    dataset: o.Dataset = None,
-    runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
-    json: o.Json = False,
-) -> None:
-    """List the stores and what they hold; with --dataset only that one, with --runs the results.
-
-    Example: fedcache ls --runs
-    """
-
-    def call(story: Story) -> Answer:
-        if runs:
-            return _runs(story, dataset)
-        from fedcache.extract.planning.find_store import need_path
-        from fedcache.store.store import Store
-
-        home = o.home()
-        entries: list[dict[str, Any]] = []
-        listed = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
-        for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
-            try:
-                store = Store.open(path)
-            except FedcacheError as error:
-                story.warn(f"{path.name}: {error.message}")
-                entries.append({"name": path.name, "path": str(path), "problem": error.message})
-                continue
-            entries.append(
-                {
-                    "name": path.name,
-                    "path": str(path),
-                    "dataset": store.dataset["slug"],
-                    "images": store.rows,
-                    "ok": store.rows_ok,
-                    "arrays": sorted(store.arrays),
-                    "text": sorted(store.texts),
-                    "partitions": sorted(store.partitions),
-                    "bytes": sum(f.stat().st_size for f in path.rglob("*") if f.is_file()),
-                }
-            )
-        rows = [
-            (
-                e["name"],
-                f"{e['ok']:,} of {e['images']:,}",
-                ", ".join(e["arrays"]),
-                ", ".join(e["partitions"]),
-                f"{e['bytes'] / 1e6:,.1f} MB",
-            )
-            if "dataset" in e
-            else (e["name"], e["problem"], "", "", "")
-            for e in entries
-        ]
-        lines = (
-            []
-            if rows
-            else [
-                f"No store under {home.stores} yet.",
-                "fedcache extract --dataset digits --backbones efficientnet-lite0",
-            ]
-        )
-        shown = (
-            [table("", ("store", "images", "arrays", "partitions", "size"), rows, right=("images", "size"))]
-            if rows
-            else []
-        )
-        return Answer({"entries": entries}, lines, Exit.OK, shown)
-
-    answer("ls", json, call)
-
-
-def _runs(story: Story, dataset: str | None) -> Answer:
-    """The results of ``ls --runs``."""
-    from fedcache.report.find_runs import gather
-
-    if dataset is not None:
-        raise FedcacheError(Exit.USAGE, "ls --runs takes no --dataset.", "fedcache ls --runs")
-    root = o.home().runs
-    found = gather([], root)
-    entries = [
-        {
-            "name": e.digest,
-            "path": str(e.path),
-            "method": e.method,
-            "dataset": e.result["dataset"]["slug"],
-            "backbones": list(e.result["backbones"]),
-            "partition": e.result["partition"]["name"] or e.result["partition"]["scheme"],
-            "rounds": e.result["rounds"],
-            "seeds": list(e.result["seeds"]),
-            "accuracy": e.result["accuracy"]["mean"],
-        }
-        for e in found.entries
-    ]
-    for left in found.left_out:
-        story.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
-    rows = [
-        (
-            e["name"],
-            e["method"],
-            e["dataset"],
-            " + ".join(e["backbones"]),
-            str(e["partition"]),
-            str(e["rounds"]),
-            str(len(e["seeds"])),
-            "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
-        )
-        for e in entries
-    ]
-    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
-    names = ("run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %")
-    shown = [table("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
-    lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
-    return Answer({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
 
 
 def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
@@ -139,9 +31,6 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_store
-        from fedcache.store import quarantine
-
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         samples = opened.samples
         codes = enumerate(("train", "test", "validation"))
@@ -222,8 +111,6 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
 
 def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
-    from fedcache.extract.planning.templates import quoted
-
     lines = []
     for name, entries in sorted(store.texts.items()):
         current, others = quoted(entries[-1]["templates"]) or "from the file of embeddings", len(entries) - 1
@@ -240,11 +127,8 @@ def verify(store: Where = None, dataset: o.Dataset = None, json: o.Json = False)
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_path
-        from fedcache.store.verify import verify as check
-
         path = need_path(o.home(), path=store, dataset=dataset, observer=story)
-        report = check(path)
+        report = verify_store(path)
         data = report.to_dict()
         lines = report.lines()
         return Answer(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
@@ -259,13 +143,9 @@ def repair(store: Where = None, dataset: o.Dataset = None, json: o.Json = False)
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_path
-        from fedcache.store.verify import repair as mend
-        from fedcache.store.verify import verify as check
-
         path = need_path(o.home(), path=store, dataset=dataset, observer=story)
-        done = mend(path)
-        report = check(path)
+        done = repair_store(path)
+        report = verify_store(path)
         lines = [*(done or ["Nothing was repaired."]), *report.lines()]
         return Answer({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
@@ -285,13 +165,9 @@ def export(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.find_store import need_store
-        from fedcache.runs.features import chosen_arrays
-        from fedcache.store.exchange import export as write
-
         opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
         keys = chosen_arrays(opened, o.listed(backbones))
-        rows = write(opened, out, keys)
+        rows = exchange.export(opened, out, keys)
         return Answer({"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"])
 
     answer("export", json, call)
@@ -315,8 +191,6 @@ def ingest(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.extract.planning.ingest import described, ingest_file
-
         home = o.home()
         made = ingest_file(home, file, name, store, replace=replace, observer=story)
         lines, following = described(made, home, name)

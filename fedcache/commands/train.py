@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +12,16 @@ from fedcache.allocator import keep_freed_memory
 from fedcache.commands import options as o
 from fedcache.commands import trust_options as t
 from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.commands.run_output import grid_answer, plan_answer, result_lines
 from fedcache.commands.track_option import Track
 from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.stop import Stop
+from fedcache.federate.engines.choose import engine_of
+from fedcache.federate.methods import METHODS
+from fedcache.grids import presets
+from fedcache.runs.partitions import partition_flags
+from fedcache.runs.trackers import tracking
 
 Preset = Annotated[str | None, typer.Option("--preset", help="paper | official: equations as printed, or as released.")]
 Saved = Annotated[str | None, typer.Option("--partition", "-p", help="A saved partition, or a partition file.")]
@@ -48,6 +56,17 @@ NoExtract = Annotated[bool, typer.Option("--no-extract", help="Fail instead of e
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again although the result is there.")]
 
 
+def check_methods(names: Sequence[str]) -> None:
+    """Refuse a misspelt method before torch is imported.
+
+    Raises:
+        FedcacheError: USAGE, with "did you mean".
+    """
+    for name in names:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+
+
 def settings_of(values: list[str] | None) -> dict[str, Any]:
     """``--set`` pairs."""
     return dict(o.pairs(values, "--set", once=True))
@@ -64,7 +83,6 @@ def partition_config(
     seed: int | None,
 ) -> PartitionConfig:
     """The scheme and its arguments from the file and the flags."""
-    from fedcache.runs.partitions import partition_flags
 
     made = resolve(PartitionConfig, file.get("partition", {}), {"scheme": scheme, "clients": clients, "seed": seed})
     extra = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
@@ -123,11 +141,6 @@ def train(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.commands.run_output import plan_answer, result_lines
-        from fedcache.extract.stop import Stop
-        from fedcache.runs.loop import train as run
-        from fedcache.runs.trackers import tracking
-
         file = read_file(config)
         flags = {
             "method": method,
@@ -159,6 +172,7 @@ def train(
         section = dict(file.get("train", {}))
         section["set"] = {**section.get("set", {}), **settings_of(settings)}
         resolved = resolve(TrainConfig, section, flags)
+        check_methods([resolved.method] if resolved.method else [])
         if dry_run:
             from fedcache.grids.grid import grid_plan
 
@@ -166,6 +180,8 @@ def train(
                 raise FedcacheError(Exit.USAGE, "No method was named.", "For example fedcache train --method fed3r")
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
             return plan_answer(grid_plan([resolved.method], {}, resolved, o.home(), partition=dealt, observer=story))
+        from fedcache.runs.loop import train as run
+
         stop = Stop()
         keep_freed_memory()
         with stopping(stop.ask, story), tracking(track, o.home(), runs, story) as hooks:
@@ -188,9 +204,8 @@ def train(
 
 def _ready_list() -> Answer:
     """Every ready grid."""
-    from fedcache.grids.presets import names, ready
 
-    grids = [ready(name) for name in names()]
+    grids = [presets.ready(name) for name in presets.names()]
     rows = [
         (g.name, g.title, g.paper, " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
          str(g.points))
@@ -273,16 +288,9 @@ def grid(
     """
 
     def call(story: Story) -> Answer:
-        from fedcache.commands.run_output import grid_answer, plan_answer
-        from fedcache.extract.stop import Stop
-        from fedcache.federate.engines.choose import engine_of
-        from fedcache.grids.grid import grid as run
-        from fedcache.grids.presets import ready as lookup
-        from fedcache.runs.trackers import tracking
-
         if ready == "list":
             return _ready_list()
-        known = lookup(ready) if ready is not None else None
+        known = presets.ready(ready) if ready is not None else None
         read = read_file(config)
         file = known.under(read, scheme) if known is not None else read
         gone = known.dropped(scheme or read.get("partition", {}).get("scheme")) if known is not None else ()
@@ -330,9 +338,11 @@ def grid(
             raise FedcacheError(
                 Exit.USAGE, "No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
             )
-        if dry_run:
-            from fedcache.grids.grid import grid_plan
+        check_methods(chosen)
+        from fedcache.grids.grid import grid as run
+        from fedcache.grids.grid import grid_plan
 
+        if dry_run:
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
             return plan_answer(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,
                                    sampler=sampler, exact=exact, observer=story))  # fmt: skip

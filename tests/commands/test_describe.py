@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from command import ok
 
 from fedcache.federate.methods import METHODS
-from fedcache.report.methods.facts import Sizes, traffic_of
+from fedcache.report.methods import catalogue
+from fedcache.report.methods.catalogue import PATH, method_entries, sources_digest
+from fedcache.report.methods.facts import traffic_of
+from fedcache.report.methods.sizes import Sizes
 
 
 # methods.md 1, D = 512 (and 1536), C = 10: exact up, paper up
@@ -54,6 +59,14 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
         assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
     assert entries["flesd"]["fidelity"] == entries["atpfl"]["fidelity"] == "exact"
     assert entries["atpfl-feat"]["fidelity"] == "approx"
+
+
+def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), "old; run: python tools/make_docs.py"
+    sizes = Sizes(20, 12, 5)
+    read = method_entries(sizes)
+    monkeypatch.setattr(catalogue, "sources_digest", lambda: "of methods that were edited")
+    assert method_entries(sizes) == read
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from rich.console import Console
 import fedcache as fc
 from fedcache.commands import doctor_checks as checks
 from fedcache.commands import doctor_home as installation
+from fedcache.commands import doctor_torch
 from fedcache.commands.output import table
 from fedcache.config import Home
+from fedcache.extract import backbones
 from fedcache.store.lock import held
 
 
@@ -51,10 +54,26 @@ def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> No
 def test_a_failed_check_is_exit_6_and_a_warning_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     row = installation.check
     for status, code, status_of_all in (("warn", 0, "ok"), ("fail", 6, "problem")):
-        monkeypatch.setattr(checks, "torch_pair", lambda status=status: row("torch + torchvision", status, "x", "y"))
+        monkeypatch.setattr(doctor_torch, "start", nullcontext)
+        monkeypatch.setattr(doctor_torch, "finish", lambda _, status=status: [row("torch", status, "x", "y")])
         done = fedcache("doctor", "--json")
         assert (done.code, done.envelope["status"]) == (code, status_of_all)
         assert done.data["problems"] == (code == 6)
+
+
+def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
+    def told(code: str) -> list[tuple[str, str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return [(row["status"], row["hint"]) for row in doctor_torch.finish(process)]
+
+    assert [status for status, _ in told("import no_such_torch")] == ["fail", "fail", "fail"]
+    devices = '{"devices": {"built": null, "usable": false, "gpus": [], "auto": ["cpu", "2 cores", "no GPU"]}}'
+    pair, device, cuda = told(f"print({devices!r}); raise RuntimeError('operator torchvision::nms does not exist')")
+    assert pair[0] == "fail"
+    assert "--force-reinstall torch torchvision" in pair[1]
+    assert (device[0], cuda[0]) == ("ok", "ok")
 
 
 def test_a_package_that_is_too_old_or_missing_names_the_line_that_installs_it() -> None:
@@ -68,7 +87,7 @@ def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeyp
     monkeypatch.setattr(installation, "ROOM", 1 << 60)
     assert installation.place(home)["status"] == "fail"
     assert "fedcache gc" in installation.place(home)["hint"]
-    monkeypatch.setattr("fedcache.extract.backbones.known", lambda **_: [{"name": "a", "ready": False}])
+    monkeypatch.setattr(backbones, "known", lambda **_: [{"name": "a", "ready": False}])
     assert installation.weights(home)["status"] == "warn"
     assert "0 of 1" in installation.weights(home)["found"]
 

@@ -132,6 +132,7 @@ def refused(words: list[str]) -> str:
         if name not in found.commands:
             return f"there is no command {name!r}"
         found = found.commands[name]
+        found = found.load() if hasattr(found, "load") else found
     try:
         found.make_context("fedcache", rest)
     except Exception as error:  # the parser's own family, which typer carries with it

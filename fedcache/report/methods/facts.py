@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
 from fedcache.extract import backbones
 from fedcache.extract.backbones.live import load_towers
-from fedcache.extract.planning.find_store import find_store
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.encoders import Towers
@@ -23,48 +21,16 @@ from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.federate.execution.sequential import Sequential
-from fedcache.federate.methods import module_of
+from fedcache.federate.methods import METHODS, module_of
 from fedcache.federate.partition.partition import Client
+from fedcache.report.methods.sizes import Sizes
 from fedcache.runs import encoders
-from fedcache.runs.features import TEXT_ORDER
 
 CLIENTS = 3
 MOST_CLIENTS = 10
 PER_CLASS = 2
 IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epochs")
 """Numbers of passes over the rows: what travels does not depend on them."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The widths at which traffic is counted.
-
-    Attributes:
-        width: D, all backbones together.
-        text_width: D of the backbone that methods with text take.
-        classes: C.
-        source: where they come from, for a person.
-    """
-
-    width: int = 512
-    text_width: int = 512
-    classes: int = 10
-    source: str = "512 features, 10 classes"
-
-
-def current_sizes(home: Home) -> Sizes:
-    """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
-    try:
-        store = find_store(home)
-    except FedcacheError:
-        store = None
-    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
-    if store is None or not arrays:
-        return Sizes()
-    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
-    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
-    width, classes = sum(by_name.values()), len(store.samples.classes)
-    return Sizes(width, text, classes, f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes")
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
@@ -133,6 +99,23 @@ def _towers() -> _Tower:
     home = Home.from_environment()
     weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
     return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+
+
+def facts_in_list(method: Method) -> dict[str, Any]:
+    """What a list of methods says of one, besides what it sends."""
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "paper": method.paper,
+        "needs": sorted(method.needs),
+        "fidelity": fidelities(method),
+        "one_shot": method.one_shot,
+    }
+
+
+def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(facts, traffic) of every method, counted now: seconds, where the catalogue takes none."""
+    return [(facts_in_list(m), traffic_of(m, sizes)) for m in METHODS.values()]
 
 
 def objective(name: str) -> str:

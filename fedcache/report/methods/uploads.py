@@ -10,7 +10,8 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.update_validation import UpdateValidation, is_count
 from fedcache.heads.linear import Tree
-from fedcache.report.methods.facts import Sizes, traffic_of
+from fedcache.report.methods.facts import traffic_of
+from fedcache.report.methods.sizes import Sizes
 
 SHOWN = 4
 """Names of one kind that are written out; of more, the number is said."""

@@ -1,0 +1,140 @@
+"""``fedcache datasets``: what there is, where it comes from, and whether it is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands import options as o
+from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.config import ExtractConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.datasets import info, known, open_dataset, pull
+from fedcache.extract.datasets.papers import check, full
+from fedcache.extract.planning.plan import memory_of, roots_of
+
+datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A name from the list.")]
+
+
+@datasets.command("list")
+def datasets_list(json: o.Json = False) -> None:
+    """Every dataset and what it needs.
+
+    Example: fedcache datasets list
+    """
+
+    def call(story: Story) -> Answer:
+        entries = known(data=o.home().data)
+        rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
+        return Answer(
+            {"datasets": entries}, [], renderables=[table("", ("dataset", "what it is", "needs", "ready"), rows)]
+        )
+
+    answer("datasets list", json, call)
+
+
+@datasets.command("info")
+def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json: o.Json = False) -> None:
+    """One dataset: what it is; a spec such as folder:PATH is read and counted.
+
+    Example: fedcache datasets info paper:cifar10
+    """
+
+    def call(story: Story) -> Answer:
+        home = o.home()
+        roots = roots_of(ExtractConfig(data=o.pairs(data, "--data")), home)
+        found = info(full(name), roots=roots, data=home.data)
+        if name.startswith("folder:"):
+            read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
+            found = {
+                **found,
+                "name": name,
+                "reading": read.reading,
+                "images": len(read),
+                "classes": list(read.classes),
+                "domains": list(read.domains),
+                "digest": read.digest,
+            }
+        return Answer(found, [line for key, value in found.items() for line in _told(key, value)])
+
+    answer("datasets info", json, call)
+
+
+def _told(key: str, value: Any) -> list[str]:
+    """One line, or one for each of a list of sentences or tables."""
+    if not isinstance(value, list) or key in ("classes", "domains", "splits"):
+        return [f"{key:<12}{', '.join(value) if isinstance(value, list) else value}"]
+    rows = [_flat(row) for row in value]
+    return [f"{key if i == 0 else '':<12}{row}" for i, row in enumerate(rows)]
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(held)}" for key, held in value.items() if held)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@datasets.command("check")
+def datasets_check(
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")],
+    json: o.Json = False,
+) -> None:
+    """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
+
+    Example: fedcache datasets check cifar10 ~/data/cifar10
+    """
+
+    def call(story: Story) -> Answer:
+        report = check(name.removeprefix("paper:"), path)
+        found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
+        counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
+        lines = [f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"]
+        lines += [f"counts: {counts}"] if counts else []
+        lines += found or ["Everything is there."]
+        if found:
+            lines.append(f"fedcache datasets info {report['name']}   says how to get it")
+        code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
+        return Answer(report, lines, code=code)
+
+    answer("datasets check", json, call)
+
+
+@datasets.command("pull")
+def datasets_pull(
+    name: Name,
+    mirror: Annotated[
+        str | None, typer.Option("--from", help="An address below which the same files lie (paper:NAME).")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.
+
+    Example: fedcache datasets pull cifar10
+    """
+
+    def call(story: Story) -> Answer:
+        home = o.home()
+        if home.offline:
+            raise FedcacheError(Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it to download.")
+        spec = full(name)
+        folder = pull(spec, data=home.data, say=story.note, mirror=mirror)
+        lines = [str(folder)]
+        left: list[str] = []
+        if spec.startswith("paper:"):
+            report = check(spec.removeprefix("paper:"), folder)
+            left = report["missing"]
+            lines += [f"layout: {report['layout']}"] if report["layout"] else []
+            lines += [f"still missing: {text}" for text in left]
+        lines.append(
+            f"fedcache datasets info {name}   says how to get the rest"
+            if left
+            else f"fedcache extract --dataset {spec}"
+        )
+        return Answer({"name": spec, "path": str(folder), "missing": left}, lines)
+
+    answer("datasets pull", json, call)

@@ -1,0 +1,42 @@
+"""The widths at which a method's traffic is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.planning.find_store import find_store
+from fedcache.runs.features import TEXT_ORDER
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths at which traffic is counted.
+
+    Attributes:
+        width: D, all backbones together.
+        text_width: D of the backbone that methods with text take.
+        classes: C.
+        source: where they come from, for a person.
+    """
+
+    width: int = 512
+    text_width: int = 512
+    classes: int = 10
+    source: str = "512 features, 10 classes"
+
+
+def current_sizes(home: Home) -> Sizes:
+    """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
+    try:
+        store = find_store(home)
+    except FedcacheError:
+        store = None
+    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}
+    if store is None or not arrays:
+        return Sizes()
+    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
+    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
+    width, classes = sum(by_name.values()), len(store.samples.classes)
+    return Sizes(width, text, classes, f"{store.path.name}: {' + '.join(by_name)}, {width} features, {classes} classes")

@@ -1,0 +1,64 @@
+"""Write fedcache/report/methods/catalogue.json; `python tools/make_docs.py` does it along with the pages.
+
+What a client sends is counted in rounds of no training at nine pairs of sizes, through which a polynomial in the
+feature width W and the classes C is laid; it must then foretell the counts at a tenth pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from fractions import Fraction
+from typing import Any
+
+from fedcache.federate.engine.method import Method
+from fedcache.federate.methods import METHODS
+from fedcache.report.methods.catalogue import COUNTS, PATH, evaluate, sources_digest
+from fedcache.report.methods.facts import facts_in_list, traffic_of
+from fedcache.report.methods.sizes import Sizes
+
+WIDTHS, CLASSES, ELSEWHERE = (16, 24, 40), (3, 4, 6), (56, 9)
+POWERS = tuple(itertools.product(range(3), range(3)))
+
+
+def polynomial(values: dict[tuple[int, int], int]) -> list[list[int]]:
+    """The polynomial of degree two in W and in C with these values at (W, C), solved exactly."""
+    rows = [[Fraction(w**i * c**j) for i, j in POWERS] + [Fraction(v)] for (w, c), v in values.items()]
+    for k in range(len(POWERS)):  # Gauss and Jordan
+        pivot = next(r for r in range(k, len(rows)) if rows[r][k])
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        rows[k] = [x / rows[k][k] for x in rows[k]]
+        for r in range(len(rows)):
+            if r != k and rows[r][k]:
+                rows[r] = [x - rows[r][k] * y for x, y in zip(rows[r], rows[k], strict=True)]
+    return [[row[-1].numerator, row[-1].denominator, i, j] for row, (i, j) in zip(rows, POWERS, strict=True) if row[-1]]
+
+
+def counted(method: Method, width: int, classes: int) -> dict[str, int]:
+    return traffic_of(method, Sizes(width, width, classes))
+
+
+def entry(method: Method) -> dict[str, Any]:
+    """The facts of a method with its counts as polynomials.
+
+    Raises:
+        SystemExit: when a count is none; such a method must not stand in the catalogue.
+    """
+    found = {(w, c): counted(method, w, c) for w in WIDTHS for c in CLASSES}
+    counts = {key: polynomial({at: n[key] for at, n in found.items()}) for key in COUNTS}
+    there = counted(method, *ELSEWHERE)
+    wrong = [key for key in COUNTS if evaluate(counts[key], *ELSEWHERE) != there[key]]
+    if wrong:
+        raise SystemExit(f"{method.name}: {', '.join(wrong)} is no polynomial of width and classes")
+    return {**facts_in_list(method), "counts": counts}
+
+
+def write() -> None:
+    """Write the catalogue, one method a line."""
+    entries = [json.dumps(entry(METHODS[name]), ensure_ascii=False) for name in METHODS]
+    lines = ",\n".join(entries)
+    PATH.write_text(f'{{"sources": "{sources_digest()}",\n"methods": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
