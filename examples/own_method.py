@@ -15,7 +15,8 @@ from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.engine.hyperparameters import HParam
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED

@@ -20,7 +20,7 @@ import torch
 
 from fedcache.extract.chunk_writer import chunk_rows_for
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.method import Value
+from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
 from fedcache.federate.partition.partition import Client

@@ -21,7 +21,8 @@ from fedcache.store.store import Store
 if TYPE_CHECKING:
     from fedcache.federate.engine.client_data import Data
     from fedcache.federate.engine.encoders import Towers
-    from fedcache.federate.engine.method import Method, Value
+    from fedcache.federate.engine.hyperparameters import Value
+    from fedcache.federate.engine.method import Method
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
 """What determines an encoder's input image; normalisation happens after it."""

@@ -18,7 +18,8 @@ from fedcache.store.store import Store
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.client_data import Data
-    from fedcache.federate.engine.method import Hp, Method
+    from fedcache.federate.engine.hyperparameters import Hp
+    from fedcache.federate.engine.method import Method
 
 TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from fedcache.extract.stop import Stop
     from fedcache.federate.engine.client_data import Data
     from fedcache.federate.engine.client_overrides import Own
-    from fedcache.federate.engine.method import Method, Value
+    from fedcache.federate.engine.hyperparameters import Value
+    from fedcache.federate.engine.method import Method
 
 LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000

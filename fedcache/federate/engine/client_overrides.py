@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.method import Method, Value
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Own:
     hp: Mapping[str, Value] = field(default_factory=dict)
 
 
-class Columns:
+class FeatureColumns:
     """A feature matrix cut to the columns some clients have; each cut is made once, since lanes gather from it."""
 
     def __init__(self, x: Tensor) -> None:

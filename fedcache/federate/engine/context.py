@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.encoders import Towers
-from fedcache.federate.engine.method import Hp, Value
+from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.rng import generator, generators, key_hash
 from fedcache.federate.execution.cache import Memo
 from fedcache.heads.linear import Tree

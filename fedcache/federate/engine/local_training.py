@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, lane, own
-from fedcache.federate.engine.method import Fit, Hp
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Fit
 from fedcache.federate.engine.optim import opt_init, opt_names, step
 from fedcache.heads.linear import Tree
 

@@ -6,122 +6,21 @@ command line reads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import unknown
+from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
-if TYPE_CHECKING:
-    from fedcache.federate.engine.client_data import LaneData
-    from fedcache.federate.engine.context import Ctx
-
-Value = float | int | bool | str | None
-Hp = Mapping[str, Value | Tensor]
-"""Resolved hyperparameters; a float swept over a grid is a tensor of shape [G, 1]."""
-
 Pooling = Literal["mean", "uniform", "sum", "stack"]
 Protocol = Literal["global", "personalised", "everywhere"]
-Kind = Literal["float", "int", "bool", "choice"]
-
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-
-@dataclass(frozen=True)
-class HParam:
-    """One declared hyperparameter.
-
-    Attributes:
-        name: the key of ``--set key=value``.
-        default: value of the ``paper`` preset.
-        kind: ``float`` (may be swept), ``int``, ``bool`` or ``choice``.
-        help: one sentence, with the number of the disagreement it decides.
-        choices: the legal words of a ``choice``.
-        low: smallest legal number.
-        high: largest legal number.
-        official: value of the released code where it differs, else None.
-        auto: what ``auto`` stands for; makes None (written ``auto``) a legal value.
-        fit: whether ``fit`` reads it; runs that differ in others alone have the same uploads.
-    """
-
-    name: str
-    default: Value
-    kind: Kind
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    official: Value = None
-    auto: str = ""
-    fit: bool = True
-
-    def parse(self, value: Value) -> Value:
-        """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
-        if self.auto and (value is None or value == "auto"):
-            return None
-        read = self._read(value)
-        if isinstance(read, (int, float)) and not isinstance(read, bool):
-            below = self.low is not None and read < self.low
-            above = self.high is not None and read > self.high
-            if below or above or not math.isfinite(read):
-                raise self._refuse(value)
-        return read
-
-    def legal(self) -> str:
-        """The legal values in words."""
-        if self.kind == "choice":
-            words = " | ".join(self.choices)
-        elif self.kind == "bool":
-            words = "true | false"
-        else:
-            name = {"float": "a number", "int": "an integer"}[self.kind]
-            words = name
-            if self.low is not None and self.low == self.high:
-                words = f"{self.low:g}"
-            elif self.low is not None and self.high is not None:
-                words = f"{name} from {self.low:g} to {self.high:g}"
-            elif self.low is not None:
-                words = f"{name} of at least {self.low:g}"
-        return f"{words}, or auto ({self.auto})" if self.auto else words
-
-    def _read(self, value: Value) -> Value:
-        if self.kind == "choice":
-            if value in self.choices:
-                return value
-        elif self.kind == "bool":
-            if isinstance(value, bool):
-                return value
-            if str(value).lower() in _WORDS:
-                return _WORDS[str(value).lower()]
-        elif value is not None and not isinstance(value, bool):
-            try:
-                number = float(value)
-                if self.kind == "float":
-                    return number
-                if number.is_integer():
-                    return int(number)
-            except (ValueError, OverflowError):
-                pass
-        raise self._refuse(value)
-
-    def _refuse(self, value: Value) -> FedcacheError:
-        return FedcacheError(
-            Exit.USAGE,
-            f"Hyperparameter {self.name!r} is {value!r}, expected {self.legal()}.",
-            f"Set it with --set {self.name}={self.show()}  ({self.help})",
-        )
-
-    def show(self, value: Value = None) -> str:
-        """A value (the default when None) as it is written after ``--set key=``."""
-        chosen = self.default if value is None else value
-        if chosen is None:
-            return "auto"
-        return str(chosen).lower() if isinstance(chosen, bool) else f"{chosen}"
 
 
 @dataclass(frozen=True)
@@ -143,15 +42,15 @@ class Defaults:
     official_participation: int | None = None
 
 
-Count = Callable[[Tree, "Ctx"], int]
-Init = Callable[["Ctx"], Tree]
-Enter = Callable[[Tree, "LaneData", "Ctx"], Tree]
-Fit = Callable[[Tree, Tree, "LaneData", "Ctx"], tuple[Tree, Tree]]
-Predict = Callable[[Tree, Tree, "LaneData", Tensor, "Ctx"], Tensor]
-Server = Callable[[Tree, "Ctx"], Tree]
-Deploy = Callable[[Tree, Tree, "LaneData", "Ctx"], Tree]
-Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], "Ctx"], dict[str, float]]
-Aggregate = Callable[[Tree, Tree, "Ctx"], Tree]
+Count = Callable[[Tree, Ctx], int]
+Init = Callable[[Ctx], Tree]
+Enter = Callable[[Tree, LaneData, Ctx], Tree]
+Fit = Callable[[Tree, Tree, LaneData, Ctx], tuple[Tree, Tree]]
+Predict = Callable[[Tree, Tree, LaneData, Tensor, Ctx], Tensor]
+Server = Callable[[Tree, Ctx], Tree]
+Deploy = Callable[[Tree, Tree, LaneData, Ctx], Tree]
+Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
+Aggregate = Callable[[Tree, Tree, Ctx], Tree]
 
 
 ON_ROWS = ("loop", "stack", "dual")

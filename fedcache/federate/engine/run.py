@@ -15,7 +15,8 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import ClientRows
 from fedcache.federate.engine.evaluate import global_scores, score_job
-from fedcache.federate.engine.method import Method, Value
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.metrics import classes_owned
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
 from fedcache.federate.engine.run_state import Rounds

@@ -17,10 +17,11 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import ClientRows, Data, LaneData, cut_out, lane_data
-from fedcache.federate.engine.client_overrides import Columns, Own, check_mixed
+from fedcache.federate.engine.client_overrides import FeatureColumns, Own, check_mixed
 from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
+from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import Memo, SameObject
@@ -96,7 +97,7 @@ class Rounds:
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
         check_mixed(method, self.own, data.x.shape[2], len(clients))
-        self.columns = Columns(self.data.x)
+        self.columns = FeatureColumns(self.data.x)
         self.clients = clients
         self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
@@ -127,7 +128,7 @@ class Rounds:
         self.train_bytes = sum(len(self.lanes[c].train) for c in self.eligible) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
-            self.public_columns = Columns(self.data.x[public])
+            self.public_columns = FeatureColumns(self.data.x[public])
             self.env = replace(self.env, public=self.public_columns.cut(()))
         if method.reads_test(hp):
             self.warnings.append(

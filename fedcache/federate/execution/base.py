@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.grid_batch import GridBatch

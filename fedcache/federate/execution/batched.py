@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.traffic import RoundTraffic, itemsize
 from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.grid_cache import Sent

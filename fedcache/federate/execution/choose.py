@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.gram import Gram

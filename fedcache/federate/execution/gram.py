@@ -25,7 +25,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.context import split
-from fedcache.federate.engine.method import Hp, Method, numel
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.traffic import itemsize
 from fedcache.federate.execution.batched import Batched, points_together

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.context import Ctx, copied, pad_stack, split
-from fedcache.federate.engine.method import Hp, numel
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.grid_cache import Sent, Shared

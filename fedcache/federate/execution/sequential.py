@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.traffic import RoundTraffic

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     TRAINING,

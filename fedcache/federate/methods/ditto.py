@@ -21,8 +21,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, is_zero
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import HParam, personal_model
+from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import fedavg, solo
 from fedcache.federate.methods.common.switches import ce_loss, head_of, trained
 from fedcache.federate.methods.fedprox import proximal

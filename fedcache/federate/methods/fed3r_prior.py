@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.engine.hyperparameters import HParam
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree

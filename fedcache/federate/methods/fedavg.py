@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, Method, Protocol
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, local
-from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION

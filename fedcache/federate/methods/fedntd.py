@@ -21,8 +21,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import Defaults, HParam
+from fedcache.federate.engine.method import Defaults
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common.switches import (
     AGG,

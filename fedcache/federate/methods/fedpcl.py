@@ -27,8 +27,9 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import prototypes
 from fedcache.federate.methods.common.noise import NOISE, noisy, noisy_prototypes
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU, body

@@ -24,8 +24,9 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Defaults, Hp, HParam, Method
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, ce_loss, declare, without
 from fedcache.federate.methods.fedncm import predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, is_zero
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import keep_optimiser, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, personal_model
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     LOGIT_HEAD,

@@ -14,8 +14,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import HParam
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common.switches import ce_loss, names, trained
 from fedcache.heads.linear import Tree

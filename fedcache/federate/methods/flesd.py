@@ -21,7 +21,8 @@ import torch
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Defaults, HParam, Method
+from fedcache.federate.engine.hyperparameters import HParam
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common import distillation, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.method import HParam
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.flesd import METHOD as FLESD
 

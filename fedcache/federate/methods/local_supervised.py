@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Defaults, HParam, everywhere
+from fedcache.federate.engine.hyperparameters import HParam
+from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.switches import declare

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, is_zero, over
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,

@@ -26,8 +26,9 @@ import torch
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, over, own
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, Step, grads, minibatches, scan
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Hp, HParam, Method, Protocol
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,

@@ -22,8 +22,9 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Defaults, Hp, HParam, Method, Value
+from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,

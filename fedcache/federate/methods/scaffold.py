@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, dot, over
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import batch_sizes, train
-from fedcache.federate.engine.method import Hp, HParam
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
-from fedcache.federate.partition.rows import Dealt, Pool, Streams, need_rows
+from fedcache.federate.partition.rows import Dealt, RowPool, Streams, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     SHARED_TESTS,
@@ -27,17 +27,17 @@ from fedcache.federate.partition.scheme import (
 )
 
 
-def _deal(scheme: Scheme, pool: Pool, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> Dealt:
+def _deal(scheme: Scheme, pool: RowPool, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> Dealt:
     need_rows(pool.train, "train", scheme.name)
     counts = counts_or_error(scheme, args, rule_of(args), streams, rule_of)
     return Dealt(deal_rows(present(pool, pool.train), counts, streams("rows")))
 
 
-def _quota(pool: Pool) -> np.ndarray:
+def _quota(pool: RowPool) -> np.ndarray:
     return np.array([len(rows) for rows in present(pool, pool.train)], np.int64)
 
 
-def deal_dirichlet(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_dirichlet(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Every row dealt; the only condition is that no client is empty."""
     quota = _quota(pool)
 
@@ -47,7 +47,7 @@ def deal_dirichlet(pool: Pool, args: Values, streams: Streams) -> Dealt:
     return _deal(DIRICHLET, pool, args, streams, rule_of)
 
 
-def deal_lda(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_lda(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Latent Dirichlet allocation as FedNTD's code does it: a balance gate, and redraws until min_size is reached.
 
     With the gate, a client that already holds N / M rows gets nothing of the next class, and the shares of the others
@@ -63,7 +63,7 @@ def deal_lda(pool: Pool, args: Values, streams: Streams) -> Dealt:
     return _deal(LDA, pool, args, streams, rule_of)
 
 
-def deal_flesd(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_flesd(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """FLESD: redraw until min_i sum_c p_ic > 0.5 / M; counts are rounded down, what remains is left out."""
     quota = _quota(pool)
 

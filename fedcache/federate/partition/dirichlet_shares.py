@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcache.federate.partition.rows import Pool, Streams
+from fedcache.federate.partition.rows import RowPool, Streams
 from fedcache.federate.partition.scheme import (
     LARGEST_COUNT,
     InfeasibleError,
@@ -287,6 +287,6 @@ def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Gen
     return [np.concatenate(piece) for piece in pieces]
 
 
-def present(pool: Pool, rows: np.ndarray) -> list[np.ndarray]:
+def present(pool: RowPool, rows: np.ndarray) -> list[np.ndarray]:
     """The rows of each class that has any: an empty class takes no draw."""
     return [r for r in pool.by_class(rows) if len(r)]

@@ -19,7 +19,7 @@ from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, 
 from fedcache.federate.partition.rows import (
     FEWER,
     Dealt,
-    Pool,
+    RowPool,
     Streams,
     fewer_shots,
     first_per_class,
@@ -42,7 +42,7 @@ from fedcache.federate.partition.scheme import (
 )
 
 
-def deal_feature_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """The first (or random) ``shots`` training rows of each class in each domain; the first ``tests`` test rows."""
     shots = count_of(args, "shots")
     train, short, least = [], [], shots
@@ -57,7 +57,7 @@ def deal_feature_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
     return Dealt(train, _balanced_tests(pool, args), _names(pool), notes)
 
 
-def deal_feature_label_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Per class p ~ Dir(alpha 1_M) over the M domains; client i gets the first floor(p_i M shots) rows of its own.
 
     Without a domain running out of rows, between M shots C - M C (exclusive) and M shots C rows are dealt in all.
@@ -86,7 +86,7 @@ def deal_feature_label_shift(pool: Pool, args: Values, streams: Streams) -> Deal
     return Dealt(train, test, _names(pool), [])
 
 
-def deal_label_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Per class: the first q = shots ratio M rows, shuffled, cut at floor(cumsum(p) q) with p ~ Dir(alpha 1_M).
 
     A client that already holds N / M rows, N being the whole pool, gets nothing of the next class (practically never
@@ -123,7 +123,7 @@ def deal_label_shift(pool: Pool, args: Values, streams: Streams) -> Dealt:
     return Dealt(train, test, notes=_label_shift_notes(pool, args, quota, train))
 
 
-def _label_shift_notes(pool: Pool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]) -> list[str]:
+def _label_shift_notes(pool: RowPool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]) -> list[str]:
     """What differs from the paper's setting: a mixed pool, or classes that ran out."""
     notes = []
     if len(pool.domains) > 1:
@@ -148,7 +148,7 @@ def _label_shift_remedy(args: Values, least: int) -> str:
     return fewer_shots(shots, " or deal to fewer --clients")
 
 
-def _domains(scheme: Scheme, pool: Pool) -> tuple[int, ...]:
+def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """The chosen domains, at least two and each with training and test rows.
 
     Raises:
@@ -173,17 +173,17 @@ def _domains(scheme: Scheme, pool: Pool) -> tuple[int, ...]:
     return pool.domains
 
 
-def _balanced_tests(pool: Pool, args: Values) -> list[np.ndarray]:
+def _balanced_tests(pool: RowPool, args: Values) -> list[np.ndarray]:
     """The first ``tests`` test rows of each class, for every domain."""
     tests = count_of(args, "tests")
     return [first_per_class(pool, pool.of_domain(pool.test, domain), tests) for domain in pool.domains]
 
 
-def _names(pool: Pool) -> list[str]:
+def _names(pool: RowPool) -> list[str]:
     return [pool.columns.domains[domain] for domain in pool.domains]
 
 
-def _short(pool: Pool, rows: np.ndarray, shots: int) -> list[str]:
+def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
     """Classes with fewer rows than asked for."""
     return [
         f"{name} ({len(r)})"

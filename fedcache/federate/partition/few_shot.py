@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
-from fedcache.federate.partition.rows import FEWER, Dealt, Pool, Streams, fewer_shots, need_rows
+from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, fewer_shots, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     SHARED_TESTS,
@@ -24,7 +24,7 @@ from fedcache.federate.partition.scheme import (
 )
 
 
-def deal_few_shot(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_few_shot(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """``shots`` images of a class, by the kind of skew.
 
     disjoint: the shuffled classes are dealt round(C / M) to each client, the last takes the rest (never so many that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcache.federate.partition.dirichlet_shares import present
-from fedcache.federate.partition.rows import Dealt, Pool, Streams, need_rows
+from fedcache.federate.partition.rows import Dealt, RowPool, Streams, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     LARGEST_COUNT,
@@ -20,7 +20,7 @@ from fedcache.federate.partition.scheme import (
 )
 
 
-def deal_iid(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Shuffle all rows and deal floor(N / M) to each client, the remainder one by one."""
     need_rows(pool.train, "train", IID.name)
     clients, rows = count_of(args, "clients"), len(pool.train)
@@ -33,7 +33,7 @@ def deal_iid(pool: Pool, args: Values, streams: Streams) -> Dealt:
     return Dealt(np.array_split(streams("rows").permutation(pool.train), clients))
 
 
-def deal_shards(pool: Pool, args: Values, streams: Streams) -> Dealt:
+def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """M s label shards, dealt s to each client, so that a client has at most s classes.
 
     Each of the C classes present is cut into M s / C shards; where that is no integer, the classes with most rows get

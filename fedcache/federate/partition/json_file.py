@@ -1,4 +1,4 @@
-"""A partition as JSON, and back from JSON that anybody may have written.
+"""Reads a partition from JSON that anybody may have written.
 
 ``{"schema", "scheme", "args", "seed", "dataset", "clients": [{"name", "train", "test"}], "test", "pool", "dropped",
 "notes", "digest"}``; row lists ascend; a client whose ``test`` is null is tested on the global ``test``, which keeps
@@ -11,44 +11,18 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.scheme import LARGEST_SEED
 
-if TYPE_CHECKING:
-    from fedcache.federate.partition.partition import Partition
-
 SCHEMA = "fedcache.partition/1"
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
 _SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def encode(partition: Partition) -> dict[str, Any]:
-    """Everything but the digest, as plain JSON values."""
-    return {
-        "schema": SCHEMA,
-        "scheme": partition.scheme,
-        "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
-        "seed": partition.seed,
-        "dataset": partition.dataset,
-        "clients": [
-            {
-                "name": client.name,
-                "train": client.train.tolist(),
-                "test": None if np.array_equal(client.test, partition.test) else client.test.tolist(),
-            }
-            for client in partition.clients
-        ],
-        "test": partition.test.tolist(),
-        "pool": partition.pool,
-        "dropped": partition.dropped,
-        "notes": list(partition.notes),
-    }
 
 
 def corrupt(origin: str, problem: str) -> FedcacheError:

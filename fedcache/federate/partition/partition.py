@@ -103,7 +103,7 @@ class Partition:
     @cached_property
     def digest(self) -> str:
         """sha256 of the canonical payload without its ``digest``."""
-        return digest_of(json_file.encode(self))
+        return digest_of(self._content())
 
     @property
     def test_protocol(self) -> str:
@@ -112,7 +112,29 @@ class Partition:
 
     def to_payload(self) -> dict[str, Any]:
         """The content of a partition file, plain JSON values."""
-        return {**json_file.encode(self), "digest": self.digest}
+        return {**self._content(), "digest": self.digest}
+
+    def _content(self) -> dict[str, Any]:
+        """Everything but the digest, as ``json_file`` describes it."""
+        return {
+            "schema": json_file.SCHEMA,
+            "scheme": self.scheme,
+            "args": {k: list(v) if isinstance(v, tuple) else v for k, v in self.args.items()},
+            "seed": self.seed,
+            "dataset": self.dataset,
+            "clients": [
+                {
+                    "name": client.name,
+                    "train": client.train.tolist(),
+                    "test": None if np.array_equal(client.test, self.test) else client.test.tolist(),
+                }
+                for client in self.clients
+            ],
+            "test": self.test.tolist(),
+            "pool": self.pool,
+            "dropped": self.dropped,
+            "notes": list(self.notes),
+        }
 
     def save(self, path: Path) -> None:
         """Write the partition file, whole or not at all."""

@@ -75,7 +75,7 @@ class Streams:
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class RowPool:
     """Rows with ok = 1 in the chosen domains, in stored order.
 
     Args:
@@ -136,7 +136,9 @@ def fewer_shots(shots: int, otherwise: str = "") -> str:
     return f"--shots {shots} deals what it asks for" if shots else more
 
 
-def make_pool(columns: Columns, domain: Sequence[str] | None, *, split: int, needs_labels: bool, scheme: str) -> Pool:
+def make_pool(
+    columns: Columns, domain: Sequence[str] | None, *, split: int, needs_labels: bool, scheme: str
+) -> RowPool:
     """The pool of the chosen domains; validation rows and rows with ok = 0 are in no pool.
 
     Test rows without a label cannot be scored and are left out, unless no test row has one.
@@ -178,7 +180,7 @@ def make_pool(columns: Columns, domain: Sequence[str] | None, *, split: int, nee
         if is_needed and known.any() and not known.all():
             notes.append(f"{int((~known).sum())} {SPLITS[s]} rows without a label are left out")
             rows[s] = rows[s][known]
-    return Pool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
+    return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 
 
 def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
@@ -222,6 +224,6 @@ def matched(train: np.ndarray, candidates: np.ndarray, label: np.ndarray, rng: n
     return np.concatenate([r[: -(-int(n) * have // own)] for r, n in zip(rows, counts, strict=True)])
 
 
-def first_per_class(pool: Pool, rows: np.ndarray, count: int) -> np.ndarray:
+def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
     """The first ``count`` rows of each class, in stored order; a class that has fewer gives what it has."""
     return np.concatenate([r[:count] for r in pool.by_class(rows)] or [rows[:0]])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedcache.errors import Exit, FedcacheError, closest, unknown
 
 if TYPE_CHECKING:
-    from fedcache.federate.partition.rows import Dealt, Pool, Streams
+    from fedcache.federate.partition.rows import Dealt, RowPool, Streams
 
 Value = int | float | bool | str | tuple[str, ...] | None
 Values = Mapping[str, Value]
@@ -143,7 +143,7 @@ class Scheme:
     summary: str
     paper: str
     arguments: tuple[Argument, ...]
-    deal: Callable[[Pool, Values, Streams], Dealt]
+    deal: Callable[[RowPool, Values, Streams], Dealt]
     needs_labels: bool = True
     derive: Callable[[Values], Values] = dict
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.method import Hp, Method, Pooling
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, Pooling
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.robust_rules import RobustRule
 from fedcache.federate.trust.update_validation import UpdateValidation, is_count

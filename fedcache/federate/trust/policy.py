@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.federate.engine.method import Hp, Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.attacks import Attack, parse_attack
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.robust_rules import RobustRule, parse_rule

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.method import Method, Value
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of

@@ -8,7 +8,8 @@ from fedcache.errors import Exit, FedcacheError
 
 if TYPE_CHECKING:
     from fedcache.config import TrainConfig
-    from fedcache.federate.engine.method import Hp, Method
+    from fedcache.federate.engine.hyperparameters import Hp
+    from fedcache.federate.engine.method import Method
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 

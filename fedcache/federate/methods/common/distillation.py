@@ -17,8 +17,8 @@ from torch.nn.functional import normalize
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, own
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, descend, minibatches, scan
-from fedcache.federate.engine.method import Hp, HParam
 from fedcache.federate.engine.optim import opt_init
 from fedcache.federate.methods.common import simclr
 from fedcache.heads.linear import Tree

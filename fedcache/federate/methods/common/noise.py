@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, lane, over
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
-from fedcache.federate.engine.method import HParam
 
 NOISE = (
     HParam("noise_on", "off", "choice", "perturb uploaded prototypes, or training features (an approximation of image "

@@ -18,8 +18,8 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
-from fedcache.federate.engine.method import Hp, HParam
 from fedcache.federate.methods.common.switches import TRAINING, declare
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 

@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Hp, HParam
 from fedcache.federate.methods.common.switches import head_of
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import Head, embed

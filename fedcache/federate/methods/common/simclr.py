@@ -19,8 +19,9 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, lane, over
+from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
-from fedcache.federate.engine.method import Fit, Hp, HParam
+from fedcache.federate.engine.method import Fit
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
 from fedcache.heads.augment import DRAWS, augment
 from fedcache.heads.encoder import Encoder

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Hp, HParam, Value
+from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits

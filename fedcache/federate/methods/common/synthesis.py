@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import LaneData
 from fedcache.federate.engine.context import Ctx, over
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch, batch_sizes
-from fedcache.federate.engine.method import HParam
 from fedcache.heads.class_balance import deficits, votes
 
 SYNTHESIS = (
