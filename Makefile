@@ -4,39 +4,56 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint types unit slow durability durability-full test-engines audit browser pages docs notebooks results bench clean
+.PHONY: help demo test lint types unit slow durability durability-full trust test-engines audit browser pages docs notebooks everything nightly results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
-	@echo "make test     install into $(VENV), then lint, types and tests"
+	@echo "make test     install into $(VENV), then lint, types, tests and documentation (5 minutes on two cores)"
 	@echo "make slow     the tests that take minutes (kill -9 and resume, the whole offline job)"
-	@echo "make durability  kills, damage, liars: the long tests of what is promised (minutes)"
-	@echo "make durability-full  all cases and docs/trust.md (an hour)"
+	@echo "make durability  kills, damage, liars: the long tests of what is promised, a few of each"
 	@echo "make browser  the HTML report in Chromium, without a network"
-	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback (15 minutes)"
+	@echo "make test-engines  real federations through Flower and grids through Ray, on loopback"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
+	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours)"
+	@echo "make trust    all cases of the promises, each protection removed once, and docs/trust.md (an hour)"
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
 	@echo "make notebooks  run the notebooks of examples/ from top to bottom"
 	@echo "make results  make the tables of docs/results.md again"
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
+# uv installs in half the time of pip; where it cannot be had, or finds less than pip is told of, pip does.
+INSTALL = $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -e $(1) 2>/dev/null || \
+  $(BIN)/python -m pip install --quiet -e $(1)
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	-$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[demo]'
+	$(call INSTALL,'.[demo]')
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(call INSTALL,'.[dev$(comma)docs]')
 	@touch $@ $(VENV)/.demo
+
+comma = ,
+
+# All that .ci/run needs of one environment, resolved once.
+everything: $(VENV)/.everything
+$(VENV)/.everything: pyproject.toml | $(BIN)/python
+	$(call INSTALL,'.[dev$(comma)docs$(comma)notebooks$(comma)audit$(comma)browser]')
+	@touch $(VENV)/.demo $(VENV)/.dev $(VENV)/.notebooks $(VENV)/.audit $(VENV)/.browser $@
 
 demo: $(VENV)/.demo
 	$(BIN)/fedcache demo
 
-test: lint types unit
+# What needs one core runs beside what needs another, then the tests take both.
+test: $(VENV)/.dev
+	$(MAKE) --jobs 2 lint types docs
+	$(MAKE) unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -45,54 +62,67 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
+
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not slow and not durability and not browser and not engines'
 
 slow: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
 
-durability-full: $(VENV)/.dev
+durability-full: trust
+trust: $(VENV)/.dev
 	$(BIN)/python tools/make_trust.py --full --mutate
 
-browser: $(VENV)/.dev
+$(VENV)/.browser: pyproject.toml | $(BIN)/python
+	$(call INSTALL,'.[dev$(comma)docs$(comma)browser]')
+	@touch $@
+
+browser: $(VENV)/.browser
 	@command -v chromium chromium-browser google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
 	  { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/python -m pip install --quiet -e '.[browser]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
-# Flower pins older versions of rich and typer, so it has an environment of its own. The newest click warns of what typer
-# of those versions asks of it, which is nothing of ours.
+# Flower pins older versions of rich and typer, so it has an environment of its own: what differs lies there, and what it
+# lacks (torch, gigabytes) is found in the main one. The newest click warns of what typer of those versions asks of it,
+# which is nothing of ours.
 ENGINES = $(VENV)-engines
+PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-$(ENGINES)/.engines: pyproject.toml
-	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --upgrade pip
-	$(ENGINES)/bin/python -m pip install --quiet -e '.[dev,flower,ray]'
+$(ENGINES)/.engines: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -m venv $(ENGINES)
+	$(BIN)/python $(PACKAGES) > "$$($(ENGINES)/bin/python $(PACKAGES))/main.pth"
+	$(ENGINES)/bin/python -m pip install --quiet -e '.[flower,ray]'
 	@touch $@
 
 test-engines: $(ENGINES)/.engines
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engines -W ignore::DeprecationWarning tests/engines
 
-audit: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet -e '.[audit]'
+$(VENV)/.audit: pyproject.toml | $(BIN)/python
+	$(call INSTALL,'.[dev$(comma)docs$(comma)audit]')
+	@touch $@
+
+audit: $(VENV)/.audit
 	$(BIN)/python tools/audit.py
+
+# Every suite in full: all cases, new examples of property tests, every law broken, random mutations of the code.
+nightly: everything
+	$(MAKE) lint types docs audit
+	FEDCACHE_CASES=full $(MAKE) unit slow browser notebooks test-engines
+	$(MAKE) trust
+	OMP_NUM_THREADS=1 $(BIN)/python tools/break_laws.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py --count 40
 
 pages: $(VENV)/.dev
 	$(BIN)/python tools/make_docs.py
 
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
-	@touch $@
-
-docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
-
 $(VENV)/.notebooks: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[notebooks]'
+	$(call INSTALL,'.[dev$(comma)docs$(comma)notebooks]')
 	@touch $@
 
 notebooks: $(VENV)/.notebooks
