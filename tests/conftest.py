@@ -9,11 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from draws import FULL
+
+# The short draw judges every change by the same examples; the full one draws new ones each night.
+hypothesis.settings.register_profile("short", derandomize=True, database=None)
+hypothesis.settings.register_profile("full", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("full" if FULL else "short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """How many examples property tests draw goes into the report, for docs/trust.md."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of the full draw are left out of the short one, and how many examples tests draw is reported."""
+    if not FULL and (later := [item for item in items if item.get_closest_marker("full") is not None]):
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
     for item in items:
         if (mark := item.get_closest_marker("cases")) is not None:
             item.user_properties.append(("cases", mark.args[0]))

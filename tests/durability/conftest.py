@@ -1,14 +1,12 @@
-"""How many cases are tried: some in CI (``make durability``), all that reliability asks for on demand (``-full``)."""
+"""How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-FULL = os.environ.get("FEDCACHE_CASES") == "full"
+from draws import FULL
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,7 +47,7 @@ def test_random_flips_are_found_and_never_read_as_numbers(place, cases):
     path = with_history_and_an_array_in_flight(place / "s.zarr").path
     expected, draw, files = everything(path), random.Random(3), files_of(path)
     sizes = [f.stat().st_size for f in files]
-    for _ in range(cases(200, 1000)):
+    for _ in range(cases(80, 1000)):
         file = draw.choices(files, sizes)[0] if draw.random() < 0.5 else draw.choice(files)
         raw = flip(file, draw)
         assert found(path), file
@@ -110,7 +110,7 @@ def test_harm_of_every_kind_is_found(place, cases):
     other = place / "other.zarr"
     fill(create(other), KEYS[1])
     draw = random.Random(4)
-    for i in range(cases(80, 304)):
+    for i in range(cases(48, 304)):
         path = place / "s.zarr"
         shutil.copytree(whole, path)
         kind = KINDS[i % len(KINDS)]

@@ -20,6 +20,7 @@ from command import apart
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(2000)]
 
+LATER = pytest.mark.full
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LONGEST = 1900  # a third of it on two cores that have nothing else to do
@@ -74,13 +75,14 @@ def accuracy(words: dict[str, Any]) -> float:
     return float(run["result"]["accuracy"]["mean"])
 
 
-@pytest.mark.parametrize("method", ["fed3r", "fedavg", "fedpcl", "fst-cbdg"])
+@pytest.mark.parametrize("method", ["fed3r", "fedpcl", *(pytest.param(m, marks=LATER) for m in ("fedavg", "fst-cbdg"))])
 def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told: dict[str, Any]) -> None:
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
 
 
+@LATER
 def test_a_server_that_is_lost_and_comes_back_gives_the_same(told: dict[str, Any]) -> None:
     words = told["restart"]
     assert any("going on after round 1" in line for line in words["told"]), words["told"]

@@ -160,6 +160,7 @@ def test_a_killed_worker_changes_no_byte(words, whole, tmp_path, quiet):
     assert json.loads(quiet.end(again)[0])["data"]["decoded"] == 0
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
     run = quiet.fedcache(*words, "--engine", "ray", "--store", store)
@@ -186,6 +187,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.full
 def test_an_actor_that_dies_is_replaced(words, whole, tmp_path, quiet):
     """Actors as for GPUs, which Ray only counts: here they are CPUs by another name, decoding beside the model."""
     store = tmp_path / "ray.zarr"
@@ -197,6 +199,7 @@ def test_an_actor_that_dies_is_replaced(words, whole, tmp_path, quiet):
     assert content(store) == content(whole)
 
 
+@pytest.mark.full
 def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
     (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # as docs/scale.md says
@@ -211,7 +214,7 @@ def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     assert content(store) == content(whole)
 
 
-@pytest.mark.parametrize("extra", [(), ("--jobs", 2)], ids=["programs", "points"])
+@pytest.mark.parametrize("extra", [(), pytest.param(("--jobs", 2), marks=pytest.mark.full)], ids=["programs", "points"])
 def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, quiet, extra):
     words = ("grid", "--method", "fedavg,fed3r", "--scheme", "iid", "--clients", 4, "--rounds", 3, "--seeds", "0,1",
              "--store", whole, "--backbones", "random-projection", "--json", *extra)  # fmt: skip
@@ -229,6 +232,7 @@ def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, quiet, extra):
         assert len(mine) == len({p["digest"] for p in found})
 
 
+@pytest.mark.full
 def test_a_reproduced_table_is_the_local_one(tmp_path, home, quiet):
     words = ("reproduce", "fedpcl-table5", "--on", "digits", "--backbones", "random-projection", "--limit", 200,
              "--rounds", 1, "--seeds", "0", "--json")  # fmt: skip

@@ -357,6 +357,7 @@ def test_text_features_of_several_templates_are_unit_means(images: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_killed_three_times_and_resumed_is_byte_identical(tmp_path: Path) -> None:
     images = folder(tmp_path / "many", train=96, test=32)  # 384 images, 48 chunks of 8
     words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,pixels", "--size", 16,
