@@ -92,7 +92,7 @@ TABLE = (
     B("lifts_may_change_between_rounds", "draws depend on the lift", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
     B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/optim.py",
-      'count = p["opt/t"].double()', 'count = p["opt/t"].double() + 1.0', "adam"),
+      'steps = count.double()', 'steps = count.double() + 1.0', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
       "sorted(self.eligible, key=lambda i: self.lanes[i].name)", "list(self.eligible)", "fedavg"),
     B("the_order_of_clients_does_not_matter", "draws go by the client's number", ROUNDS,

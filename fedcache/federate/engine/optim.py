@@ -7,6 +7,7 @@ with plain floats torch's fused kernels run; otherwise every lane has its own le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -49,37 +50,72 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
     """
     params = [p[n] for n in names]
     first = [p[f"opt/m/{n}"] for n in names]
-    hp = (ctx.number("lr"), ctx.number("wd"), ctx.number("momentum"))
-    plain = [float(h) for h in hp if not isinstance(h, Tensor)]
-    fused = len(plain) == len(hp)
+    lr, wd, momentum = ctx.number("lr"), ctx.number("wd"), ctx.number("momentum")
+    plain = [h for h in (lr, wd, momentum) if isinstance(h, float)]
+    fused = len(plain) == 3 and fused_kernels_work()
     with torch.no_grad():
         if ctx.hp["opt"] == "adam":
             second = [p[f"opt/v/{n}"] for n in names]
+            p["opt/t"] += 1.0
             if fused and not ctx.lead:
-                p["opt/t"] += 1.0
-                torch._fused_adam_(
-                    params, _in_order(grads), first, second, [], [p["opt/t"]] * len(names),
-                    lr=plain[0], beta1=BETA1, beta2=BETA2, weight_decay=plain[1], eps=EPS,
-                    amsgrad=False, maximize=False,
-                )  # fmt: skip
+                _fused_adam(params, grads, first, second, p["opt/t"], plain[0], plain[1])
             else:
-                _adam(p, params, grads, first, second, hp[0], hp[1])
-        elif fused and len(ctx.lead) < 2:  # of a grid, the first lanes of a chunk are no block of memory
-            # Without momentum there is nothing to remember, and the kernel insists on no buffers.
-            torch._fused_sgd_(
-                params, _in_order(grads), first if plain[2] else [],
-                lr=plain[0], weight_decay=plain[1], momentum=plain[2],
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
-            )  # fmt: skip
+                _adam(params, grads, first, second, p["opt/t"], lr, wd)
+        elif fused and len(ctx.lead) < 2:  # of a grid, the first clients of a chunk are no block of memory
+            _fused_sgd(params, grads, first, plain[0], plain[1], plain[2])
         else:
-            for t, g, m in zip(params, grads, first, strict=True):
-                if is_zero(hp[2]):
-                    m.copy_(g)
-                else:
-                    m.mul_(over(hp[2], t)).add_(g)
-                if not is_zero(hp[1]):
-                    _add_scaled(m, t, over(hp[1], t))
-                _add_scaled(t, m, over(-hp[0], t))
+            _sgd(params, grads, first, lr, wd, momentum)
+
+
+@cache
+def fused_kernels_work() -> bool:
+    """Whether torch still has its private fused kernels, and one step of each is the step that is written out here.
+
+    They are not of torch's public interface, so another release may rename or change them; the plain steps then serve.
+    """
+
+    def fresh() -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor]:
+        values = [torch.arange(1.0, 4.0, dtype=torch.float64) * scale for scale in (1.0, -0.5, 0.25, 0.125)]
+        p, g, m, v = ([t] for t in values)
+        return p, g, m, v, torch.tensor(3.0)
+
+    a, b = fresh(), fresh()
+    try:
+        _fused_sgd(*a[:3], 0.1, 0.01, 0.9)
+        _sgd(*b[:3], 0.1, 0.01, 0.9)
+        same = all(torch.allclose(x[0], y[0], rtol=1e-12) for x, y in zip(a[:3], b[:3], strict=True))
+        _fused_adam(*a, 0.1, 0.01)
+        _adam(*b, 0.1, 0.01)
+        # Adam's bias correction is in float32 in one of them.
+        return same and all(torch.allclose(x[0], y[0], rtol=1e-5) for x, y in zip(a[:4], b[:4], strict=True))
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def _fused_adam(
+    params: list[Tensor],
+    grads: Sequence[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    count: Tensor,
+    lr: float,
+    wd: float,
+) -> None:
+    torch._fused_adam_(
+        params, _in_order(grads), first, second, [], [count] * len(params),
+        lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=wd, eps=EPS, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _fused_sgd(
+    params: list[Tensor], grads: Sequence[Tensor], first: list[Tensor], lr: float, wd: float, momentum: float
+) -> None:
+    # Without momentum there is nothing to remember, and the kernel insists on no buffers.
+    torch._fused_sgd_(
+        params, _in_order(grads), first if momentum else [],
+        lr=lr, weight_decay=wd, momentum=momentum,
+        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
 
 
 def _in_order(grads: Sequence[Tensor]) -> list[Tensor]:
@@ -95,21 +131,38 @@ def _add_scaled(t: Tensor, other: Tensor, scale: float | Tensor) -> None:
         t.add_(other, alpha=scale)
 
 
+def _sgd(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    first: Sequence[Tensor],
+    lr: float | Tensor,
+    wd: float | Tensor,
+    momentum: float | Tensor,
+) -> None:
+    for t, g, m in zip(params, grads, first, strict=True):
+        if is_zero(momentum):
+            m.copy_(g)
+        else:
+            m.mul_(over(momentum, t)).add_(g)
+        if not is_zero(wd):
+            _add_scaled(m, t, over(wd, t))
+        _add_scaled(t, m, over(-lr, t))
+
+
 def _adam(
-    p: Tree,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     first: Sequence[Tensor],
     second: Sequence[Tensor],
+    count: Tensor,
     lr: float | Tensor,
     wd: float | Tensor,
 ) -> None:
-    p["opt/t"] += 1.0
-    count = p["opt/t"].double()
+    steps = count.double()
     for t, grad, m, v in zip(params, grads, first, second, strict=True):
         g = grad + over(wd, t) * t
         m.lerp_(g, 1.0 - BETA1)
         v.mul_(BETA2).addcmul_(g, g, value=1.0 - BETA2)
-        scale = over((lr / (1.0 - BETA1**count)).to(t.dtype), t)
-        root = over(torch.sqrt(1.0 - BETA2**count).to(t.dtype), t)
+        scale = over((lr / (1.0 - BETA1**steps)).to(t.dtype), t)
+        root = over(torch.sqrt(1.0 - BETA2**steps).to(t.dtype), t)
         t.sub_(scale * m / (v.sqrt() / root + EPS))

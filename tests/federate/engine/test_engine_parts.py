@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine import optim
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import Data, lane_data, prepare
 from fedcache.federate.engine.context import Draws, dot, over
@@ -342,3 +343,25 @@ def test_standardising_never_looks_at_other_rows():
 def test_features_that_cannot_be_prepared(arrays, post, message):
     with pytest.raises(FedcacheError, match=message):
         prepare(arrays, post)
+
+
+KERNELS = {
+    "renamed": lambda patch, name: patch.delattr(torch, name),
+    "with other arguments": lambda patch, name: patch.setattr(torch, name, lambda _params: None),
+    "another step": lambda patch, name: patch.setattr(torch, name, lambda *_args, **_kwargs: None),
+}
+
+
+@pytest.mark.parametrize("change", KERNELS)
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
+    assert optim.fused_kernels_work()
+    fused = go("fedavg", {"opt": opt, "lr": 0.05}, lift="loop")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            optim.fused_kernels_work.cache_clear()
+            KERNELS[change](patch, f"_fused_{opt}_")
+            assert not optim.fused_kernels_work()
+            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, lift="loop").server) < 1e-6
+    finally:
+        optim.fused_kernels_work.cache_clear()
