@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcache.federate.engine.encoders import Towers
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.rng import generator, generators, key_hash
-from fedcache.federate.execution.cache import Memo
+from fedcache.federate.execution.cache import LruCache
 from fedcache.heads.linear import Tree
 
 SERVER = "/server"
@@ -46,7 +46,7 @@ class Draws:
     axes: int
     dtype: torch.dtype
     device: torch.device
-    memo: Memo | None = None
+    memo: LruCache | None = None
 
     def generator(self, purpose: str, lane: int, *key: int) -> np.random.Generator:
         """This round's stream of one client lane."""
@@ -114,7 +114,7 @@ class Draws:
 
     def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
         """The draws of ``uniform`` for one client. The stream runs on only as far as it is needed."""
-        memo = cast(Memo, self.memo)
+        memo = cast(LruCache, self.memo)
         key = ("init", self.seed, purpose, self.clients[0] if independent else "", self.axes, self.dtype, self.device)
         fresh = replace(self, memo=None).uniform(purpose, independent=independent)
         shapes: list[tuple[int, ...]] = []

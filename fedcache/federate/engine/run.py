@@ -23,7 +23,7 @@ from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 from fedcache.federate.execution.base import Executor
-from fedcache.federate.execution.cache import Memo
+from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, executors
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import Shared
@@ -118,7 +118,7 @@ def run_points(
 
 
 def _new_job(
-    spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: Memo | None = None
+    spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> Rounds:
     """One point before its first round."""
     return Rounds(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,

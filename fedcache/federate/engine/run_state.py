@@ -24,7 +24,7 @@ from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
-from fedcache.federate.execution.cache import Memo, SameObject
+from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import States
 from fedcache.federate.trust.pipeline import Guarded, RejectedUpload
 from fedcache.federate.trust.policy import TrustPolicy
@@ -86,13 +86,13 @@ class Rounds:
         dtype: torch.dtype,
         own: Mapping[int, Own] | None = None,
         watch: Callable[[], None] | None = None,
-        memo: Memo | None = None,
+        memo: LruCache | None = None,
         trust: TrustPolicy | None = None,
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
-        self.memo, self.cuts = memo, memo or Memo()
+        self.memo, self.cuts = memo, memo or LruCache()
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
@@ -107,7 +107,7 @@ class Rounds:
         )  # fmt: skip
         if watch is not None:
             self.env = replace(self.env, watch=watch)
-        self._dealt = Memo(DEALT_BYTES)
+        self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
         names = [lane.name for lane in self.lanes]
         self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)

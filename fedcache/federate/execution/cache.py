@@ -27,7 +27,7 @@ class SameObject:
         return isinstance(other, SameObject) and other.value is self.value
 
 
-class Memo:
+class LruCache:
     """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
 
     def __init__(self, budget: int = MEMO_BYTES) -> None:

@@ -13,7 +13,7 @@ import torch
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import Rounds
-from fedcache.federate.execution.cache import Memo, SameObject
+from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_matrices import Grams
 from fedcache.heads.linear import Tree
 
@@ -32,7 +32,7 @@ class Shared:
     """
 
     def __init__(self) -> None:
-        self.memo = Memo()
+        self.memo = LruCache()
         self._cast: dict[tuple[SameObject, torch.dtype], Data] = {}
         self._grams: dict[tuple[Any, ...], Grams] = {}
         self._pooled: OrderedDict[tuple[Any, ...], tuple[Tree, Sent]] = OrderedDict()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedcache.federate.engine.client_data import ALIGNED, cut_out, lane_data
 from fedcache.federate.engine.context import Draws
-from fedcache.federate.execution.cache import Memo
+from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.methods import METHODS
 
 
@@ -26,7 +26,7 @@ def draws(client="a", memo=None, *, seed=0, now=0, axes=0):
 
 
 def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
-    memo, made = Memo(10), []
+    memo, made = LruCache(10), []
 
     def get(key, size):
         return memo.get(key, lambda: made.append(key) or key * 2, lambda _: size)
@@ -48,7 +48,7 @@ def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():
     st.sampled_from([0, 1, 2]),
 )
 def test_first_weights_are_those_of_a_run_alone_whatever_is_still_remembered(asked, budget, axes):
-    memo = Memo(budget)
+    memo = LruCache(budget)
     for client, independent, shapes in asked:
         alone = draws(client, axes=axes).uniform("init", independent=independent)
         found = draws(client, memo, axes=axes).uniform("init", independent=independent)
@@ -57,7 +57,7 @@ def test_first_weights_are_those_of_a_run_alone_whatever_is_still_remembered(ask
 
 
 def test_orders_are_remembered_by_all_that_they_depend_on():
-    memo = Memo()
+    memo = LruCache()
     for _ in range(2):
         for seed in (0, 1):
             for now in (0, 1):
