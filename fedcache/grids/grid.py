@@ -138,9 +138,9 @@ class Work:
     ended: dict[int, Run | FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from fedcache.federate.execution.grid_cache import Shared
+        from fedcache.federate.execution.grid_cache import GridCache
 
-        self._memo, self._shared, self._best = Memo(), Shared(), -1.0
+        self._memo, self._shared, self._best = Memo(), GridCache(), -1.0
 
     def check(self) -> None:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.

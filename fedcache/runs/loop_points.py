@@ -27,7 +27,7 @@ from fedcache.runs.trust import policy_from_config
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.outcome import Outcome, Snapshot
-    from fedcache.federate.execution.grid_cache import Shared
+    from fedcache.federate.execution.grid_cache import GridCache
     from fedcache.federate.execution.load import ExecutionPlan
     from fedcache.federate.execution.memory import Forecast
 
@@ -123,7 +123,7 @@ def train_together(
     configs: Sequence[TrainConfig],
     runs: Path,
     *,
-    shared: Shared,
+    shared: GridCache,
     fresh: bool,
     observer: Observer,
     stop: Stop,
@@ -208,7 +208,7 @@ def _train(
     opened: dict[int, Opened],
     group: Sequence[tuple[int, Snapshot | None]],
     seed: int,
-    shared: Shared,
+    shared: GridCache,
     tellers: Mapping[int, Teller],
     stop: Stop,
 ) -> dict[int, Seeded | FedcacheError]:

@@ -26,7 +26,7 @@ from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, executors
 from fedcache.federate.execution.grid_batch import GridBatch
-from fedcache.federate.execution.grid_cache import Shared
+from fedcache.federate.execution.grid_cache import GridCache
 from fedcache.federate.execution.load import ExecutionPlan, Load
 from fedcache.federate.execution.measure_load import measure_load
 from fedcache.federate.trust.policy import TrustPolicy
@@ -67,7 +67,7 @@ def run_points(
     *,
     states: Sequence[Snapshot | None] | None = None,
     callbacks: RunCallbacks = SILENT,
-    cache: Shared | None = None,
+    cache: GridCache | None = None,
 ) -> list[Outcome | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
@@ -91,7 +91,7 @@ def run_points(
             raise FedcacheError(Exit.BUG, "Points of one program differ in more than floats.", "Please report this.")
     spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
     snapshots = list(states or [None] * len(hps))
-    together, cache = cache is not None or len(hps) > 1, cache or Shared()
+    together, cache = cache is not None or len(hps) > 1, cache or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     jobs: list[Rounds] = []
     records: list[list[RoundRecord]] = []

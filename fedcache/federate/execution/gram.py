@@ -35,7 +35,7 @@ from fedcache.federate.execution.gram_bases import DualData, Frame
 from fedcache.federate.execution.gram_matrices import Grams, is_first
 from fedcache.federate.execution.gram_states import Kept, restore
 from fedcache.federate.execution.grid_batch import GridBatch
-from fedcache.federate.execution.grid_cache import Sent, Shared
+from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.heads.gram import inner, outer
 from fedcache.heads.linear import Tree
@@ -54,7 +54,7 @@ class Gram(Batched):
 
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)
-        self.grams = (batch.cache or Shared()).grams(batch.points[0])
+        self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
 

@@ -20,7 +20,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.engine.traffic import RoundTraffic
-from fedcache.federate.execution.grid_cache import Sent, Shared
+from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.heads.linear import Tree
 
@@ -40,7 +40,7 @@ class GridBatch:
     points: Sequence[Rounds]
     plan: ExecutionPlan
     participation: int | float | None = None
-    cache: Shared | None = None
+    cache: GridCache | None = None
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ POOLED = 4
 """Pooled uploads that are kept, the latest used: a Gram matrix of 4,096 features is 64 MB."""
 
 
-class Shared:
+class GridCache:
     """What runs on the same features have in common.
 
     Features in the dtype computed in, Gram matrices of clients, what one-shot methods without gradients pool, and a

@@ -21,7 +21,7 @@ from federation import (
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import Rounds
-from fedcache.federate.execution.grid_cache import Shared
+from fedcache.federate.execution.grid_cache import GridCache
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import solve, solve_spectrum, spectrum
 
@@ -115,7 +115,7 @@ def test_shared_clients_fit_once(monkeypatch):
     calls = []
     fed3r = METHODS["fed3r"]
     counted = replace(fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a))
-    shared = Shared()
+    shared = GridCache()
     hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
     run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7
