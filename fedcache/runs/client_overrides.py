@@ -14,7 +14,7 @@ from fedcache.runs.features import chosen_arrays
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine.client_overrides import Own
+    from fedcache.federate.engine.client_overrides import ClientOverrides
     from fedcache.federate.engine.method import Method
 
 
@@ -39,7 +39,7 @@ def check_named(train: TrainConfig, store: Store, home: Home) -> None:
 
 def own_of(
     method: Method, train: TrainConfig, store: Store, keys: Sequence[str], widths: Sequence[int], clients: int
-) -> dict[int, Own]:
+) -> dict[int, ClientOverrides]:
     """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
 
     Args:
@@ -53,7 +53,7 @@ def own_of(
     Raises:
         FedcacheError: USAGE for a backbone the run does not read, or a difference the method cannot bear.
     """
-    from fedcache.federate.engine.client_overrides import Own, check_mixed
+    from fedcache.federate.engine.client_overrides import ClientOverrides, check_mixed
 
     if not train.client_backbones and not train.client_set:
         return {}
@@ -73,7 +73,7 @@ def own_of(
     values: Mapping[str, list[str]] = {key: str(words).split(",") for key, words in train.client_set.items()}
     typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
     own = {
-        i: Own(
+        i: ClientOverrides(
             columns[i % len(columns)] if columns else (),
             {key: words[i % len(words)] for key, words in typed.items()},
         )

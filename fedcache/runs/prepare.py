@@ -28,7 +28,7 @@ from fedcache.store.store import Store
 if TYPE_CHECKING:
     from fedcache.extract.stop import Stop
     from fedcache.federate.engine.client_data import Data
-    from fedcache.federate.engine.client_overrides import Own
+    from fedcache.federate.engine.client_overrides import ClientOverrides
     from fedcache.federate.engine.hyperparameters import Value
     from fedcache.federate.engine.method import Method
 
@@ -79,7 +79,7 @@ class Setting:
     partitions: dict[int, Partition]
     named: str | None
     seconds: dict[str, float] = field(default_factory=dict)
-    own: dict[int, Own] = field(default_factory=dict)
+    own: dict[int, ClientOverrides] = field(default_factory=dict)
     templates: list[str] = field(default_factory=list)
     classes: tuple[str, ...] = ()
 

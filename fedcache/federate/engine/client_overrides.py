@@ -14,7 +14,7 @@ from fedcache.federate.engine.method import Method
 
 
 @dataclass(frozen=True)
-class Own:
+class ClientOverrides:
     """In what one client differs from the run's configuration.
 
     Attributes:
@@ -40,7 +40,7 @@ class FeatureColumns:
         return self._cuts[ranges]
 
 
-def check_mixed(method: Method, own: Mapping[int, Own], width: int, clients: int) -> None:
+def check_mixed(method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int) -> None:
     """Refuse differences the method cannot bear, and columns or clients that do not exist.
 
     Raises:

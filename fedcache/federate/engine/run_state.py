@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import ClientRows, Data, LaneData, cut_out, lane_data
-from fedcache.federate.engine.client_overrides import FeatureColumns, Own, check_mixed
+from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
 from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
@@ -84,7 +84,7 @@ class Rounds:
         clients: Sequence[ClientRows],
         seed: int,
         dtype: torch.dtype,
-        own: Mapping[int, Own] | None = None,
+        own: Mapping[int, ClientOverrides] | None = None,
         watch: Callable[[], None] | None = None,
         memo: LruCache | None = None,
         trust: TrustPolicy | None = None,

@@ -10,7 +10,7 @@ import torch
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import ClientRows, Data
-from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Outcome, Snapshot
 from fedcache.federate.trust.policy import TrustPolicy
@@ -49,7 +49,7 @@ class TrainingRun:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     eval_every: int = 0
-    overrides: Mapping[int, Own] = field(default_factory=dict)
+    overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     execution: str = "auto"
     chunk: int | None = None

@@ -19,19 +19,19 @@ from federation import (
 )
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 
-LEFT = Own(columns=((0, 4),))
-ENDS = Own(columns=((8, D), (0, 2)))
+LEFT = ClientOverrides(columns=((0, 4),))
+ENDS = ClientOverrides(columns=((8, D), (0, 2)))
 
 
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "backbones" in m.mixed])
 def test_all_columns_by_name_are_all_columns(name):
     data, clients = federation()
-    same = {1: Own(columns=((0, D),)), 3: Own()}
+    same = {1: ClientOverrides(columns=((0, D),)), 3: ClientOverrides()}
     a, b = go(name, small(name), data, clients, lift="loop"), go(name, small(name), data, clients, own=same)
     assert difference(a, b) == 0.0
 
@@ -59,7 +59,7 @@ def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(n
 
 
 def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compare():
-    out = go("solo", {"dim": 5}, own={2: Own(hp={"dim": 9})}, participation=None)
+    out = go("solo", {"dim": 5}, own={2: ClientOverrides(hp={"dim": 9})}, participation=None)
     shapes = {c: {t.shape[0] for t in s.values()} for c, s in out.states.items()}
     assert 9 in shapes[2]
     assert 9 not in shapes[1]
@@ -69,8 +69,8 @@ def test_clients_may_have_heads_of_their_own_size_where_nothing_but_scores_compa
     ("name", "own", "message"),
     [
         ("fedavg", {0: LEFT}, "Clients of fedavg may differ in nothing, not in backbones"),
-        ("fedproto", {0: Own(hp={"dim": 9})}, "may differ in backbones, not in dim"),
-        ("solo", {0: Own(columns=((0, D + 1),))}, "there are 9 clients and 11 columns"),
+        ("fedproto", {0: ClientOverrides(hp={"dim": 9})}, "may differ in backbones, not in dim"),
+        ("solo", {0: ClientOverrides(columns=((0, D + 1),))}, "there are 9 clients and 11 columns"),
         ("solo", {9: LEFT}, "Client 9"),
     ],
 )

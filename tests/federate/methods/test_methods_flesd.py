@@ -22,7 +22,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_overrides import Own
+from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.context import Ctx, Draws, Env
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.methods import METHODS
@@ -352,7 +352,7 @@ def test_traffic_is_representations_up_and_the_encoder_down():
 
 def test_clients_of_other_backbones_and_trunks_distil_into_one_student():
     data, clients = federation(views=4)
-    own = {2: Own(columns=((0, 4),)), 3: Own(hp={"hidden": 9})}
+    own = {2: ClientOverrides(columns=((0, 4),)), 3: ClientOverrides(hp={"hidden": 9})}
     out = go("flesd-head", {}, data, clients, own=own, participation=None)
     assert out.states[2]["t.W"].shape == (7, 4)
     assert out.states[3]["t.W"].shape == (9, 11)
