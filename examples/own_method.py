@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -22,7 +22,7 @@ from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Nothing is kept; sums [.., C, D] and counts [.., C] are sent, in float64 so that they add up exactly."""
     x, mask = data.full()  # [.., R, D] and [.., R]: clients have different numbers of rows, padding has mask 0
     labels = data.labels(data.positions())
@@ -41,7 +41,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"W": mean.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, _ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:
     """Scores [.., N, C] of rows x [.., N, D]."""
     return affine(x, down["W"], down["b"])
 

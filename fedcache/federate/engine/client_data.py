@@ -87,7 +87,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class LaneData:
+class ClientData:
     """The training rows of some lanes; what a method's ``fit`` and ``enter`` receive.
 
     Attributes:
@@ -124,7 +124,7 @@ class LaneData:
         """Whether the features of that many rows may be gathered at once."""
         return rows * self.x.shape[-1] * self.x.element_size() <= budget
 
-    def narrow(self, lanes: int) -> LaneData:
+    def narrow(self, lanes: int) -> ClientData:
         """The first ``lanes`` clients."""
         if self.rows.dim() == 1 or lanes == len(self.n):
             return self
@@ -147,7 +147,7 @@ class LaneData:
         return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
-def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> LaneData:
+def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
     """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
@@ -155,14 +155,14 @@ def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: i
         out[: len(train)] = train
         out[len(train) :] = train[0] if len(train) else 0
     r = torch.from_numpy(rows).to(x.device)
-    return LaneData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
+    return ClientData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
 
 
 ALIGNED = 64
 """Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
 
 
-def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[LaneData]:
+def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
     """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
 
     One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
@@ -175,7 +175,7 @@ def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[L
         own = block[start : start + len(rows) * x[:1].numel()].view(len(rows), *x.shape[1:])
         torch.index_select(x, 0, rows, out=own)
         at = torch.arange(len(rows), device=x.device)
-        made.append(LaneData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
+        made.append(ClientData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
         start += size
     return made
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, lane, own
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Fit
@@ -43,7 +43,7 @@ def batch_sizes(n: int, hp: Hp) -> list[int]:
 
 
 def minibatches(
-    data: LaneData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] = (0,)
+    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch", views: Sequence[int | Tensor] = (0,)
 ) -> Iterator[tuple[int, Batch]]:
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
@@ -95,7 +95,7 @@ def minibatches(
         start += ctx.count("batch")
 
 
-def drawn_views(data: LaneData, ctx: Ctx, epoch: int, count: int) -> tuple[int | Tensor, ...]:
+def drawn_views(data: ClientData, ctx: Ctx, epoch: int, count: int) -> tuple[int | Tensor, ...]:
     """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
 
     Args:
@@ -200,7 +200,7 @@ def train(
     epochs: int,
     loss: Loss,
     down: Tree,
-    data: LaneData,
+    data: ClientData,
     ctx: Ctx,
     *,
     purpose: str = "batch",
@@ -247,7 +247,7 @@ def local(
         send: those that are uploaded.
     """
 
-    def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         known = {**down, **state}
         p = {k: known[k] for k in (*model(ctx.hp), *(n for n in state if n.startswith("opt/")))}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedcache.errors import unknown
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree
@@ -44,11 +44,11 @@ class Defaults:
 
 Count = Callable[[Tree, Ctx], int]
 Init = Callable[[Ctx], Tree]
-Enter = Callable[[Tree, LaneData, Ctx], Tree]
-Fit = Callable[[Tree, Tree, LaneData, Ctx], tuple[Tree, Tree]]
-Predict = Callable[[Tree, Tree, LaneData, Tensor, Ctx], Tensor]
+Enter = Callable[[Tree, ClientData, Ctx], Tree]
+Fit = Callable[[Tree, Tree, ClientData, Ctx], tuple[Tree, Tree]]
+Predict = Callable[[Tree, Tree, ClientData, Tensor, Ctx], Tensor]
 Server = Callable[[Tree, Ctx], Tree]
-Deploy = Callable[[Tree, Tree, LaneData, Ctx], Tree]
+Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
 
@@ -57,7 +57,7 @@ ON_ROWS = ("loop", "stack", "dual")
 """Lifts of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
 
 
-def no_state(_down: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+def no_state(_down: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
     """A client that keeps nothing between rounds."""
     return {}
 
@@ -67,7 +67,7 @@ def send_all(server: Tree, _ctx: Ctx) -> Tree:
     return server
 
 
-def keep_down(down: Tree, _state: Tree, _data: LaneData, _ctx: Ctx) -> Tree:
+def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
     """What is trained is what is scored."""
     return down
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.client_data import ClientRows, Data, LaneData, cut_out, lane_data
+from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, lane_data
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
 from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
 from fedcache.federate.engine.hyperparameters import Hp
@@ -222,17 +222,17 @@ class Rounds:
         draws = Draws(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
-    def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> LaneData:
+    def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> ClientData:
         """The training rows of some clients, or their test rows; those of a round's chunks are remembered."""
         if axes and not test and not self.own:
             return self._dealt.get((axes, *ids), partial(self._rows, ids, axes, test), lambda made: made.rows.nbytes)
         return self._rows(ids, axes, test)
 
-    def _rows(self, ids: Sequence[int], axes: int, test: bool) -> LaneData:
+    def _rows(self, ids: Sequence[int], axes: int, test: bool) -> ClientData:
         parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
         return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
-    def cut(self, client: int) -> LaneData:
+    def cut(self, client: int) -> ClientData:
         """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
         train = self.lanes[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
@@ -240,7 +240,7 @@ class Rounds:
         return cut_out(self.features(client), self.labels, [train])[0] if self.own else self._cut[client]
 
     @cached_property
-    def _cut(self) -> dict[int, LaneData]:
+    def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
         x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
         key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
@@ -252,7 +252,7 @@ class Rounds:
         own = None if client is None else self.own.get(client)
         return self.data.x if own is None else self.columns.cut(own.columns)
 
-    def labelled(self, client: int | None) -> LaneData:
+    def labelled(self, client: int | None) -> ClientData:
         """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
         rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
         rows = rows[self.data.y.cpu().numpy()[rows] >= 0]

@@ -12,13 +12,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.execution.gram_matrices import Grams
 from fedcache.heads.gram import Basis, Span, inner, outer
 
 
 @dataclass(frozen=True)
-class DualData(LaneData):
+class DualData(ClientData):
     """Lanes whose batches are positions."""
 
     basis: Basis | None = None
@@ -31,7 +31,7 @@ class DualData(LaneData):
         """A step takes its own positions: there is nothing to gather."""
         return False
 
-    def narrow(self, lanes: int) -> LaneData:
+    def narrow(self, lanes: int) -> ClientData:
         """The first ``lanes`` clients."""
         if self.rows.dim() == 1 or lanes == len(self.n):
             return self

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
@@ -40,12 +40,12 @@ Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
 """A batch's z_g and z_prev [B, D]."""
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own prompts of before: those it receives first."""
     return {**{PREVIOUS + k: t for k, t in down.items()}, **keep_optimiser(down, tuple(down), ctx)}
 
 
-def fixed_images(down: Tree, previous: Tree, data: LaneData, ctx: Ctx) -> Fixed:
+def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
     """z_g and z_prev of a batch's images: looked up, or encoded at the batch's place for a random patch."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = encode_rows(data, down, ctx)
@@ -62,7 +62,7 @@ def fixed_images(down: Tree, previous: Tree, data: LaneData, ctx: Ctx) -> Fixed:
     return again
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 5 from the received prompts; the client remembers what it sends."""
     names, mu, gamma = class_names(ctx, down["ctx"].shape[-2]), ctx.number("mu_aug"), ctx.number("gamma_aug")
     previous = {k: state[PREVIOUS + k] for k in down}

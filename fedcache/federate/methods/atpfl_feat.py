@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
@@ -25,7 +25,7 @@ from fedcache.heads.prompt import l_aug
 PREVIOUS = "prev/"
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own vectors of before: those it receives first."""
     return {**{PREVIOUS + k: down[k] for k in NAMES}, **keep_optimiser(down, NAMES, ctx)}
 
@@ -42,7 +42,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
     return value + mu * (text.mean(-1) + (w * visual).sum(-1))
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of it from the received vectors; the client remembers what it sends."""
     now = scheduled(ctx)
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, down, data, now)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
@@ -52,7 +52,7 @@ def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Te
     return W.detach(), b.detach()
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Train on all rows; the only lane is every client's rows together."""
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
@@ -62,7 +62,7 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     return {}, {k: t.reshape(ctx.lead + tuple(t.shape)) for k, t in up.items()}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
     return logits(head_of(ctx.hp), down, x)[0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -16,7 +16,7 @@ from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 
 
-def predict(_down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """s I.T', [.., N, C]."""
     return ctx.number("scale") * affine(x, ctx.text)
 

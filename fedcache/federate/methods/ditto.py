@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import train
@@ -39,7 +39,7 @@ def personal(state: Tree) -> Tree:
     return {k.removeprefix(OWN): t for k, t in state.items() if k.startswith(OWN)}
 
 
-def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """v_i at the run's first weights, and what FedAvg keeps."""
     v = solo.enter(down, data, ctx)
     return {**fedavg.enter(down, data, ctx), **{OWN + k: t for k, t in v.items()}}
@@ -54,7 +54,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value + 0.5 * lam * proximal(p, down, ctx), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """FedAvg's local epochs on w, then those on v_i."""
     kept, up = fedavg.METHOD.fit(down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx)
     epochs = ctx.count("epochs" if ctx.hp["personal_epochs"] is None else "personal_epochs")
@@ -62,7 +62,7 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     return {k: v[k.removeprefix(OWN)] if k.startswith(OWN) else kept[k] for k in state}, up
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the client's own model."""
     return logits(head_of(ctx.hp), {**down, **personal(state)}, x)[0]
 

@@ -23,7 +23,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -49,7 +49,7 @@ def lift(x: Tensor, ctx: Ctx) -> Tensor:
     return fourier_features(z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma"))))
 
 
-def statistics(data: LaneData, ctx: Ctx) -> Tree:
+def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
     x, mask = data.full()
     weight = mask.double()
@@ -66,7 +66,7 @@ def statistics(data: LaneData, ctx: Ctx) -> Tree:
     return sums
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """The statistics, and nothing kept: a personal model makes them again from the rows, which hold less."""
     return {}, statistics(data, ctx)
 
@@ -107,7 +107,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {k: up[k] for k in up if k not in ("values", "vectors", "target")} if personal(ctx.hp) else head(up, ctx)
 
 
-def scores(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def scores(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """phi(x) W + b, [.., N, C]; with omega > 0 W solves A + omega A_i, B + omega B_i."""
     if personal(ctx.hp):
         omega, own = float(ctx.number("omega")), statistics(data, ctx)

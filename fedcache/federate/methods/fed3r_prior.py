@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -21,7 +21,7 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """A_i, packed, and B_i of the client."""
     x, mask = data.full()
     z = x.double() * mask.double().unsqueeze(-1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -22,7 +22,7 @@ from fedcache.federate.methods.tip_local import CACHE, cached_logits
 from fedcache.heads.linear import Tree
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Unit class means [.., C, D], and which of them exist and travel."""
     x, mask = data.full()
     total, count = class_sums(normalize(x.double(), dim=-1), data, ctx.env.classes, mask.double())
@@ -41,7 +41,7 @@ def aggregate(_server: Tree, up: Tree, _ctx: Ctx) -> Tree:
     return {"sets": up["key"][up["has"]], "label": up["has"].nonzero()[:, 1]}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The logits with the clients' class means as the cache."""
     return cached_logits(x, down["sets"], one_hot(down["label"], ctx.env.classes).to(x.dtype), ctx)
 

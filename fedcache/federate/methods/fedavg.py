@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import keep_optimiser, local
@@ -42,7 +42,7 @@ def own_statistics(hp: Hp) -> tuple[str, ...]:
     return head_of(hp).buffers() if hp["bn_mode"] == "local" else ()
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """Nothing, unless statistics or the optimiser stay with the client."""
     kept = {k: down[k] for k in own_statistics(ctx.hp)}
     return {**kept, **keep_optimiser(down, trained(ctx.hp), ctx)}
@@ -54,7 +54,7 @@ def sent_names(hp: Hp) -> tuple[str, ...]:
     return tuple(n for n in names(hp) if n not in own)
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the global model (with the client's own statistics, if it keeps any)."""
     own = {k: state[k] for k in own_statistics(ctx.hp) if k in state}
     return logits(head_of(ctx.hp), {**down, **own}, x)[0]

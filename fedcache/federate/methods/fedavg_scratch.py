@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, local
@@ -49,12 +49,12 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return cross_entropy(affine(h, p["Q.W"], p["Q.b"]), batch["y"], batch["w"]), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
     return local(loss, names, trained, names)(down, state, data, replace(ctx, hp={**ctx.hp, "bn": True}))
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images."""
     p = {**down, **state}
     return affine(simclr.represent(p, x, ctx, project=False), p["Q.W"], p["Q.b"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -26,7 +26,7 @@ from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """G_i, packed, S_c and N_c of the client."""
     x, mask = data.full()
     z = x.double() * mask.double().unsqueeze(-1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -33,7 +33,7 @@ from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Class sums and class counts of the client."""
     x, mask = data.full()
     total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())

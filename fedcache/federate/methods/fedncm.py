@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -22,7 +22,7 @@ from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
 
 
-def class_sums(z: Tensor, data: LaneData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the rows of each class, [.., C, D], and their number, [.., C], in float64.
 
     Args:
@@ -35,7 +35,7 @@ def class_sums(z: Tensor, data: LaneData, classes: int, weight: Tensor) -> tuple
     return member.mT @ z, member.sum(-2)
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """S_c and N_c of the client."""
     x, mask = data.full()
     total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
@@ -54,7 +54,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"W": W.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, _ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:
     """Scores [.., N, C]."""
     return affine(x, down["W"], down["b"])
 

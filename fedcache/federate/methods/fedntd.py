@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
@@ -56,7 +56,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return cross_entropy(u, y, w) + beta * tau**2 * kept, updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, with the learning rate of this round."""
     lr = ctx.number("lr") * ctx.number("lr_decay") ** ctx.round
     return _local(down, state, data, replace(ctx, hp={**ctx.hp, "lr": lr}))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch
@@ -64,7 +64,7 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
     return {"bar": bar, "has": has, "sets": sets, "in": own}
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and its own prototypes, none yet."""
     proto, count = prototypes.no_prototypes(ctx, *ctx.lead)
     return {**prototypes.own_body(ctx), "proto": proto, "count": count}
@@ -90,7 +90,7 @@ def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return (known["weight"] * value).sum(-1), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
 
     def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -115,7 +115,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"sets": sets, "counts": server["counts"].index_copy(-2, ids, up["count"])}
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
     z, own, rule = embed(body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
     mine = own & (rule != "global")

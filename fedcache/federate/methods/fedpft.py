@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import train
@@ -37,7 +37,7 @@ COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
 
 
-def fit(_down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """mean [.., C, K, D], scale [.., C, K, S], weight [.., C, K] in 16 bits, and count [.., C]."""
     C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
     cov, S = str(ctx.hp["cov"]), scale_size(str(ctx.hp["cov"]), ctx.env.width)
@@ -122,7 +122,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights."""
     x, y = draw(up, ctx)
     rows = torch.arange(len(y), device=y.device)
-    data = LaneData(x.unsqueeze(1), y, rows, (len(y),))
+    data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
     head = init_linear(ctx.rng.uniform("init", independent=False), ctx.env.classes, ctx.env.width)
     p = train(head, ("W", "b"), ctx.count("epochs"), ce_loss, {}, data, ctx)
     known = (up["count"] > 0).any(0)

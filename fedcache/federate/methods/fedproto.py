@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import keep_optimiser, train
@@ -51,7 +51,7 @@ def init(ctx: Ctx) -> Tree:
     return {"bar": bar, "has": torch.zeros(C, dtype=torch.bool, device=ctx.env.device)}
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own model, and its prototypes, none yet."""
     p = init_model(ctx)
     C, dim = ctx.env.classes, ctx.count("dim")
@@ -94,7 +94,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value + lam * pull, updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then one pass over all rows for the prototypes."""
     model = {k: t for k, t in state.items() if k in names(ctx.hp) or k.startswith("opt/")}
     p = train(model, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
@@ -111,7 +111,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"bar": torch.where(has.unsqueeze(-1), bar, server["bar"]), "has": has | server["has"]}
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
     head = head_of(ctx.hp)
     z = embed(head, state, x)[0]

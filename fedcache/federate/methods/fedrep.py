@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, train
@@ -62,7 +62,7 @@ def init(ctx: Ctx) -> Tree:
     return {k: t for k, t in p.items() if k not in OWN}
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own Q."""
     p = init_model(ctx)
     return {**{k: p[k] for k in OWN}, **{k: down[k] for k in own_statistics(ctx.hp)}}
@@ -74,7 +74,7 @@ def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
     return cross_entropy(classify(head, p, embed(head, p, batch["x"])[0]), batch["y"], batch["w"])
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """e_h epochs of Q, then e_b epochs of P; P leaves, Q stays."""
     known, body = {**down, **state}, head_of(ctx.hp).body()
     p = {k: known[k] for k in names(ctx.hp)}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
@@ -34,7 +34,7 @@ def init(ctx: Ctx) -> Tree:
     return {**simclr.init(ctx), "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)}
 
 
-def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """Its losses; an encoder of its own for a client whose trunk does not fit the student's."""
     losses = simclr.enter(down, data, ctx)
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
@@ -50,7 +50,7 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
 train = simclr.fit_with(simclr.loss, send=True)
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """SimCLR from w, then R_k of the public rows [.., Np, d], or M_k [.., Np, Np]."""
     kept, encoder = train(down, state, data, ctx)
     public = ctx.public[:, 0]

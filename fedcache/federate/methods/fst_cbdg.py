@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
@@ -41,7 +41,7 @@ from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 NAMES = ("W", "b")
 
 
-def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """q_j by eq 2, or uniform for the control; kept by the client, never sent."""
     x = data.full()[0]
     if ctx.hp["pseudo"] == "uniform":
@@ -52,7 +52,7 @@ def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
     return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
 
 
-def schedule(q: Tensor, data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     views = drawn_views(data, ctx, epoch, 1) if ctx.hp["train_view"] == "aug" else (0,)
     batches = minibatches(data, ctx, epoch, views=views)
@@ -85,7 +85,7 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value + lam * cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"]), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 8. For ``tsamp_central`` clients do nothing: the server trains on synthetic rows alone."""
     if ctx.hp["ablation"] == "tsamp_central":
         return state, {}
@@ -114,7 +114,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     def tsamp(p: Tree, batch: Batch, _down: Tree, _ctx: Ctx) -> Tensor:
         return cross_entropy(affine(batch["z"], p["W"], p["b"]), batch["k"], batch["kw"])
 
-    none = LaneData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
+    none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
     return {**server, **{k: done[k] for k in NAMES}}
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
@@ -18,13 +18,13 @@ from fedcache.federate.methods import tpfl
 from fedcache.heads.linear import Tree
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own prompts; all start from the same draw."""
     p = tpfl.init(ctx)
     return {**p, **keep_optimiser(p, tuple(p), ctx)}
 
 
-def fit(_down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of tpfl's eq 2, from where the client was; nothing is sent."""
     prompts = {k: t for k, t in state.items() if not k.startswith("opt/")}
     kept = {k: t for k, t in state.items() if k not in prompts}
@@ -32,12 +32,12 @@ def fit(_down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]
     return {**p, **kept}, {}
 
 
-def deploy(_down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def deploy(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prompts and their class features."""
     return tpfl.deploy({k: t for k, t in state.items() if not k.startswith("opt/")}, {}, data, ctx)
 
 
-def predict(down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images uint8 [N, H W 3]."""
     return tpfl.predict(down, {}, data, x, ctx)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, everywhere
@@ -23,22 +23,22 @@ from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own model; all start from the same draw."""
     return scratch.init(ctx)
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs from where the client was; nothing is sent."""
     return scratch.fit(down, state, data, ctx)[0], {}
 
 
-def deploy(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def deploy(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The model, with a probe where that scores it."""
     return simclr.probe(down, state, data, ctx) if ctx.hp["score"] == "probe" else {**down, **state}
 
 
-def predict(down: Tree, state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of the classifier or the probe."""
     predict = simclr.predict if ctx.hp["score"] == "probe" else scratch.predict
     return predict(down, state, data, x, ctx)

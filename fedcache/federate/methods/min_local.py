@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods.common import simclr
@@ -18,7 +18,7 @@ from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 from fedcache.heads.linear import Tree
 
 
-def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own encoder."""
     return {**init(ctx), **simclr.enter(down, data, ctx)}
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import train
@@ -46,7 +46,7 @@ LAST = "last/"
 """Prefix of the projection the client ended its last round with."""
 
 
-def enter(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The received projection for a last one, and what FedAvg keeps."""
     return {**fedavg.enter(down, data, ctx), **{LAST + n: down[n] for n in head_of(ctx.hp).body()}}
 
@@ -66,7 +66,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value + mu * model_contrast(z, received, last, over(ctx.number("tau"), w), w), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; the projection they end with is the last one."""
     p = {**{k: down[k] for k in names(ctx.hp) if k not in state}, **state}
     p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)

@@ -24,7 +24,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
@@ -69,14 +69,14 @@ def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
     return one
 
 
-def pairs(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """B2 as every method's batches, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
     both = minibatches(data, ctx, epoch), minibatches(data, ctx, epoch, "inner")
     for (k, second), (_, first) in zip(*both, strict=True):
         yield k, {**second, **{f"{name}1": first[name] for name in ("x", "y", "i")}}
 
 
-def fit(down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs over pairs of batches."""
     sgd, moved = as_sgd(ctx, "beta"), trained(ctx.hp)
     p = {k: down[k] for k in names(ctx.hp)}
@@ -88,7 +88,7 @@ def fit(down: Tree, _state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]
     return {}, {k: p[k] for k in down}
 
 
-def adapt(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
     sgd = as_sgd(ctx, "alpha")
     sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})  # a client with less than a batch adapts on what it has
@@ -100,7 +100,7 @@ def adapt(down: Tree, data: LaneData, ctx: Ctx) -> Tree:
         return train(down, trained(ctx.hp), ctx.count("adapt_steps"), ce_loss, down, data, sgd, batches=batches)
 
 
-def predict(down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the adapted model."""
     return logits(head_of(ctx.hp), adapt(down, data, ctx) if ctx.count("adapt_steps") else down, x)[0]
 

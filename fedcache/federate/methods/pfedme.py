@@ -24,7 +24,7 @@ from typing import cast
 
 import torch
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, Step, grads, minibatches, scan
@@ -52,7 +52,7 @@ NEAR = "near/"
 """Prefix of w_i in the carry, beside theta_i under the model's names."""
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """theta_i = w; nothing where w is what is deployed."""
     return {k: down[k] for k in names(ctx.hp)} if ctx.hp["eval"] == "personalised" else {}
 
@@ -77,7 +77,7 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
     return one
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
     moved = trained(ctx.hp)
     p = own({**{k: down[k] for k in names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)

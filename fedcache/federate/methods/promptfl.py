@@ -20,7 +20,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
@@ -57,7 +57,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
         )
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
     names, now = class_names(ctx, down["ctx"].shape[-2]), scheduled(ctx)
 
@@ -73,12 +73,12 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
 
 
-def deploy(down: Tree, _state: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model and not once per block of rows."""
     return {"T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C]."""
     return scale(ctx) * affine(x, down["T"])
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import batch_sizes, train
@@ -59,7 +59,7 @@ def init(ctx: Ctx) -> Tree:
     return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in trained(ctx.hp)}}
 
 
-def enter(down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """c_i = 0, and what stays of BatchNorm."""
     kept = {k: down[k] for k in fedavg.own_statistics(ctx.hp)}
     return {**kept, **{c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}}
@@ -73,14 +73,14 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return value, updates
 
 
-def travelled(data: LaneData, ctx: Ctx) -> Tensor:
+def travelled(data: ClientData, ctx: Ctx) -> Tensor:
     """K lr of every lane: local steps times the learning rate, [*lead] with axes of 1 where lanes agree."""
     steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
     K = torch.tensor(steps, dtype=ctx.env.dtype, device=ctx.env.device)
     return ctx.number("lr") * K.reshape(data.rows.shape[:-1])
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
     known = {**down, **state}
     p = {k: known[k] for k in names(ctx.hp)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
@@ -33,13 +33,13 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.projection import logits
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own model."""
     p = init_model(ctx)
     return {**p, **keep_optimiser(p, trained(ctx.hp), ctx)}
 
 
-def predict(down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the client's own model."""
     return logits(head_of(ctx.hp), {**down, **state}, x)[0]
 

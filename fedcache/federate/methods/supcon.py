@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
@@ -42,7 +42,7 @@ from fedcache.heads.projection import embed
 from fedcache.heads.prototype import scores
 
 
-def enter(_down: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
     p = own_body(ctx)
     every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})  # it may have too few for a batch
@@ -56,14 +56,14 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return (tau / ctx.number("tau_base")) * supervised_contrast(z, y, w, over(tau, z)), updates
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
     p = train_body(state, loss, down, data, ctx, lambda epoch: view_batches(data, ctx, epoch))
     kept = own_prototypes(p, data, ctx)
     return {k: kept[k] if k in kept else p[k] for k in state}, {}
 
 
-def predict(_down: Tree, state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(_down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes."""
     z = embed(body(ctx.hp), state, x)[0]
     return scores(z, state["proto"], state["count"] > 0, str(ctx.hp["infer_score"]))

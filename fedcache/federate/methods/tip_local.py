@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method, personal_model
@@ -49,7 +49,7 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
     return logits
 
 
-def predict(_down: Tree, _state: Tree, data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(_down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The logits with the client's own training rows as the cache."""
     rows, mask = data.full()
     label = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype)

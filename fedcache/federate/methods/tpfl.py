@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.engine.method import Defaults, Method
@@ -58,7 +58,7 @@ def forward(p: Tree, batch: Batch, names: Names, ctx: Ctx) -> tuple[Tensor, Tens
     return cross_entropy(scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 2 on both prompts."""
     names = class_names(ctx, down["ctx"].shape[-2])
 
@@ -69,12 +69,12 @@ def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
     return {k: p[k] for k in state}, {k: p[k] for k in down}
 
 
-def deploy(down: Tree, _state: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model."""
     return {**down, "T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images uint8 [N, H W 3]."""
     return scale(ctx) * affine(encode_images(x, down, ctx), down["T"])
 

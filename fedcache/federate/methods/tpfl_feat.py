@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
@@ -66,12 +66,12 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
 learn = local(loss, names, names, names)
 
 
-def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of it at this round's learning rate."""
     return learn(down, state, data, scheduled(ctx))
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
     u = affine(images(down["u"], x), texts(down["rho"], ctx))
     return over(ctx.number("scale"), u) * u

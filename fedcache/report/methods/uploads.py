@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.update_validation import UpdateValidation, is_count
@@ -87,7 +87,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     """What one client sends in a round, at some widths (512 features and 10 classes when None): [] when nothing."""
     seen: list[Tree] = []
 
-    def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         state, up = method.fit(down, state, data, ctx)
         seen.append(up)
         return state, up

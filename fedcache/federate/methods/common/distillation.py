@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, descend, minibatches, scan
@@ -120,7 +120,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         return {**updates, **{f"key/{n}": t.clone() for n, t in updates.items()}}
 
     carry = own({**w, **{f"key/{n}": t for n, t in w.items()}, **opt_init(w, names, ctx)}, ctx)
-    views = _views(LaneData(ctx.public, None, every, (target.size,)), ctx)
+    views = _views(ClientData(ctx.public, None, every, (target.size,)), ctx)
     for epoch in range(ctx.count("esd_epochs")):
         if queue is not None and not hp["queue_warm"]:
             queue.at = 0
@@ -128,7 +128,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     return {n: carry[n] for n in w}
 
 
-def _views(data: LaneData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
     """View a for the query, view b for the key; the plain row for both where there is no augmentation."""
     if ctx.env.image or data.x.shape[1] > 1:
         return simclr.pairs(data, ctx)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, lane, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
@@ -41,7 +41,7 @@ def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
     return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
 
 
-def noisy(batches: Iterator[tuple[int, Batch]], data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def noisy(batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
     noise = draw(data.n, ctx.env.width, ctx, epoch)
     for k, batch in batches:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
@@ -227,7 +227,7 @@ def _at_once(ctx: Ctx) -> int:
     return max(1, ENCODE_BYTES // (4 * 3 * math.prod(cast(tuple[int, int], ctx.env.image))))
 
 
-def encode_rows(data: LaneData, p: Batch, ctx: Ctx) -> Tensor:
+def encode_rows(data: ClientData, p: Batch, ctx: Ctx) -> Tensor:
     """Unit features [n, D] of a client's rows under the visual prompt of ``p``, without a gradient."""
     with torch.no_grad():
         painted = paint(p, ctx)
@@ -252,13 +252,13 @@ def _somewhere(ctx: Ctx, *key: int) -> Sequence[int]:
     return cast(list[int], ctx.rng.each("patch", lambda g, _lane: corner(g, ctx), *key).tolist())
 
 
-def _batches(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def _batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches that bring the place of their visual prompt."""
     for t, (k, batch) in enumerate(minibatches(data, ctx, epoch)):
         yield k, {**batch, "at": torch.tensor(_somewhere(ctx, epoch, t))}
 
 
-def train_prompts(loss: Loss, p: Batch, data: LaneData, ctx: Ctx) -> Batch:
+def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     """A client's local epochs on its prompts ``p`` (and kept ``opt/`` state), at this round's learning rate."""
     now, visual = scheduled(ctx), "v" in p
     names = tuple(k for k in p if not k.startswith("opt/"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
@@ -46,7 +46,12 @@ def own_body(ctx: Ctx) -> Tree:
 
 
 def train_body(
-    state: Tree, loss: Loss, down: Tree, data: LaneData, ctx: Ctx, batches: Callable[[int], Iterator[tuple[int, Batch]]]
+    state: Tree,
+    loss: Loss,
+    down: Tree,
+    data: ClientData,
+    ctx: Ctx,
+    batches: Callable[[int], Iterator[tuple[int, Batch]]],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
     p, trained = body_of(state, ctx), body(ctx.hp).trained()
@@ -59,7 +64,7 @@ def body_of(state: Tree, ctx: Ctx) -> Tree:
     return {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
 
 
-def view_batches(data: LaneData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """``minibatches`` of one epoch; with ``views=2`` the second view of every row comes as ``x2``."""
     views = drawn_views(data, ctx, epoch, 2) if ctx.hp["views"] == "2" else (0,)
     return minibatches(data, ctx, epoch, views=views)
@@ -79,7 +84,7 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
     return z, y, w, updates
 
 
-def own_prototypes(p: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prototypes, ``proto`` [.., C, P], and the rows behind each, ``count`` [.., C] (FedPCL eq 5)."""
     x, mask = data.full()
     if ctx.hp["proto_drop_last"]:

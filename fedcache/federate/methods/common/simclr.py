@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, lane, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
@@ -82,7 +82,7 @@ def init(ctx: Ctx) -> Tree:
     return encoder_of(ctx.hp).init(ctx.rng.uniform("init", independent=False), ctx.env.width)
 
 
-def enter(_down: Tree, _data: LaneData, ctx: Ctx) -> Tree:
+def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """``loss`` [.., 4]: sum and number of the losses of the steps of a round's first epoch, and of its last."""
     return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
 
@@ -109,7 +109,7 @@ def _unit_range(x: Tensor, ctx: Ctx) -> Tensor:
     return x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3).to(ctx.env.dtype) / 255.0
 
 
-def pairs(data: LaneData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
+def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
     """Batches in which ``x`` and ``x2`` are two views of each row, as the encoder reads them."""
 
     def draw(what: str, shape: tuple[int, ...], epoch: int) -> Tensor:
@@ -153,7 +153,7 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 def fit_with(loss: Loss, *, send: bool) -> Fit:
     """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
 
-    def fit(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> tuple[Tree, Tree]:
+    def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         known, epochs, made = {**down, **state}, ctx.count("epochs"), pairs(data, ctx)
         p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
         now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
@@ -186,7 +186,7 @@ def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
     return torch.cat(parts, -2)
 
 
-def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
+def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
     p, width = {**down, **state}, encoder_of(ctx.hp).width
     x = data.full()[0]
@@ -194,7 +194,7 @@ def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
         lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
         return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
     h = represent(p, x, ctx, project=False)
-    frozen = LaneData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
+    frozen = ClientData(h.unsqueeze(-2), data.labels(data.positions()), torch.arange(len(h), device=h.device), data.n)
     start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1])))
     head = {"W": start, "b": start.new_zeros(len(start))}
     epochs, rate = ctx.count("probe_epochs"), float(ctx.number("probe_lr"))
@@ -210,7 +210,7 @@ def probe(down: Tree, state: Tree, data: LaneData, ctx: Ctx) -> Tree:
     return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
 
 
-def predict(down: Tree, _state: Tree, _data: LaneData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The probe's logits [N, C] of stored rows."""
     return affine(represent(down, x, ctx, project=False), down["probe.W"], down["probe.b"])
 

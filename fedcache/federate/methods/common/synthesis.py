@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import LaneData
+from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch, batch_sizes
@@ -88,7 +88,7 @@ def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 
 def with_rows(
-    batches: Iterator[tuple[int, Batch]], deals: list[np.ndarray], data: LaneData, ctx: Ctx, epoch: int
+    batches: Iterator[tuple[int, Batch]], deals: list[np.ndarray], data: ClientData, ctx: Ctx, epoch: int
 ) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, and dealt to a lane's steps."""
     M = len(data.n)
