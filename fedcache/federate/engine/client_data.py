@@ -147,7 +147,7 @@ class ClientData:
         return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
-def lane_data(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
+def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
     """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientRows, Data, lane_data
+from fedcache.federate.engine.client_data import ClientRows, Data, stack_clients
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.metrics import macro_f1
 from fedcache.federate.engine.outcome import Evaluation
@@ -144,7 +144,10 @@ def score_job(job: Rounds) -> Evaluation:
 def global_scores(job: Rounds, down: Tree) -> Callable[[Tensor], Tensor]:
     """Features [R, D] -> scores of the one model."""
     first = job.eligible[0]
-    ctx, data = job.server_ctx(), lane_data(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0)
+    ctx, data = (
+        job.server_ctx(),
+        stack_clients(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0),
+    )
     deployed = _deploy(job, down, {}, None)
     return lambda x: job.method.predict(deployed, {}, data, x, ctx)
 

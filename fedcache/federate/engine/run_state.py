@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, lane_data
+from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, stack_clients
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
 from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
 from fedcache.federate.engine.hyperparameters import Hp
@@ -230,7 +230,7 @@ class Rounds:
 
     def _rows(self, ids: Sequence[int], axes: int, test: bool) -> ClientData:
         parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
-        return lane_data(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
+        return stack_clients(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
     def cut(self, client: int) -> ClientData:
         """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
@@ -256,7 +256,7 @@ class Rounds:
         """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
         rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
         rows = rows[self.data.y.cpu().numpy()[rows] >= 0]
-        return lane_data(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
+        return stack_clients(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
 
     def down(self) -> Tree:
         """What the server sends now."""

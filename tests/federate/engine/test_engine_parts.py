@@ -13,7 +13,7 @@ from method_calls import lanes
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import optim
 from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.client_data import Data, lane_data, prepare
+from fedcache.federate.engine.client_data import Data, prepare, stack_clients
 from fedcache.federate.engine.context import Draws, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
 from fedcache.federate.engine.metrics import fairness, macro_f1
@@ -139,7 +139,7 @@ def test_minibatches_cover_every_lane_and_rest_in_order():
     data, clients = federation()
     group = sorted(clients, key=lambda c: -len(c.train))
     ctx = lanes("fedavg", {"batch": 16}, lead=(9,), who=[c.name for c in group])
-    rows = lane_data(data.x, data.y, [c.train for c in group], 1)
+    rows = stack_clients(data.x, data.y, [c.train for c in group], 1)
     seen = [[] for _ in group]
     alive = []
     for k, batch in minibatches(rows, ctx, 0):
@@ -180,13 +180,13 @@ def test_lanes_that_are_done_do_not_move():
 def test_pairs_of_views_differ():
     data, clients = federation(views=4)
     ctx = lanes("fedpcl", {}, lead=(9,), who=[c.name for c in clients])
-    rows = lane_data(data.x, data.y, [c.train for c in clients], 1)
+    rows = stack_clients(data.x, data.y, [c.train for c in clients], 1)
     a, b = drawn_views(rows, ctx, 0, 2)
     real = rows.mask() > 0
     assert (a != b)[real].all()
     assert set(a[real].tolist()) == set(b[real].tolist()) == {1, 2, 3}
-    assert drawn_views(lane_data(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (1, 0)
-    assert drawn_views(lane_data(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (0, 0)
+    assert drawn_views(stack_clients(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (1, 0)
+    assert drawn_views(stack_clients(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (0, 0)
 
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():

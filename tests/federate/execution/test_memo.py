@@ -15,7 +15,7 @@ from federation import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.federate.engine.client_data import ALIGNED, cut_out, lane_data
+from fedcache.federate.engine.client_data import ALIGNED, cut_out, stack_clients
 from fedcache.federate.engine.context import Draws
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.methods import METHODS
@@ -72,7 +72,7 @@ def test_rows_cut_out_are_the_rows():
     x, y, trains = torch.randn(9, 2, 3), torch.arange(9), [np.array([7, 2, 5]), np.array([0]), np.array([3, 3, 1])]
     at = torch.tensor([2, 0])
     for cut, train in zip(cut_out(x, y, trains), trains, strict=True):
-        data, some = lane_data(x, y, [train], 0), at[: len(train)] % len(train)
+        data, some = stack_clients(x, y, [train], 0), at[: len(train)] % len(train)
         assert torch.equal(cut.take(some, 1), data.take(some, 1))
         assert torch.equal(cut.labels(some), data.labels(some))
         assert all(torch.equal(a, b) for a, b in zip(cut.full(), data.full(), strict=True))

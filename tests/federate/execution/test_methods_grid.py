@@ -8,7 +8,7 @@ import torch
 from federation import federation, gap
 from method_calls import lanes
 
-from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.context import pad_stack, share
 from fedcache.federate.methods import METHODS
 
@@ -63,12 +63,12 @@ def test_a_lane_of_a_grid_is_the_point_alone(name, opt):
         servers.append(method.broadcast(server, ctx))
     down = {k: torch.stack([s[k] for s in servers])[:, None] for k in servers[0]}
     grid = lanes(name, settings, lead=(2, 3), who=who, text=data.text, swept=swept)
-    rows = lane_data(data.x, y, trains, 2)
+    rows = stack_clients(data.x, y, trains, 2)
     state, up = method.fit(down, method.enter(down, rows, grid), rows, grid)
     for g in range(2):
         floats = {k: v[g] for k, v in SWEPT[name].items()}
         ctx = lanes(name, {**settings, **floats}, lead=(3,), who=who, text=data.text)
-        rows = lane_data(data.x, y, trains, 1)
+        rows = stack_clients(data.x, y, trains, 1)
         one = share(servers[g], 1)
         want_state, want_up = method.fit(one, method.enter(one, rows, ctx), rows, ctx)
         assert gap({k: t.expand(2, *t.shape[1:])[g].expand(want_up[k].shape) for k, t in up.items()}, want_up) < 1e-10
@@ -86,10 +86,10 @@ def test_one_client_alone_without_axes_is_its_lane(name):
     for c in group:
         shard = data.x[c.train].clone()  # the client's own little store
         ctx = lanes(name, {}, who=(c.name,), text=data.text)
-        rows = lane_data(shard, None if y is None else y[c.train], [np.arange(len(c.train))], 0)
+        rows = stack_clients(shard, None if y is None else y[c.train], [np.arange(len(c.train))], 0)
         singles.append(method.fit(down, method.enter(down, rows, ctx), rows, ctx))
     ctx = lanes(name, {}, lead=(3,), who=[c.name for c in group], text=data.text)
-    rows = lane_data(data.x, y, [c.train for c in group], 1)
+    rows = stack_clients(data.x, y, [c.train for c in group], 1)
     state, up = method.fit(share(down, 1), method.enter(share(down, 1), rows, ctx), rows, ctx)
     assert gap(pad_stack([u for _, u in singles]), up) < 1e-12
     alone = pad_stack([s for s, _ in singles])

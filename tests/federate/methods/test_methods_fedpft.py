@@ -12,7 +12,7 @@ from method_calls import lanes, paper, wide
 from sklearn.mixture import GaussianMixture
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import fedpft
 from fedcache.heads.gaussian_mixture import Gaussians, factor_of, fit_mixture, pooled
 
@@ -100,7 +100,7 @@ DATA, CLIENTS = federation()
 def uploads(settings, group=CLIENTS):
     """What the clients of ``group`` send, on a client axis, and the server's context."""
     ctx = lanes("fedpft", settings, lead=(len(group),), who=[c.name for c in group])
-    _, up = fedpft.fit({}, {}, lane_data(DATA.x, DATA.y, [c.train for c in group], 1), ctx)
+    _, up = fedpft.fit({}, {}, stack_clients(DATA.x, DATA.y, [c.train for c in group], 1), ctx)
     return up, lanes("fedpft", settings, who=("/server",))
 
 
@@ -146,7 +146,7 @@ def one_class(parts, cov, k_mix=1):
     trains = [np.arange(e - len(z), e) for e, z in zip(ends, parts, strict=True)]
     x, y = torch.from_numpy(np.concatenate(parts))[:, None], torch.zeros(int(ends[-1]), dtype=torch.int64)
     ctx = lanes("fedpft", settings, classes=1, width=D, lead=(len(who),), who=who)
-    _, up = fedpft.fit({}, {}, lane_data(x, y, trains, 1), ctx)
+    _, up = fedpft.fit({}, {}, stack_clients(x, y, trains, 1), ctx)
     return fedpft.draw(up, lanes("fedpft", settings, classes=1, width=D, who=("/server",)))[0].numpy()
 
 

@@ -16,7 +16,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import METHODS, fedcof
 from fedcache.federate.methods.fed3r import lift
 from fedcache.federate.methods.fedcgs import covariance
@@ -109,9 +109,9 @@ def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
     down = {k: t[None] for k, t in sums.items()}
     ctx = lanes("fed3r", options, lead=(3,), who=[c.name for c in group])
     x = DATA.x[:7, 0]
-    together = predict(down, {}, lane_data(DATA.x, DATA.y, [c.train for c in group], 1), x.expand(3, 7, 11), ctx)
+    together = predict(down, {}, stack_clients(DATA.x, DATA.y, [c.train for c in group], 1), x.expand(3, 7, 11), ctx)
     for client, u in zip(group, together, strict=True):
-        alone = predict(sums, {}, lane_data(DATA.x, DATA.y, [client.train], 0), x, lanes("fed3r", options))
+        alone = predict(sums, {}, stack_clients(DATA.x, DATA.y, [client.train], 0), x, lanes("fed3r", options))
         assert torch.allclose(u, alone, atol=1e-12)
 
 

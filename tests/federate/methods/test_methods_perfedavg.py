@@ -10,7 +10,7 @@ import torch
 from federation import federation, gap, go
 from method_calls import LIFTS, batches_of, exact, lanes, quadratic
 
-from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.local_training import descend
 from fedcache.federate.methods import perfedavg
 
@@ -47,7 +47,7 @@ def test_the_second_batches_are_those_of_fedavg_and_the_first_are_others():
     data, clients = federation()
     c = clients[1]  # 64 rows
     ctx = lanes("perfedavg", {"batch": 16}, who=(c.name,))
-    found = [b for _, b in perfedavg.pairs(lane_data(data.x, data.y, [c.train], 0), ctx, 0)]
+    found = [b for _, b in perfedavg.pairs(stack_clients(data.x, data.y, [c.train], 0), ctx, 0)]
     for name, purpose in (("", "batch"), ("1", "inner")):
         for b, rows in zip(found, batches_of(c, 0, 1, 0, purpose), strict=True):
             assert torch.equal(b["x" + name], data.x[rows, 0])

@@ -13,7 +13,7 @@ from tiny_towers import SIDES, E, L, TinyText, TinyTowers
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import Data, lane_data
+from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import Ctx, Draws, Env
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
 from fedcache.federate.methods.common.prompts import check_prompts, scheduled
@@ -311,7 +311,7 @@ def atpfl_loss(settings, seed):
     g = np.random.default_rng(seed)
     down = {k: t + 0.1 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in tpfl.init(ctx).items()}
     prev = {k: t + 0.3 * torch.from_numpy(g.standard_normal(t.shape)) for k, t in down.items()}
-    rows = lane_data(data.x, data.y, [clients[0].train], 0)
+    rows = stack_clients(data.x, data.y, [clients[0].train], 0)
     state, up = atpfl.fit(down, {f"prev/{k}": t for k, t in prev.items()}, rows, ctx)
     x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
 

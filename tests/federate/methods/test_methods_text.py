@@ -125,12 +125,12 @@ def test_an_epoch_deals_every_synthetic_row_exactly_once(sampling):
     # Sum over the steps of an epoch = n_k of equation 7, for ragged lanes.
     data, clients = federation()
     group = sorted(clients[:4], key=lambda c: -len(c.train))
-    from fedcache.federate.engine.client_data import lane_data
+    from fedcache.federate.engine.client_data import stack_clients
     from fedcache.heads.class_balance import deficits, votes
 
     settings = {"batch": 16, "gamma": 0.5, "sampling": sampling}
     ctx = lanes("fst-cbdg", settings, lead=(4,), who=[c.name for c in group], text=data.text)
-    rows = lane_data(data.x, None, [c.train for c in group], 1)
+    rows = stack_clients(data.x, None, [c.train for c in group], 1)
     q = fst_cbdg.enter({}, rows, ctx)["rows/q"]
     wanted = deficits(votes(q, rows.mask()), 0.5, equal=sampling == "equal")
     found = torch.zeros_like(wanted)

@@ -10,7 +10,7 @@ import torch
 from federation import federation, gap, go
 from method_calls import lanes, paper
 
-from fedcache.federate.engine.client_data import lane_data
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import fed_tip_proto, tip_local
 
 DATA, CLIENTS = federation()
@@ -42,7 +42,7 @@ def test_without_the_cache_it_is_zero_shot(name):  # T-K13
 def test_without_sharpness_the_cache_counts_its_rows():  # T-K13
     client = CLIENTS[5]
     ctx = lanes("tip-local", {"a": 3.0, "b": 0.0}, text=DATA.text)
-    data = lane_data(DATA.x, DATA.y, [client.train], 0)
+    data = stack_clients(DATA.x, DATA.y, [client.train], 0)
     u = tip_local.predict({}, {}, data, DATA.x[:, 0], ctx)
     count = torch.bincount(DATA.y[client.train], minlength=6)
     assert torch.allclose(u - 100.0 * DATA.x[:, 0] @ DATA.text.T, (3.0 * count.double()).expand_as(u), atol=1e-12)
@@ -62,10 +62,10 @@ def test_the_caches_of_several_clients_at_once_are_each_ones_own():
     group = [CLIENTS[i] for i in (1, 5, 3)]  # 64, 50 and 33 rows: two are padded
     x = DATA.x[:7, 0]
     ctx = lanes("tip-local", {}, lead=(3,), who=[c.name for c in group], text=DATA.text)
-    data = lane_data(DATA.x, DATA.y, [c.train for c in group], 1)
+    data = stack_clients(DATA.x, DATA.y, [c.train for c in group], 1)
     together = tip_local.predict({}, {}, data, x.expand(3, 7, 11), ctx)
     for client, u in zip(group, together, strict=True):
-        own = lane_data(DATA.x, DATA.y, [client.train], 0)
+        own = stack_clients(DATA.x, DATA.y, [client.train], 0)
         alone = tip_local.predict({}, {}, own, x, lanes("tip-local", {}, text=DATA.text))
         assert torch.allclose(u, alone, atol=1e-12)
 
@@ -134,5 +134,5 @@ def test_keys_are_averaged_from_unit_rows():
     # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
     x = torch.tensor([[[1.0, 0.0]], [[0.0, 9.0]]], dtype=torch.float64)
     ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
-    _, up = fed_tip_proto.fit({}, {}, lane_data(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx)
+    _, up = fed_tip_proto.fit({}, {}, stack_clients(x, torch.zeros(2, dtype=torch.int64), [np.arange(2)], 0), ctx)
     assert torch.allclose(up["key"], torch.full((1, 2), 0.5**0.5, dtype=torch.float64))
