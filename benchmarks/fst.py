@@ -50,9 +50,9 @@ def draws(loop: float) -> str:
 
     spent = 0.0
     count = 0
-    real = lanes.Draws.normal
+    real = lanes.ClientRng.normal
 
-    def timed(self: lanes.Draws, purpose: str, counts: object, width: int, *key: int) -> torch.Tensor:
+    def timed(self: lanes.ClientRng, purpose: str, counts: object, width: int, *key: int) -> torch.Tensor:
         import time
 
         nonlocal spent, count
@@ -62,11 +62,11 @@ def draws(loop: float) -> str:
         count += sum(counts) * width  # type: ignore[call-overload]
         return out
 
-    lanes.Draws.normal = timed  # type: ignore[method-assign]
+    lanes.ClientRng.normal = timed  # type: ignore[method-assign]
     try:
         clean.federation(100, 500, 10, 1024, text=True).ours("fst-cbdg", {}, "loop", 10, participation=10)
     finally:
-        lanes.Draws.normal = real  # type: ignore[method-assign]
+        lanes.ClientRng.normal = real  # type: ignore[method-assign]
     limit = loop / max(spent, 1e-9)
     if limit >= 1.2:
         return ""

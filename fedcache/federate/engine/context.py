@@ -27,7 +27,7 @@ SERVER = "/server"
 
 
 @dataclass(frozen=True)
-class Draws:
+class ClientRng:
     """The random draws of one round for some lanes.
 
     Attributes:
@@ -159,7 +159,7 @@ class Draws:
         t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
         return t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
 
-    def narrow(self, lanes: int) -> Draws:
+    def narrow(self, lanes: int) -> ClientRng:
         """The draws of the first ``lanes`` clients."""
         return replace(self, clients=self.clients[:lanes])
 
@@ -217,7 +217,7 @@ class Ctx:
     lead: tuple[int, ...]
     hp: Hp
     env: Env
-    rng: Draws
+    rng: ClientRng
     ids: tuple[int, ...]
     round: int
 

@@ -18,7 +18,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, stack_clients
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
-from fedcache.federate.engine.context import SERVER, Ctx, Draws, Env
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, Env
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
@@ -209,7 +209,7 @@ class Rounds:
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
         names = tuple(self.lanes[i].name for i in ids)
-        draws = Draws(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
+        draws = ClientRng(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
@@ -219,7 +219,7 @@ class Rounds:
 
     def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
         """The server's context; ``ids`` are the clients whose uploads it merges."""
-        draws = Draws(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
+        draws = ClientRng(self.seed, self.round, (SERVER,), 0, self.env.dtype, self.env.device)
         return Ctx((), self.hp, self.env, draws, tuple(ids), self.round)
 
     def rows(self, ids: Sequence[int], axes: int, *, test: bool = False) -> ClientData:

@@ -14,7 +14,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import optim
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import Data, prepare, stack_clients
-from fedcache.federate.engine.context import Draws, dot, over
+from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
 from fedcache.federate.engine.metrics import fairness, macro_f1
 from fedcache.federate.execution.choose import choose
@@ -23,7 +23,7 @@ from fedcache.federate.methods import METHODS, lookup
 
 
 def draws(*clients, axes=1, seed=0):
-    return Draws(seed, 0, clients, axes, torch.float64, torch.device("cpu"))
+    return ClientRng(seed, 0, clients, axes, torch.float64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", METHODS)

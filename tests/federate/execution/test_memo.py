@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.federate.engine.client_data import ALIGNED, cut_out, stack_clients
-from fedcache.federate.engine.context import Draws
+from fedcache.federate.engine.context import ClientRng
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.methods import METHODS
 
 
 def draws(client="a", memo=None, *, seed=0, now=0, axes=0):
-    return Draws(seed, now, (client,), axes, torch.float32, torch.device("cpu"), memo)
+    return ClientRng(seed, now, (client,), axes, torch.float32, torch.device("cpu"), memo)
 
 
 def test_the_longest_unused_goes_first_and_too_large_ones_never_stay():

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.context import Ctx, Draws, Env
+from fedcache.federate.engine.context import ClientRng, Ctx, Env
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
 from fedcache.federate.methods.common.prompts import check_prompts, scheduled
 from fedcache.heads.prompt import border, canvas, l_aug, slots, square, weave
@@ -32,7 +32,7 @@ def context(name, settings=None, *, classes=6, width=11, towers=None, image=SIDE
         classes, width, 1, 3, None, dtype, torch.device("cpu"),
         names=names, image=image, towers=towers or TinyTowers(width, dtype),
     )  # fmt: skip
-    return Ctx((), hp, env, Draws(0, round_, ("a",), 0, dtype, torch.device("cpu")), (0,), round_)
+    return Ctx((), hp, env, ClientRng(0, round_, ("a",), 0, dtype, torch.device("cpu")), (0,), round_)
 
 
 def one_client(name, dtype=torch.float64, rows=20):
