@@ -7,7 +7,7 @@ import pytest
 import torch
 from federation import Rows, federation
 
-from fedcache.federate.engine.context import ClientRng, Ctx, Env
+from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods import METHODS
 
@@ -17,7 +17,7 @@ LIFTS = pytest.mark.parametrize("lift", ["loop", "stack"])
 def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):
     """A context of float64 lanes for calling a method's functions directly."""
     hp = {**METHODS[name].resolve("paper", settings), **(swept or {})}
-    env = Env(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
+    env = RunConstants(classes, width, 1, clients, text, torch.float64, torch.device("cpu"))
     draws = ClientRng(0, 1, tuple(who), len(lead), torch.float64, torch.device("cpu"))
     return Ctx(lead, hp, env, draws, tuple(range(len(who))), 1)
 

@@ -169,7 +169,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Env:
+class RunConstants:
     """Constants of a run; none has leading axes.
 
     Attributes:
@@ -216,7 +216,7 @@ class Ctx:
 
     lead: tuple[int, ...]
     hp: Hp
-    env: Env
+    env: RunConstants
     rng: ClientRng
     ids: tuple[int, ...]
     round: int

@@ -18,7 +18,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, stack_clients
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, Env
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
@@ -101,7 +101,7 @@ class Rounds:
         self.clients = clients
         self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
-        self.env = Env(
+        self.env = RunConstants(
             data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
             names=data.names, image=data.image, towers=data.towers,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from torchvision.models import resnet18
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import ClientOverrides
-from fedcache.federate.engine.context import ClientRng, Ctx, Env
+from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.run_state import Rounds
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
@@ -154,7 +154,7 @@ def test_a_query_may_be_left_out_of_its_anchors():
 
 def server(hp, public, views=1):
     draws = ClientRng(0, 0, ("/server",), 0, torch.float64, torch.device("cpu"))
-    env = Env(3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public)
+    env = RunConstants(3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public)
     return Ctx((), hp, env, draws, (), 0)
 
 

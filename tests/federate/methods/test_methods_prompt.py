@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.context import ClientRng, Ctx, Env
+from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
 from fedcache.federate.methods.common.prompts import check_prompts, scheduled
 from fedcache.heads.prompt import border, canvas, l_aug, slots, square, weave
@@ -28,7 +28,7 @@ def context(name, settings=None, *, classes=6, width=11, towers=None, image=SIDE
     """A context without leading axes, with tiny towers."""
     hp = METHODS[name].resolve("paper", settings or {})
     names = tuple(f"class {c}" for c in range(classes))
-    env = Env(
+    env = RunConstants(
         classes, width, 1, 3, None, dtype, torch.device("cpu"),
         names=names, image=image, towers=towers or TinyTowers(width, dtype),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from federation import federation, fitted, gap, go_tiny, tiny
 
 from fedcache.config import Home
-from fedcache.federate.engine.context import ClientRng, Ctx, Env
+from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, fedavg_scratch
 from fedcache.reproduce.metrics import measure
 from fedcache.reproduce.proxies import Options, plan
@@ -20,7 +20,7 @@ from fedcache.reproduce.requirements import RequirementCheck
 
 def test_it_is_a_resnet_18_and_its_classifier() -> None:
     hp = METHODS["fedavg-scratch"].resolve()
-    env = Env(10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32))
+    env = RunConstants(10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32))
     ctx = Ctx((), hp, env, ClientRng(0, 0, ("server",), 0, torch.float32, torch.device("cpu")), (0,), 1)
     made = fedavg_scratch.init(ctx)
     assert fedavg_scratch.trainable(made, {}) == 11_168_832 + 512 * 10 + 10
