@@ -21,7 +21,7 @@ import torch
 from fedcache.extract.chunk_writer import chunk_rows_for
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
 from fedcache.federate.partition.partition import Client
 from fedcache.runs.prepare import find_method
@@ -72,7 +72,7 @@ class Wire:
 
     down: int
     up: int
-    run: Rounds
+    run: RunState
     tree: dict[str, torch.Tensor]
     upload: dict[str, torch.Tensor]
 
@@ -88,7 +88,7 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
                 widths=(width,), domain=torch.zeros(rows, dtype=torch.int64))  # fmt: skip
     everything, nothing = np.arange(rows), np.empty(0, np.int64)
     method = find_method(name)
-    run = Rounds(method, method.resolve("paper", METHODS.get(name, {})), data,
+    run = RunState(method, method.resolve("paper", METHODS.get(name, {})), data,
                  [Client(f"client-{i}", everything, nothing) for i in range(2)], 0, torch.float32)  # fmt: skip
     run.start()
     for _ in range(1 if method.one_shot else 2):

@@ -88,7 +88,7 @@ def test_10_is_a_bug_and_says_so(images: Path, monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("nobody expected this")
 
     monkeypatch.setattr("fedcache.federate.engine.run.run", broken)
-    monkeypatch.setattr("fedcache.federate.engine.run_state.Rounds.start", broken)
+    monkeypatch.setattr("fedcache.federate.engine.run_state.RunState.start", broken)
     bug = fedcache("train", "--method", "fedavg", *IID, "--rounds", 1, "--json")
     assert bug.code == Exit.BUG
     assert "nobody expected this" in str(bug.envelope["error"])

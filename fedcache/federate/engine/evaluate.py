@@ -13,7 +13,7 @@ from fedcache.federate.engine.client_data import ClientRows, Data, stack_clients
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.metrics import macro_f1
 from fedcache.federate.engine.outcome import Evaluation
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.heads.linear import Tree
 
 BLOCK = 4096
@@ -110,7 +110,7 @@ def _by_domain(data: Data, rows: np.ndarray, right: np.ndarray) -> dict[int, flo
     return {d: mean for d, mean in means.items() if not np.isnan(mean)}
 
 
-def score_job(job: Rounds) -> Evaluation:
+def score_job(job: RunState) -> Evaluation:
     """Score what a run deploys now, on the test rows of its clients."""
     down, protocol = job.down(), job.method.protocol(job.hp)
     if protocol == "global":
@@ -141,7 +141,7 @@ def score_job(job: Rounds) -> Evaluation:
     )  # fmt: skip
 
 
-def global_scores(job: Rounds, down: Tree) -> Callable[[Tensor], Tensor]:
+def global_scores(job: RunState, down: Tree) -> Callable[[Tensor], Tensor]:
     """Features [R, D] -> scores of the one model."""
     first = job.eligible[0]
     ctx, data = (
@@ -152,7 +152,7 @@ def global_scores(job: Rounds, down: Tree) -> Callable[[Tensor], Tensor]:
     return lambda x: job.method.predict(deployed, {}, data, x, ctx)
 
 
-def _deploy(job: Rounds, down: Tree, state: Tree, client: int | None) -> Tree:
+def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
     """What is scored: the broadcast, or what evaluation trains on it (a probe on all labelled rows)."""
     if job.method.deploy is keep_down:
         return down

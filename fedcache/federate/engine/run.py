@@ -19,7 +19,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.metrics import classes_owned
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 from fedcache.federate.execution.base import Executor
@@ -93,7 +93,7 @@ def run_points(
     snapshots = list(states or [None] * len(hps))
     together, cache = cache is not None or len(hps) > 1, cache or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
-    jobs: list[Rounds] = []
+    jobs: list[RunState] = []
     records: list[list[RoundRecord]] = []
     for hp, state in zip(hps, snapshots, strict=True):
         job = _new_job(spec, hp, callbacks, cache.memo if together else None)
@@ -119,9 +119,9 @@ def run_points(
 
 def _new_job(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
-) -> Rounds:
+) -> RunState:
     """One point before its first round."""
-    return Rounds(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
+    return RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
                   callbacks.before_step, memo, spec.trust)  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
 
 
 def _outcome(
-    job: Rounds, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: tuple[int, ...]
+    job: RunState, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: tuple[int, ...]
 ) -> Outcome:
     protocol = job.method.protocol(job.hp)
 

@@ -73,7 +73,7 @@ class _All:
         self.test = np.empty(0, np.int64)
 
 
-class Rounds:
+class RunState:
     """The constants of a run and its state between rounds."""
 
     def __init__(

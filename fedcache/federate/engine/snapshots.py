@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import Traffic
 from fedcache.federate.execution.gram_states import stored
 from fedcache.heads.linear import Tree
@@ -19,7 +19,7 @@ from fedcache.heads.linear import Tree
 STATE_VERSION = 1
 
 
-def snapshot_of(job: Rounds, records: list[RoundRecord]) -> Snapshot:
+def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
     """The state between rounds, from which ``resume_job`` goes on bit for bit."""
     meta = {
         "version": STATE_VERSION,
@@ -35,7 +35,7 @@ def snapshot_of(job: Rounds, records: list[RoundRecord]) -> Snapshot:
     return Snapshot({**made.tensors, **stored(job.states)}, made.meta)
 
 
-def resume_job(job: Rounds, state: Snapshot) -> list[RoundRecord]:
+def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
     """Put a run where a snapshot was taken; the records up to there."""
     want = {
         "version": STATE_VERSION,

@@ -1,6 +1,6 @@
 """Points of a grid that run together, and the bookkeeping that every execution with a client axis needs.
 
-A grid point is a run of its own (``Rounds``): its server, states, traffic and records. Points differ in floats alone,
+A grid point is a run of its own (``RunState``): its server, states, traffic and records. Points differ in floats alone,
 so they sample the same clients and draw the same numbers; a chunk of clients of all points is one ``fit`` with the
 leading axes (G, M), and that of one point has the axis (M,).
 """
@@ -18,7 +18,7 @@ from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.context import Ctx, copied, pad_stack, split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import ExecutionPlan
@@ -32,12 +32,12 @@ class GridBatch:
     Attributes:
         points: one is a run alone.
         plan: how they are computed.
-        participation: clients a round, as ``Rounds.sample`` takes it.
+        participation: clients a round, as ``RunState.sample`` takes it.
         cache: what other points have computed already; None for a run alone.
         failed: point -> what ended it; its clients go on being computed and are not read.
     """
 
-    points: Sequence[Rounds]
+    points: Sequence[RunState]
     plan: ExecutionPlan
     participation: int | float | None = None
     cache: GridCache | None = None
@@ -174,7 +174,7 @@ class GridBatch:
         return found
 
 
-def stack_hp(hps: Sequence[Hp], point: Rounds) -> Hp:
+def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
     """The hyperparameters of some points: a float in which they differ is a tensor [G, 1]."""
     made = dict(hps[0])
     for name in made:

@@ -12,7 +12,7 @@ import torch
 
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import numel
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_matrices import Grams
 from fedcache.heads.linear import Tree
@@ -46,7 +46,7 @@ class GridCache:
             self._cast[key] = replace(data, x=data.x.to(dtype))
         return self._cast[key]
 
-    def grams(self, job: Rounds) -> Grams:
+    def grams(self, job: RunState) -> Grams:
         """Of the clients of a run that ``dual`` serves."""
         width = job.data.x.shape[2]
         rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
@@ -56,7 +56,7 @@ class GridCache:
             self._grams[key] = Grams(job.data.x, rows)
         return self._grams[key]
 
-    def pooled(self, job: Rounds, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
+    def pooled(self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
         """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
 
         Runs pool the same when they differ in nothing that ``fit`` reads. Where the method is ``additive``, clients do

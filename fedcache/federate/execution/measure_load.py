@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_matrices import is_first
 from fedcache.federate.execution.load import Load
 from fedcache.heads.linear import Tree
 
 
-def measure_load(jobs: Sequence[Rounds], clients: int) -> Load:
+def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
     """Sizes of the points of a grid; what one client holds besides its rows is what it keeps and what it is sent.
 
     Args:
@@ -42,7 +42,7 @@ def measure_load(jobs: Sequence[Rounds], clients: int) -> Load:
     )
 
 
-def _upload_bytes(job: Rounds, kept: Tree) -> int:
+def _upload_bytes(job: RunState, kept: Tree) -> int:
     """Of one client. A server that stacks uploads has all clients' under the names of one's: a client's own tell."""
     total = 0
     for prefix, rule in job.method.pool(job.hp).items():

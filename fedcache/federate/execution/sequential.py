@@ -12,7 +12,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.grid_batch import GridBatch
@@ -65,7 +65,7 @@ class Sequential(Executor):
             self.batch.failed[g] = error
             return None
 
-    def _pooled(self, point: Rounds, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+    def _pooled(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         """Uploads of the clients, pooled, and what each of them sent; from the cache where another point has them."""
         batch, fit = self.batch, partial(self._fit, point, ids, down)
         if batch.cache is None or not shares_uploads(point.method) or not point.trust.plain:
@@ -77,7 +77,7 @@ class Sequential(Executor):
             pooled = self._prepared[1]
         return pooled, sent
 
-    def _fit(self, point: Rounds, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+    def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         pool = point.pool(ids, down, self.batch.participation)
         sent: Sent = []
         for c in ids:

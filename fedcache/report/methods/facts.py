@@ -17,7 +17,7 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.encoders import Towers
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.federate.execution.sequential import Sequential
@@ -52,7 +52,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     small = {"anchors": "all"} if "anchors" in hp else {}
     rounds = 1 if method.one_shot else 2
-    job = Rounds(method, encoders.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    job = RunState(method, encoders.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):

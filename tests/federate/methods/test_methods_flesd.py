@@ -24,7 +24,7 @@ from torchvision.models import resnet18
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
 from fedcache.federate.methods.common import simclr as contrastive
@@ -272,7 +272,7 @@ def test_the_watched_loss_is_simclrs():
     data, clients = federation(sizes=(9, 6), views=3)
     out = go("fedavg-simclr", {"batch": 16, "epochs": 1}, data, clients, rounds=1, participation=None)
     hp = METHODS["fedavg-simclr"].resolve("paper", {**small("fedavg-simclr"), "batch": 16, "epochs": 1})
-    job = Rounds(METHODS["fedavg-simclr"], hp, data, clients, 0, torch.float64)
+    job = RunState(METHODS["fedavg-simclr"], hp, data, clients, 0, torch.float64)
     job.start()
     values = []
     for c in (0, 1):

@@ -20,7 +20,7 @@ from federation import (
 )
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_cache import GridCache
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import solve, solve_spectrum, spectrum
@@ -44,7 +44,7 @@ def uploads(name, hp, clients=None):
     """What every client sends in the first round."""
     data, known = federation()
     method = METHODS[name]
-    job = Rounds(method, hp, fitted(method, data), clients or known, 0, torch.float64)
+    job = RunState(method, hp, fitted(method, data), clients or known, 0, torch.float64)
     job.start()
     return [job.fit_one(job.down(), c) for c in job.eligible]
 

@@ -111,7 +111,7 @@ class Rows:
 
 
 def rows_of(facts: Facts) -> Rows:
-    """The client of a site, for ``Rounds``; its rows take no memory."""
+    """The client of a site, for ``RunState``; its rows take no memory."""
     return Rows(facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64))
 
 

@@ -17,11 +17,11 @@ from torch.nn.functional import one_hot
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.engine.outcome import Evaluation
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.membership import Facts, Rows
 
 
-def scored(run: Rounds, facts: Sequence[Facts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
+def scored(run: RunState, facts: Sequence[Facts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
 
     Args:

@@ -1,6 +1,6 @@
 """The loop of rounds over sites: what goes out, what comes back, who is missing. The server never sees a feature.
 
-The runs are ``Rounds`` as the in-process engine has them, over clients that have a name and a number of rows and no
+The runs are ``RunState`` as the in-process engine has them, over clients that have a name and a number of rows and no
 row. All points and seeds that a site takes part in travel in one message, because a message costs seconds whatever is
 in it. A site that does not answer, or whose upload the gate refuses, is left out of the round and said so; what it
 holds stays as it was after the last round in which the server has its upload.
@@ -22,7 +22,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.membership import (
     Facts,
@@ -51,7 +51,7 @@ class Running:
         id: names it to the sites.
         run: the server's end of it.
         rounds: how many there will be.
-        participation: as ``Rounds.sample`` takes it.
+        participation: as ``RunState.sample`` takes it.
         records: of the rounds so far.
         outline: shapes of what a client holds.
         evaluation: of the last round that was scored.
@@ -64,7 +64,7 @@ class Running:
     """
 
     id: str
-    run: Rounds
+    run: RunState
     rounds: int
     participation: int | float | None
     told: OnRound
@@ -112,7 +112,7 @@ class Server:
 
         ``data`` has no row: widths, views, classes and text are read of it.
         """
-        run = Rounds(method, hp, data, [rows_of(m.facts) for m in self.roster.members], seed, dtype, trust=trust)
+        run = RunState(method, hp, data, [rows_of(m.facts) for m in self.roster.members], seed, dtype, trust=trust)
         run.start()
         made = Running(id, run, 1 if method.one_shot else rounds, participation, told)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
@@ -304,7 +304,7 @@ class Server:
         name, number = member.facts.name, jobs[0].run.round + 1
         for job in jobs:
             run = job.run
-            wider = Rounds(
+            wider = RunState(
                 run.method, run.hp, run.data, [*run.clients, rows_of(member.facts)], run.seed, run.env.dtype,
                 trust=run.trust,
             )  # fmt: skip

@@ -20,7 +20,7 @@ from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import Parcel
 from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.partition.partition import Client
@@ -69,7 +69,7 @@ class Job:
         return {"id": self.id, "hp": dict(self.hp), "seed": self.seed, "round": self.round, "since": self.since}
 
 
-class _Alone(Rounds):
+class _Alone(RunState):
     """A run as one site sees it: every client but its own is ``NOBODY``."""
 
     def _eligible(self) -> list[int]:
@@ -125,7 +125,7 @@ class Site:
             told.append({"id": job.id, "round": job.round, "outline": outline})
         return Parcel({"jobs": told}, trees)
 
-    def _run(self, job: Job, clients: int, number: int, dtype: torch.dtype) -> Rounds:
+    def _run(self, job: Job, clients: int, number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with what this client holds since it last took part."""
         everybody: Sequence[Client] = [self.client if i == number else NOBODY for i in range(clients)]
         # An upload that is not finite is the server's to refuse, with the round and this client named.
@@ -143,7 +143,7 @@ class Site:
                 run.states[number] = held
         return run
 
-    def _scored(self, run: Rounds, down: Tree) -> Evaluation:
+    def _scored(self, run: RunState, down: Tree) -> Evaluation:
         run.down = lambda: down  # type: ignore[method-assign]  # the server's tree is not here
         return score_job(run)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedcache.federate.engine.local_training import batch_sizes
-from fedcache.federate.engine.run_state import Rounds
+from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation
@@ -19,7 +19,7 @@ from fedcache.heads.linear import Tree
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-def expected_upload(run: Rounds) -> Shapes | None:
+def expected_upload(run: RunState) -> Shapes | None:
     """Names, shapes and types of an upload: of one that the method makes of a few rows of noise.
 
     No upload has an axis as long as its client's rows, so any rows will do. None for a method that cannot fit noise;
@@ -36,7 +36,7 @@ def expected_upload(run: Rounds) -> Shapes | None:
     nobody = Client("", rows[:0], rows[:0])
     try:
         clients = [Client("/noise", rows, rows[:0]), *[nobody] * (len(run.lanes) - 1)]
-        tried = Rounds(run.method, run.hp, data, clients, 0, run.env.dtype, trust=TrustPolicy(on_bad="reject"))
+        tried = RunState(run.method, run.hp, data, clients, 0, run.env.dtype, trust=TrustPolicy(on_bad="reject"))
         tried.start()
         return UpdateValidation.shape_of(tried.fit_one(tried.down(), 0))
     except Exception:  # a closed form may need more of its rows than noise has
