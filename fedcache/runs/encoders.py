@@ -20,7 +20,7 @@ from fedcache.store.store import Store
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.client_data import Data
-    from fedcache.federate.engine.encoders import Towers
+    from fedcache.federate.engine.encoders import FrozenEncoders
     from fedcache.federate.engine.hyperparameters import Value
     from fedcache.federate.engine.method import Method
 
@@ -72,7 +72,7 @@ class Brought:
         digest: of recipe, weights and template: what the towers add to a run's identity.
     """
 
-    towers: Towers
+    towers: FrozenEncoders
     images: str | None
     digest: str
 
@@ -95,7 +95,7 @@ def bring(method: Method, store: Store, key: str, home: Home) -> Brought | None:
     return Brought(towers, images, digest_of([recipe.digest, recipe.weights, towers.template]))
 
 
-def load_towers(store: Store, key: str, home: Home) -> Towers:
+def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
     """The towers that made a store's array, from the same weights.
 
     Raises:

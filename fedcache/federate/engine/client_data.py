@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.federate.engine.encoders import Towers
+from fedcache.federate.engine.encoders import FrozenEncoders
 from fedcache.store.disk_errors import writing
 from fedcache.store.files import make_private
 from fedcache.store.memory_limit import memory_limit
@@ -63,7 +63,7 @@ class Data:
     domain: Tensor | None = None
     names: tuple[str, ...] = ()
     image: tuple[int, int] | None = None
-    towers: Towers | None = None
+    towers: FrozenEncoders | None = None
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.encoders import Towers
+from fedcache.federate.engine.encoders import FrozenEncoders
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.rng import generator, generators, key_hash
 from fedcache.federate.execution.cache import LruCache
@@ -197,7 +197,7 @@ class RunConstants:
     names: tuple[str, ...] = ()
     public: Tensor | None = None
     image: tuple[int, int] | None = None
-    towers: Towers | None = None
+    towers: FrozenEncoders | None = None
     watch: Callable[[], None] = _nothing
 
 
@@ -232,9 +232,9 @@ class Ctx:
         return cast(Tensor, self.env.public)
 
     @cached_property
-    def towers(self) -> Towers:
+    def towers(self) -> FrozenEncoders:
         """The live encoders of a run that has been checked to have them."""
-        return cast(Towers, self.env.towers)
+        return cast(FrozenEncoders, self.env.towers)
 
     def number(self, name: str) -> float | Tensor:
         """A float hyperparameter, perhaps swept."""

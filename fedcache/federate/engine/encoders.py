@@ -39,7 +39,7 @@ class ImageTower(Protocol):
         """Unit image features [B, D] of normalised images [B, 3, H, W]; differentiable."""
 
 
-class Towers(Protocol):
+class FrozenEncoders(Protocol):
     """Both towers of one backbone.
 
     Attributes:
@@ -68,5 +68,5 @@ class Towers(Protocol):
     def image(self) -> ImageTower:
         """The image tower."""
 
-    def to(self, device: str) -> Towers:
+    def to(self, device: str) -> FrozenEncoders:
         """The same towers on another device."""

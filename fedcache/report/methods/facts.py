@@ -15,7 +15,7 @@ from fedcache.extract import backbones
 from fedcache.extract.backbones.live import load_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.encoders import Towers
+from fedcache.federate.engine.encoders import FrozenEncoders
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridBatch
@@ -89,7 +89,7 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
 
 @dataclass(frozen=True)
 class _Tower:
-    towers: Towers
+    towers: FrozenEncoders
     width: int
 
 
