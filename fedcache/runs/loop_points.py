@@ -26,7 +26,7 @@ from fedcache.runs.run import Run
 from fedcache.runs.trust import policy_from_config
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine.outcome import Outcome, Snapshot
+    from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
     from fedcache.federate.execution.grid_cache import GridCache
     from fedcache.federate.execution.load import ExecutionPlan
     from fedcache.federate.execution.memory import Forecast
@@ -260,7 +260,7 @@ def _train(
 
     found: dict[int, Seeded | FedcacheError] = {}
 
-    def on_done(start: int, ended: Sequence[Outcome | FedcacheError]) -> None:
+    def on_done(start: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
         nonlocal began
         seconds = (time.perf_counter() - began) / len(ended)
         for n, out in zip(numbers[start:], ended, strict=False):

@@ -14,7 +14,7 @@ from fedcache.extract.backbones.parameters import PARAMETERS
 from fedcache.runs.trust import trust_section
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine.outcome import Evaluation, Outcome
+    from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
     from fedcache.runs.identity import Identity
     from fedcache.runs.prepare import Setting
 
@@ -104,7 +104,7 @@ def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int)
     return counts
 
 
-def seed_record(outcome: Outcome, setting: Setting, seconds: float) -> Seeded:
+def seed_record(outcome: TrainingOutput, setting: Setting, seconds: float) -> Seeded:
     """What a run of one seed gave, as JSON values."""
     totals = outcome.traffic.totals()
     served = sum(r.clients for r in outcome.traffic.rounds)

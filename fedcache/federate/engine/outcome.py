@@ -85,7 +85,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutput:
     """The result of a run.
 
     Attributes:

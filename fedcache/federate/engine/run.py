@@ -18,7 +18,7 @@ from fedcache.federate.engine.evaluate import global_scores, score_job
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.metrics import classes_owned
-from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
+from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
@@ -40,7 +40,7 @@ def run(
     *,
     state: Snapshot | None = None,
     callbacks: RunCallbacks = SILENT,
-) -> Outcome:
+) -> TrainingOutput:
     """Train a method and score what it deploys.
 
     Args:
@@ -68,7 +68,7 @@ def run_points(
     states: Sequence[Snapshot | None] | None = None,
     callbacks: RunCallbacks = SILENT,
     cache: GridCache | None = None,
-) -> list[Outcome | FedcacheError]:
+) -> list[TrainingOutput | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
     Args:
@@ -105,7 +105,7 @@ def run_points(
     chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
     if not jobs[0].trust.plain:
         chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
-    found: list[Outcome | FedcacheError] = []
+    found: list[TrainingOutput | FedcacheError] = []
     for start in range(0, len(jobs), chosen.points):
         part = jobs[start : start + chosen.points]
         batch = GridBatch(part, chosen, spec.participation, cache if together else None)
@@ -145,7 +145,7 @@ def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value
 
 def _run(
     executor: Executor, records: Sequence[list[RoundRecord]], spec: TrainingRun, callbacks: RunCallbacks, start: int
-) -> list[Outcome | FedcacheError]:
+) -> list[TrainingOutput | FedcacheError]:
     """All rounds of points that are computed together, of which the first is number ``start`` of the grid."""
     jobs, failed = executor.batch.points, executor.batch.failed
     scored: list[Evaluation | None] = [None] * len(jobs)
@@ -209,7 +209,7 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
 
 def _outcome(
     job: RunState, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: tuple[int, ...]
-) -> Outcome:
+) -> TrainingOutput:
     protocol = job.method.protocol(job.hp)
 
     def predict(x: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def _outcome(
         with torch.no_grad():
             return scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
-    return Outcome(
+    return TrainingOutput(
         method=job.method.name,
         hp=dict(cast(Mapping[str, Any], job.hp)),
         seed=job.seed,

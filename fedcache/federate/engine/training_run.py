@@ -12,7 +12,7 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import ClientRows, Data
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.outcome import Outcome, Snapshot
+from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.trust.policy import TrustPolicy
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
@@ -69,4 +69,4 @@ class RunCallbacks:
     before_step: Callable[[], None] | None = None
     on_round: OnRound | None = None
     after_round: Callable[[int], None] | None = None
-    on_done: Callable[[int, Sequence[Outcome | FedcacheError]], None] | None = None
+    on_done: Callable[[int, Sequence[TrainingOutput | FedcacheError]], None] | None = None

@@ -21,7 +21,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.outcome import Evaluation, Outcome, RoundRecord, Snapshot
+from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.membership import (
@@ -351,7 +351,7 @@ def counted(answer: Parcel, place: int, facts: Facts) -> Tensor | str:
     return counts
 
 
-def outcome_of(job: Running, members: Sequence[Member]) -> Outcome:
+def outcome_of(job: Running, members: Sequence[Member]) -> TrainingOutput:
     """What the in-process engine returns of a run."""
     run, evaluation = job.run, job.evaluation
     assert evaluation is not None
@@ -359,7 +359,7 @@ def outcome_of(job: Running, members: Sequence[Member]) -> Outcome:
     def predict(_x: Tensor) -> Tensor:
         raise FedcacheError(Exit.USAGE, "The server has no features to predict.", "Ask a site.")
 
-    return Outcome(
+    return TrainingOutput(
         method=run.method.name,
         hp=dict(run.hp),
         seed=run.seed,
