@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Basis:
+class GramBasis:
     """What outputs are made of for a chunk of clients.
 
     Attributes:
@@ -37,7 +37,7 @@ class Basis:
     seen: Tensor
     axes: int
 
-    def narrow(self, lanes: int) -> Basis:
+    def narrow(self, lanes: int) -> GramBasis:
         """The first ``lanes`` clients."""
         return replace(self, gram=self.gram[:lanes], seen=self.seen[:lanes])
 
@@ -55,7 +55,7 @@ def outer(W: Tensor, axes: int) -> Tensor:
 class Span:
     """A batch of a client's own rows, by position: the ``x`` that ``affine`` multiplies with coordinates."""
 
-    def __init__(self, basis: Basis, positions: Tensor) -> None:
+    def __init__(self, basis: GramBasis, positions: Tensor) -> None:
         self.basis = basis
         self.shape = positions.shape  # of the rows; there is no last axis to read
         M, n = basis.gram.shape[:2]

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.execution.gram_matrices import Grams
-from fedcache.heads.gram import Basis, Span, inner, outer
+from fedcache.heads.gram import GramBasis, Span, inner, outer
 
 
 @dataclass(frozen=True)
 class DualData(ClientData):
     """Lanes whose batches are positions."""
 
-    basis: Basis | None = None
+    basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
         """A ``Span`` in the place of features; one view is stored."""
-        return cast(Tensor, Span(cast(Basis, self.basis), i))
+        return cast(Tensor, Span(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
         """A step takes its own positions: there is nothing to gather."""
@@ -36,7 +36,7 @@ class DualData(ClientData):
         if self.rows.dim() == 1 or lanes == len(self.n):
             return self
         made = super().narrow(lanes)
-        return replace(cast(DualData, made), basis=cast(Basis, self.basis).narrow(lanes))
+        return replace(cast(DualData, made), basis=cast(GramBasis, self.basis).narrow(lanes))
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Frame:
     bases: list[Tensor] = field(default_factory=list)
     seen: list[Tensor] = field(default_factory=list)
 
-    def basis(self) -> Basis:
+    def basis(self) -> GramBasis:
         """For ``Span``."""
         G = max(s.shape[-1] for s in self.seen)
         full = [s.expand(*s.shape[:-1], G) for s in self.seen]
-        return Basis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)
+        return GramBasis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)
 
     def add(self, base: Tensor) -> int:
         """Take a tensor as a further basis; its number."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.execution.cache import SameObject
-from fedcache.heads.gram import Basis
+from fedcache.heads.gram import GramBasis
 
 FIRST = ("W", "P.W")
 """Names of the tensors that multiply features; what stands before a slash marks copies (``near/P.W``, ``opt/m/W``)."""
@@ -81,7 +81,7 @@ class Grams:
             self._kept[key] = out
         return out
 
-    def beside(self, client: int, x: Tensor, rows: Tensor, bases: Sequence[Tensor]) -> Basis:
+    def beside(self, client: int, x: Tensor, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
         """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
         key = (client, rows.cpu().numpy().tobytes())
         z: Tensor | None = None
@@ -95,7 +95,7 @@ class Grams:
                 z = x[rows, 0] if z is None else z
                 seen[SameObject(base)] = z @ base.mT
         products = torch.stack([seen[SameObject(base)] for base in bases])
-        return Basis(gram.unsqueeze(0), products[None, ..., None], 0)
+        return GramBasis(gram.unsqueeze(0), products[None, ..., None], 0)
 
     def _trim(self) -> None:
         """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
