@@ -52,7 +52,7 @@ def outer(W: Tensor, axes: int) -> Tensor:
     return W.permute(3, 0, 1, 2) if axes == 2 else W.squeeze(-1) if axes == 1 else W[0, ..., 0]
 
 
-class Span:
+class GramBatch:
     """A batch of a client's own rows, by position: the ``x`` that ``affine`` multiplies with coordinates."""
 
     def __init__(self, basis: GramBasis, positions: Tensor) -> None:
@@ -99,7 +99,7 @@ class _Outputs(torch.autograd.Function):
     """Outputs whose backward gives the coordinates of the primal gradient, not the gradient of the coordinates."""
 
     @staticmethod
-    def forward(ctx: Any, W: Tensor, span: Span) -> Tensor:
+    def forward(ctx: Any, W: Tensor, span: GramBatch) -> Tensor:
         ctx.span = span
         return span.outputs(W)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcache.heads.gram import Span
+from fedcache.heads.gram import GramBatch
 
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
@@ -36,18 +36,18 @@ class _Batched(torch.autograd.Function):
         return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
 
 
-def affine(x: Tensor | Span, W: Tensor, b: Tensor | None = None) -> Tensor:
+def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
     """``x W' + b`` for every lane.
 
     Args:
-        x: [.., N, D] rows, or a ``Span`` of them.
-        W: [.., C, D], leading axes equal to those of ``x``, or 1, or absent; coordinates for a ``Span``.
+        x: [.., N, D] rows, or a ``GramBatch`` of them.
+        W: [.., C, D], leading axes equal to those of ``x``, or 1, or absent; coordinates for a ``GramBatch``.
         b: [.., C] or None.
 
     Returns:
         [.., N, C].
     """
-    if isinstance(x, Span):
+    if isinstance(x, GramBatch):
         u = x.affine(W)
         return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:

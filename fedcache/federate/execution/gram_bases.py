@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.execution.gram_matrices import Grams
-from fedcache.heads.gram import GramBasis, Span, inner, outer
+from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class DualData(ClientData):
     basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``Span`` in the place of features; one view is stored."""
-        return cast(Tensor, Span(cast(GramBasis, self.basis), i))
+        """A ``GramBatch`` in the place of features; one view is stored."""
+        return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
         """A step takes its own positions: there is nothing to gather."""
@@ -58,7 +58,7 @@ class Frame:
     seen: list[Tensor] = field(default_factory=list)
 
     def basis(self) -> GramBasis:
-        """For ``Span``."""
+        """For ``GramBatch``."""
         G = max(s.shape[-1] for s in self.seen)
         full = [s.expand(*s.shape[:-1], G) for s in self.seen]
         return GramBasis(self.grams.stacked(self.clients), torch.stack(full, 1), self.axes)

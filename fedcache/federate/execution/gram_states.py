@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcache.federate.engine.context import copied
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.execution.gram_matrices import Grams
-from fedcache.heads.gram import Span
+from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
 
@@ -58,13 +58,13 @@ class States(MutableMapping[int, Tree]):
         }
         return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
 
-    def scored(self, client: int, x: Tensor, rows: Tensor) -> tuple[Tree, Span]:
+    def scored(self, client: int, x: Tensor, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
 
         With few rows of its own that is less work than its maps in full, and points of a grid share the products.
         """
         kept, grams = self.kept[client], cast(Grams, self.grams)
-        return {**self.rest(client), **kept.coords}, Span(
+        return {**self.rest(client), **kept.coords}, GramBatch(
             grams.beside(client, x, rows, kept.bases), torch.arange(len(rows))
         )
 
