@@ -31,7 +31,7 @@ from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.traffic import itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
-from fedcache.federate.execution.gram_bases import DualData, Frame
+from fedcache.federate.execution.gram_bases import ChunkBases, DualData
 from fedcache.federate.execution.gram_matrices import Grams, is_first
 from fedcache.federate.execution.gram_states import Kept, restore
 from fedcache.federate.execution.grid_batch import GridBatch
@@ -109,7 +109,7 @@ class Gram(Batched):
         """A chunk of clients whose first map is in coordinates."""
         batch, first = self.batch, self.batch.points[0]
         first.env.watch()
-        frame, ctx = Frame(self.grams, order, batch.axes), batch.ctx(order)
+        frame, ctx = ChunkBases(self.grams, order, batch.axes), batch.ctx(order)
         # 1. Write the weights in coordinates.
         travels = [n for n in down if is_first(n)]
         if travels:
@@ -129,7 +129,7 @@ class Gram(Batched):
         else:
             self._keep(order, state)
 
-    def _pool(self, frame: Frame, order: Sequence[int], up: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def _pool(self, frame: ChunkBases, order: Sequence[int], up: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
         """Add the uploads of a chunk to the pool and note what each client sends."""
         batch = self.batch
         maps = {n: t for n, t in up.items() if is_first(n)}
@@ -167,7 +167,7 @@ class Gram(Batched):
             sent.update(dict.fromkeys(order, sent[order[0]]))
 
     def _write_broadcast(
-        self, frame: Frame, order: Sequence[int], down: Tree, travels: Sequence[str]
+        self, frame: ChunkBases, order: Sequence[int], down: Tree, travels: Sequence[str]
     ) -> tuple[Tree, Tree]:
         """States and broadcast with their maps in coordinates, where the map travels.
 
@@ -187,7 +187,7 @@ class Gram(Batched):
         held = {n: units.get(("state", n), t) for n, t in state.items()}
         return held, {n: units.get(("down", n), t) for n, t in down.items()}
 
-    def _resume_coordinates(self, frame: Frame, order: Sequence[int], down: Tree) -> Tree:
+    def _resume_coordinates(self, frame: ChunkBases, order: Sequence[int], down: Tree) -> Tree:
         """States whose maps never travel: coordinates over the bases their client entered with."""
         points = self.batch.points
         self._begin_new(order, down)
@@ -237,7 +237,7 @@ class Gram(Batched):
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
                 point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)
 
-    def _turn_back(self, frame: Frame, W: Tensor) -> Tensor:
+    def _turn_back(self, frame: ChunkBases, W: Tensor) -> Tensor:
         """[M, U, D] or [G, M, U, D] of coordinates."""
         parts = torch.stack(frame.each(W))
         return parts.squeeze(1) if self.batch.axes == 1 else parts.movedim(0, 1)

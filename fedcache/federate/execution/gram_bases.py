@@ -40,7 +40,7 @@ class DualData(ClientData):
 
 
 @dataclass
-class Frame:
+class ChunkBases:
     """The bases of one chunk of clients, and how tensors of it are written in coordinates.
 
     Attributes:
@@ -100,7 +100,7 @@ class Frame:
         """W [G, U, D] of every client."""
         out = []
         for m, client in enumerate(self.clients):
-            alone = Frame(self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], [])
+            alone = ChunkBases(self.grams, [client], 2, [b if b.dim() == 3 else b[m] for b in self.bases], [])
             n = self.grams.n[client] + len(self.bases)
             out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
         return out
