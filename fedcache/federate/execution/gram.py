@@ -32,7 +32,7 @@ from fedcache.federate.engine.traffic import itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_bases import ChunkBases, DualData
-from fedcache.federate.execution.gram_matrices import Grams, is_first
+from fedcache.federate.execution.gram_matrices import GramMatrices, is_first
 from fedcache.federate.execution.gram_states import Kept, restore
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import GridCache, Sent
@@ -254,7 +254,7 @@ def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
 
 
 def _begin(
-    grams: Grams, client: int, tree: Mapping[str, Tensor], twin: Kept | None, before: Kept | None
+    grams: GramMatrices, client: int, tree: Mapping[str, Tensor], twin: Kept | None, before: Kept | None
 ) -> tuple[Tree, Kept]:
     """A client's maps become bases, shared in memory with those that began with the same ones.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.execution.gram_matrices import Grams
+from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 
 
@@ -51,7 +51,7 @@ class ChunkBases:
         seen: X B_j' of each, [M, n, U, G or 1].
     """
 
-    grams: Grams
+    grams: GramMatrices
     clients: Sequence[int]
     axes: int
     bases: list[Tensor] = field(default_factory=list)

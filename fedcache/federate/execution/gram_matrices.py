@@ -35,7 +35,7 @@ def is_first(name: str) -> bool:
     return name.rsplit("/", 1)[-1] in FIRST
 
 
-class Grams:
+class GramMatrices:
     """Each client's training rows, packed one after another, and their Gram matrices; for all rounds, points and seeds.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.context import copied
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.execution.gram_matrices import Grams
+from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
@@ -31,7 +31,7 @@ class Kept:
     seen: list[Tensor]
 
 
-def primal(grams: Grams, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:
+def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:
     """W [U, D] of coordinates [k + n, U]."""
     k = len(bases)
     W = coords[k : k + grams.n[client]].mT @ grams.of(client)
@@ -47,14 +47,16 @@ class States(MutableMapping[int, Tree]):
         self._trees: dict[int, Tree] = {}
         self._written: set[int] = set()  # clients whose tensors nobody else has
         self.kept: dict[int, Kept] = {}
-        self.grams: Grams | None = None
+        self.grams: GramMatrices | None = None
 
     def __getitem__(self, client: int) -> Tree:
         tree, kept = self._trees[client], self.kept.get(client)
         if kept is None:
             return tree
         found = {
-            n: primal(cast(Grams, self.grams), client, t, kept.bases) for n, t in kept.coords.items() if n not in tree
+            n: primal(cast(GramMatrices, self.grams), client, t, kept.bases)
+            for n, t in kept.coords.items()
+            if n not in tree
         }
         return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
 
@@ -63,7 +65,7 @@ class States(MutableMapping[int, Tree]):
 
         With few rows of its own that is less work than its maps in full, and points of a grid share the products.
         """
-        kept, grams = self.kept[client], cast(Grams, self.grams)
+        kept, grams = self.kept[client], cast(GramMatrices, self.grams)
         return {**self.rest(client), **kept.coords}, GramBatch(
             grams.beside(client, x, rows, kept.bases), torch.arange(len(rows))
         )
@@ -86,7 +88,7 @@ class States(MutableMapping[int, Tree]):
         maps = {} if kept is None else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
         return {**maps, **self._trees[client]}
 
-    def keep(self, client: int, rest: Tree, kept: Kept, grams: Grams) -> None:
+    def keep(self, client: int, rest: Tree, kept: Kept, grams: GramMatrices) -> None:
         """Hold a client as coordinates and the rest."""
         self._trees[client], self.kept[client], self.grams = rest, kept, grams
         self._written.discard(client)
@@ -135,7 +137,7 @@ def stored(states: States) -> Tree:
     return out
 
 
-def restore(states: States, snapshot: Snapshot | None, grams: Grams) -> None:
+def restore(states: States, snapshot: Snapshot | None, grams: GramMatrices) -> None:
     """Put the coordinates of a snapshot back, where the clients are still computed in them."""
     coords: dict[int, dict[str, Tensor]] = {}
     bases: dict[int, dict[int, Tensor]] = {}

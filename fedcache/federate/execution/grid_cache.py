@@ -14,7 +14,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import LruCache, SameObject
-from fedcache.federate.execution.gram_matrices import Grams
+from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.heads.linear import Tree
 
 Sent = list[tuple[int, int]]
@@ -34,7 +34,7 @@ class GridCache:
     def __init__(self) -> None:
         self.memo = LruCache()
         self._cast: dict[tuple[SameObject, torch.dtype], Data] = {}
-        self._grams: dict[tuple[Any, ...], Grams] = {}
+        self._grams: dict[tuple[Any, ...], GramMatrices] = {}
         self._pooled: OrderedDict[tuple[Any, ...], tuple[Tree, Sent]] = OrderedDict()
 
     def cast(self, data: Data, dtype: torch.dtype) -> Data:
@@ -46,14 +46,14 @@ class GridCache:
             self._cast[key] = replace(data, x=data.x.to(dtype))
         return self._cast[key]
 
-    def grams(self, job: RunState) -> Grams:
+    def grams(self, job: RunState) -> GramMatrices:
         """Of the clients of a run that ``dual`` serves."""
         width = job.data.x.shape[2]
         rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
         key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
         if key not in self._grams:
-            self._grams[key] = Grams(job.data.x, rows)
+            self._grams[key] = GramMatrices(job.data.x, rows)
         return self._grams[key]
 
     def pooled(self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
