@@ -31,7 +31,7 @@ from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.traffic import itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
-from fedcache.federate.execution.gram_bases import ChunkBases, DualData
+from fedcache.federate.execution.gram_bases import ChunkBases, GramClientData
 from fedcache.federate.execution.gram_matrices import GramMatrices, is_first
 from fedcache.federate.execution.gram_states import Kept, restore
 from fedcache.federate.execution.grid_batch import GridBatch
@@ -118,7 +118,7 @@ class Gram(Batched):
             state = self._resume_coordinates(frame, order, down)
         # 2. Train: the method sees tensors of its own names, and rows that it can only multiply with them.
         rows = first.rows(order, batch.axes)
-        data = DualData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
+        data = GramClientData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
         state, up = first.method.fit(down, state, data, ctx)
         batch.check_finite({**up, **state}, order)
         # 3. Pool the uploads and count them.

@@ -18,7 +18,7 @@ from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 
 
 @dataclass(frozen=True)
-class DualData(ClientData):
+class GramClientData(ClientData):
     """Lanes whose batches are positions."""
 
     basis: GramBasis | None = None
@@ -36,7 +36,7 @@ class DualData(ClientData):
         if self.rows.dim() == 1 or lanes == len(self.n):
             return self
         made = super().narrow(lanes)
-        return replace(cast(DualData, made), basis=cast(GramBasis, self.basis).narrow(lanes))
+        return replace(cast(GramClientData, made), basis=cast(GramBasis, self.basis).narrow(lanes))
 
 
 @dataclass
