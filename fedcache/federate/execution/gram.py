@@ -33,7 +33,7 @@ from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_bases import ChunkBases, GramClientData
 from fedcache.federate.execution.gram_matrices import GramMatrices, is_first
-from fedcache.federate.execution.gram_states import Kept, restore
+from fedcache.federate.execution.gram_states import KeptCoordinates, restore
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
@@ -216,7 +216,7 @@ class Gram(Batched):
         points = self.batch.points
         entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
         for c in order:
-            twins: dict[tuple[SameObject, ...], Kept] = {}  # what maps became that some point began with
+            twins: dict[tuple[SameObject, ...], KeptCoordinates] = {}  # what maps became that some point began with
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
@@ -254,8 +254,12 @@ def _padded(parts: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
 
 
 def _begin(
-    grams: GramMatrices, client: int, tree: Mapping[str, Tensor], twin: Kept | None, before: Kept | None
-) -> tuple[Tree, Kept]:
+    grams: GramMatrices,
+    client: int,
+    tree: Mapping[str, Tensor],
+    twin: KeptCoordinates | None,
+    before: KeptCoordinates | None,
+) -> tuple[Tree, KeptCoordinates]:
     """A client's maps become bases, shared in memory with those that began with the same ones.
 
     Args:
@@ -282,4 +286,4 @@ def _begin(
     for j, (name, t) in enumerate(maps.items()):
         coords[name] = t.new_zeros(k + n, t.shape[0])
         coords[name][j] = 1.0
-    return {n: t for n, t in tree.items() if n not in maps}, Kept(coords, bases, seen)
+    return {n: t for n, t in tree.items() if n not in maps}, KeptCoordinates(coords, bases, seen)

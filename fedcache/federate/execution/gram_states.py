@@ -17,7 +17,7 @@ from fedcache.heads.linear import Tree
 
 
 @dataclass
-class Kept:
+class KeptCoordinates:
     """One client's coordinates of one run, kept between rounds.
 
     Attributes:
@@ -46,7 +46,7 @@ class States(MutableMapping[int, Tree]):
     def __init__(self) -> None:
         self._trees: dict[int, Tree] = {}
         self._written: set[int] = set()  # clients whose tensors nobody else has
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptCoordinates] = {}
         self.grams: GramMatrices | None = None
 
     def __getitem__(self, client: int) -> Tree:
@@ -88,7 +88,7 @@ class States(MutableMapping[int, Tree]):
         maps = {} if kept is None else {n: torch.empty_like(kept.bases[0], device="meta") for n in kept.coords}
         return {**maps, **self._trees[client]}
 
-    def keep(self, client: int, rest: Tree, kept: Kept, grams: GramMatrices) -> None:
+    def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
         """Hold a client as coordinates and the rest."""
         self._trees[client], self.kept[client], self.grams = rest, kept, grams
         self._written.discard(client)
@@ -156,5 +156,5 @@ def restore(states: States, snapshot: Snapshot | None, grams: GramMatrices) -> N
         own = [next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded]
         known += [b for b in own if not any(b is k for k in known)]
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
-        made = Kept(coords[client], own, [grams.of(client) @ b.mT for b in own])
+        made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])
         states.keep(client, rest, made, grams)
