@@ -25,7 +25,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import LruCache, SameObject
-from fedcache.federate.execution.gram_states import States
+from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.trust.pipeline import Guarded, RejectedUpload
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
@@ -120,7 +120,7 @@ class RunState:
         self.unguarded = 0
         self.round = 0
         self.server: Tree = {}
-        self.states = States()
+        self.states = ClientStates()
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
         self.met = [False] * len(self.lanes)
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest

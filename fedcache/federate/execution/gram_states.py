@@ -40,7 +40,7 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
     return W
 
 
-class States(MutableMapping[int, Tree]):
+class ClientStates(MutableMapping[int, Tree]):
     """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class States(MutableMapping[int, Tree]):
         return len(self._trees)
 
 
-def stored(states: States) -> Tree:
+def stored(states: ClientStates) -> Tree:
     """What a snapshot holds besides plain tensors: coordinates and bases, so that a resumed run has the same bits."""
     out: Tree = {}
     for client, kept in states.kept.items():
@@ -137,7 +137,7 @@ def stored(states: States) -> Tree:
     return out
 
 
-def restore(states: States, snapshot: Snapshot | None, grams: GramMatrices) -> None:
+def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices) -> None:
     """Put the coordinates of a snapshot back, where the clients are still computed in them."""
     coords: dict[int, dict[str, Tensor]] = {}
     bases: dict[int, dict[int, Tensor]] = {}
