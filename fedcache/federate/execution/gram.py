@@ -10,7 +10,7 @@ and the points of a grid are columns of the same products.
 
 Two ways, by what the server sends. If the map travels (fedavg), its tensors are bases anew in every round, and the
 pooled upload is turned back by one product. If it stays with the client (fedpcl), coordinates are kept from round to
-round over the bases that the client entered with; ``gram_states.States`` turns them back when they are read.
+round over the bases that the client entered with; ``gram_states.ClientStates`` turns them back when they are read.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid, k bases.
 """
