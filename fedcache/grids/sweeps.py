@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ def _run_value(name: str, value: str) -> Any:
         from fedcache.extract.backbones.table import lookup
 
         for one in value.split("+"):
-            if "-" not in one or not all(c in "0123456789abcdef" for c in one.rsplit("-", 1)[1]):
+            if not re.fullmatch(r".+-[0-9a-f]+", one):
                 lookup(one)  # a name with the digest of its recipe is that of an array
     if name in ("byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta"):
         return _number(name, value, float, "a number of at least 0", 0.0)

@@ -43,6 +43,14 @@ def test_values_that_cannot_be_are_refused_before_anything_runs(methods, sweeps,
     assert error.value.hint
 
 
+def test_a_swept_backbone_is_a_known_name_or_an_array_with_its_digest():
+    points = combinations(["fedavg"], {"backbones": ["glyph-clip+pixels", "mine-0a1b2c3d", "glyph-clip+mine-0a1b2c3d"]})
+    assert [sweep["backbones"] for _, sweep in points][1] == "mine-0a1b2c3d"
+    for wrong in ("mine", "mine-0a1b2c3g", "mine-", "glyph-clip+mine", "0a1b2c3d"):
+        with pytest.raises(FedcacheError, match="backbone"):
+            combinations(["fedavg"], {"backbones": ["glyph-clip", wrong]})
+
+
 def test_a_name_that_scheme_and_method_have_is_told_apart():
     assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
     assert split_key("set.alpha") == ("set", "alpha")
