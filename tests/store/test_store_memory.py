@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from toy_store import CHUNK, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import prepare
+from fedcache.store import memory_limit as limit
 from fedcache.store import reader as reading
 from fedcache.store.memory_limit import memory_limit, threads_for
 from fedcache.store.reader import Reader
@@ -122,9 +124,34 @@ def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch, asked: str, byte
     assert memory_limit() == bytes_
 
 
+@pytest.mark.parametrize(
+    ("meminfo", "group", "left"),
+    [
+        ("MemTotal: 9000 kB\nMemAvailable: 3000 kB\n", None, 3000 << 10),
+        ("MemAvailable: 3000 kB\n", ("max", 0), 3000 << 10),  # a group without a limit
+        ("MemAvailable: 3000 kB\n", (2_000_000, 500_000), 1_500_000),  # the group leaves less than the system
+        ("MemAvailable: 1000 kB\n", (2_000_000, 500_000), 1000 << 10),
+        ("MemAvailable: 3000 kB\n", (2_000_000, 2_500_000), 0),
+        ("MemTotal: 9000 kB\n", None, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),  # an old Linux
+    ],
+)
+def test_the_budget_is_half_of_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meminfo: str, group: tuple[int | str, int] | None, left: int
+) -> None:
+    monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
+    monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(meminfo)
+    if group is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{group[0]}\n")
+        (tmp_path / "sys/fs/cgroup/memory.stat").write_text(f"anon {group[1]}\nfile 7000\n")
+    assert memory_limit() == left // 2
+
+
 def test_the_budget_is_below_what_is_free_and_a_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
-    assert 0 < memory_limit() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < memory_limit() < psutil.virtual_memory().available
     monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
     with pytest.raises(FedcacheError, match="plenty") as caught:
         memory_limit()
