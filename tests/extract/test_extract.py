@@ -245,6 +245,13 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     assert not Path(done.data["path"]).exists()
 
 
+@pytest.mark.parametrize(("size", "side"), [(("--size", 24), 24), ((), 224)], ids=["resized", "of their own size"])
+def test_a_dry_run_counts_the_bytes_of_images(images: Path, size: tuple[object, ...], side: int) -> None:
+    words = ("--backbones", "pixels", *size, "--views", 2, "--workers", 0, "--dry-run")
+    done = ok("extract", "--dataset", f"folder:{images}", *words)
+    assert done.data["arrays"][0]["bytes"] == 48 * 2 * side * side * 3  # before a look at them they count as 224 x 224
+
+
 def test_limit_takes_rows_evenly_and_is_another_dataset(images: Path) -> None:
     done = extract(images, "--limit", 12)
     store = Store.open(Path(done.data["path"]))

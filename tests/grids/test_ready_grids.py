@@ -63,6 +63,13 @@ def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
     assert "fedpcl-terms" in done.envelope["error"]["message"] + done.envelope["error"]["hint"]
 
 
+def test_a_grid_of_no_method_is_refused() -> None:
+    done = fedcache("grid", "--sweep", "lr=0.1,0.01", "--json")
+    assert done.code == 2
+    assert done.envelope["error"]["message"] == "No method was named."
+    assert "--method fedavg" in done.envelope["error"]["hint"]
+
+
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path: Path) -> None:
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
     words = ("grid", "--ready", "fst-sampling", "--dataset", images, "--backbones", "glyph-clip")

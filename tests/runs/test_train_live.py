@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,22 @@ def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
     second = ok("train", "--method", "tpfl", *IID).data
     assert not second["reused"]
     assert second["digest"] != first["digest"]
+
+
+def test_without_text_features_the_words_are_the_backbones_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.api.live import load_towers
+    from fedcache.config import Home
+    from fedcache.extract import backbones
+
+    held, home = Store.open(store), Home.from_environment()
+    (key,) = held.arrays
+    ok("extract", "--store", store, "--backbones", "glyph-clip", "--text", "the character {} here", *SMALL)
+    assert load_towers(Store.open(store), key, home).template == "the character {} here"
+    monkeypatch.setattr(Store, "templates", lambda _self, _backbone: ())
+    own = backbones.lookup("glyph-clip")
+    assert load_towers(held, key, home).template == own.template
+    monkeypatch.setattr(backbones, "lookup", lambda _name, **_where: replace(own, template=None))
+    assert load_towers(held, key, home).template == "a photo of a {}."
 
 
 def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:

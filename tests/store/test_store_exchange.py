@@ -21,7 +21,7 @@ from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import export, ingest
+from fedcache.store.exchange import arrange, export, ingest
 from fedcache.store.verify import verify
 
 ENDINGS = ("npz", "h5", "hdf5", "parquet", "safetensors")
@@ -66,6 +66,22 @@ def test_a_bare_matrix_is_a_store_without_labels(tmp_path: Path) -> None:
     assert store.arrays[key].recipe["backbone"] == "clip"
     assert store.arrays[key].dtype == "float32"
     assert np.array_equal(store.reader(key).all()[:, 0], x)
+
+
+def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    given = {"features/b": rng.normal(size=(6, 3)), "features/a": rng.normal(size=(6, 2)), "labels": np.arange(6) % 2}
+    given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
+    np.savez(tmp_path / "one.npz", **given)
+    np.savez(tmp_path / "other.npz", **dict(reversed(given.items())))
+    one, other = (arrange(read_embeddings(tmp_path / f"{name}.npz"), "mine") for name in ("one", "other"))
+    assert list(one.texts) == list(reversed(other.texts)) == ["b", "a"]
+    assert list(one.arrays) == list(reversed(other.arrays))
+    assert np.array_equal(one.samples.uid, other.samples.uid)
+    assert one.dataset["digest"] == other.dataset["digest"]
+    given["text/a"] = given["text/a"][::-1]
+    np.savez(tmp_path / "third.npz", **given)
+    assert arrange(read_embeddings(tmp_path / "third.npz"), "mine").dataset["digest"] != one.dataset["digest"]
 
 
 def test_words_are_codes_in_the_order_of_their_names(tmp_path: Path) -> None:

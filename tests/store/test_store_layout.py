@@ -322,6 +322,26 @@ def test_a_client_store_lists_what_its_parent_could_not_read(place: Path) -> Non
     assert verify(path).problems == []
 
 
+def test_a_black_image_of_a_client_store_is_an_image(place: Path) -> None:
+    # Row 9 is listed, as an array of features could not read it; row 2 is black, and nothing is wrong with it.
+    store = whole(place / "s.zarr")
+    images = np.full((ROWS, 1, 3), 7, np.uint8)
+    images[[2, 9, 10]] = 0
+    images[10, 0, -1] = 1
+    with writer(store, "pixels-00000000", dtype="uint8") as w:
+        for chunk in w.missing():
+            rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            lost = {9: "not an image"} if rows.start <= 9 < rows.stop else {}
+            w.write(chunk, images[rows], lost)
+        w.complete()
+    (path,) = write_shards(store, [("one", np.array([1, 2, 9]), np.array([10]))], place / "clients")
+    shard = Store.open(path)
+    assert [e["row"] for e in shard.quarantined()] == [0, 2]
+    assert shard.samples.ok.tolist() == [0, 1, 0, 1]
+    assert shard.reader("pixels-00000000").all().tobytes() == images[[1, 2, 9, 10]].tobytes()
+    assert verify(path).problems == []
+
+
 def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
     code = (
         "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.shard, fedcache.store.exchange;"

@@ -452,6 +452,23 @@ def test_an_app_is_its_plan(tmp_path: Path) -> None:
         write_app(asked, tmp_path / "mine")
 
 
+def test_the_answer_names_each_run_and_invents_no_accuracy(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(mean: float | None, reused: bool, **sweep: str) -> dict[str, Any]:
+        result = {"method": "fed3r", "accuracy": {"mean": mean}}
+        return {"result": result, "sweep": sweep, "reused": reused, "path": "/runs/one"}
+
+    done = {"done": [ran(None, False), ran(0.0, True, lam="0.1"), ran(0.8125, False, lam="1", bias="true")]}
+    monkeypatch.setattr("fedcache.api.flower.need.need_flower", lambda: None)
+    monkeypatch.setattr("fedcache.api.flower.up.up", lambda *_, **__: done)
+    told = fedcache("flower", "up", "--shards", sites, "--method", "fed3r")
+    assert told.code == 0, told.err
+    assert told.out.splitlines()[-3:] == [
+        "fed3r: not scored  /runs/one",
+        "fed3r lam=0.1: 0.00 % (stored)  /runs/one",
+        "fed3r lam=1 bias=true: 81.25 %  /runs/one",
+    ]
+
+
 def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ok("flower", "app", "--method", "fed3r", "--sites", 3, "--out", tmp_path / "app").data
     assert made["config"]["method"] == "fed3r"

@@ -240,6 +240,17 @@ def test_a_queue_the_public_rows_cannot_serve_is_refused(settings):
     assert "--set " in info.value.hint
 
 
+@pytest.mark.parametrize(("encoder", "image"), [("conv", None), ("mlp", (8, 8))])
+@pytest.mark.parametrize("name", ["flesd", "flesd-head"])
+def test_an_encoder_reads_either_images_or_features(name, encoder, image):
+    ctx = server({**METHODS[name].resolve(), "encoder": encoder}, units(3, 12, 1, 6))
+    ctx = replace(ctx, env=replace(ctx.env, image=image))
+    with pytest.raises(FedcacheError, match=f"encoder={encoder} cannot read") as info:
+        METHODS[name].check(ctx.hp, ctx)
+    assert info.value.code == Exit.USAGE
+    METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=(8, 8) if image is None else None)))
+
+
 # -- whole methods
 
 

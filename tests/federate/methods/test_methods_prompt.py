@@ -168,6 +168,16 @@ def test_stored_views_are_asked_for():
     assert out.fidelity == "cached_views"
 
 
+def test_stored_views_are_not_read_unless_they_are_asked_for():
+    data, clients = federation(views=4)
+    settings = {**FEW, "lr": 0.01, "epochs": 2}
+    plain = go("promptfl", settings, replace(data, x=data.x[:, :1]), clients)
+    beside = go("promptfl", settings, data, clients)
+    assert gap(plain.server, beside.server) == 0.0
+    assert beside.fidelity == "exact"
+    assert gap(plain.server, go("promptfl", {**settings, "train_view": "aug"}, data, clients).server) > 1e-3
+
+
 @pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
 def test_the_rate_follows_a_cosine_over_rounds(name):
     def rate(t, **settings):
