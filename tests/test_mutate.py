@@ -1,0 +1,203 @@
+"""``tools/mutate.py`` on a toy package: what is tested is noticed, what is not is shown, and a person's word counts."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+while not (TOOLS / "mutate.py").is_file():  # however deep this file lies below tests/
+    TOOLS = TOOLS.parents[1] / "tools"
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+mutants_of = tool("mutants").mutants_of
+
+
+def changes(source):
+    """(before, after) of every mutant."""
+    return {(m.before, m.after) for m in mutants_of(textwrap.dedent(source), "m.py")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = a < b", "x = (a <= b)"),
+        ("x = a + b", "x = (a - b)"),
+        ("x = a * b", "x = (a / b)"),
+        ("x = a and b", "x = (a or b)"),
+        ("x = not a", "x = a"),
+        ("x = a[1:n]", "x = a[1:((n) + 1)]"),
+        ("x = a[2:]", "x = a[(3):]"),
+        ("x = a[..., -1]", "x = a[..., -(2)]"),
+        ("x = 0.5", "x = (0.75)"),
+        ("x = True", "x = False"),
+        ("x = min(a, b)", "x = (max(a, b))"),
+        ("x = a.sum(0)", "x = (a.mean(0))"),
+        ("x = f(a, b)", "x = (f(b, a))"),
+        ("x = f(a, dim=b)", "x = (f(a))"),
+        ("x += a", "x -= a"),
+        ("x += a", "pass"),
+        ("x.y = a", "pass"),
+        ("f(a)", "pass"),
+        ("return a", "return None"),
+        ("raise TooSmallError(a + b)", "pass"),
+    ],
+)
+def test_a_statement_is_changed(before, after):
+    inside = f"def f(x, a, b, n):\n    {before}\n"
+    assert (before, after) in changes(inside)
+
+
+def test_a_condition_is_turned_round_and_a_loop_goes_on():
+    made = changes("""
+        def f(a):
+            for x in a:
+                if x == 1:
+                    continue
+    """)
+    assert {("if x == 1:", "if (not (x == 1)):"), ("if x == 1:", "if (x != 1):"), ("continue", "break")} <= made
+
+
+def test_what_is_only_for_people_and_type_checkers_stays():
+    assert not changes('''
+        """Up to 3 words."""
+        from typing import TYPE_CHECKING, Annotated, Literal
+
+        if TYPE_CHECKING:
+            LIMIT = 3
+        Name = Annotated[str, Option(min=1)]
+        __all__ = ["f"]
+
+        class Shape(Protocol):
+            rows: int = 3
+
+        class Table:
+            def __repr__(self):
+                return "table"[:3]
+
+        def f(x: Literal[3], y: dict[str, Literal[4]]) -> Literal[5]:
+            """Add 1."""
+            story.note(f"{x + 1} rows", 7)
+            z: Literal[6]
+    ''')
+
+
+def test_every_mutant_is_another_program_of_as_many_lines():
+    source = (TOOLS / "mutants.py").read_text(encoding="utf-8")
+    same = ast.dump(ast.parse(source))
+    made = mutants_of(source, "tools/mutants.py")
+    assert len(made) > 300
+    for mutant in made[:: len(made) // 60]:
+        changed = mutant.apply(source)
+        assert changed.count("\n") == source.count("\n")
+        assert ast.dump(ast.parse(changed)) != same
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A package with a tested and an untested function, a value made once for two tests, and a started process."""
+    root = tmp_path / "toy"
+    files = {
+        "toypack/__init__.py": "",
+        "toypack/tested.py": "def double(x):\n    return x + x\n",
+        "toypack/untested.py": "def half(x):\n    return x / 2\n",
+        "toypack/loose.py": "def inorder(x):\n    x.sort()\n    return x\n",
+        "toypack/shared.py": "def made():\n    return 4 * 5\n",
+        "toypack/started.py": "import sys\n\n\ndef exit_code():\n    return 3 + 4\n\n\nsys.exit(exit_code())\n",
+        "toypack/limits.py": "MOST = 8\n\n\ndef fits(x):\n    return x <= MOST\n",
+        "tests/test_double.py": """
+            from toypack.loose import inorder
+            from toypack.tested import double
+
+            def test_double():
+                assert double(3) == 6
+
+            def test_inorder():
+                assert inorder([1, 2]) == [1, 2]
+        """,
+        "tests/deep/down/test_rest.py": """
+            import subprocess, sys
+            import pytest
+            from toypack.limits import fits
+            from toypack.shared import made
+
+            @pytest.fixture(scope="module")
+            def value():
+                return made()
+
+            def test_that_there_is_one(value):
+                assert value
+
+            def test_that_it_is_right(value):
+                assert value == 20
+
+            def test_process():
+                assert subprocess.run([sys.executable, "-m", "toypack.started"]).returncode == 7
+
+            @pytest.mark.parametrize("x", [8, 9])
+            def test_fits(x):
+                assert fits(x) == (x == 8)
+        """,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(textwrap.dedent(text).lstrip())
+    return root
+
+
+def mutate(root, *words):
+    run = subprocess.run(
+        [sys.executable, TOOLS / "mutate.py", "--root", root, "--package", "toypack", "--cache", root.parent / "cache",
+         "--seed", "0", *map(str, words)],
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_the_tested_is_noticed_and_the_untested_survives(toy):
+    before = {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()}
+    report = toy.parent / "report.md"
+    code, said = mutate(toy, "--count", 99, "--report", report)
+    assert code == 1, said
+    assert {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()} == before
+    survivors = {line.split()[1] for line in said.splitlines() if line.startswith("SURVIVES")}
+    assert survivors == {"toypack/loose.py:2", "toypack/untested.py:2"}, said
+    assert "+ pass\n    1 of the 1 tests that execute it ran\n      tests/test_double.py::test_inorder\n" in said
+    assert "no test executes it" in said
+    for noticed in ("tested.py:2", "shared.py:2", "started.py:5", "limits.py:1", "limits.py:5"):
+        assert f"noticed   toypack/{noticed}" in said
+    text = report.read_text()
+    assert "**nothing**" in text.split("toypack/untested.py:2")[1].splitlines()[0]
+    assert mutate(toy, "--only-measure") == (0, "")  # kept from the first call
+
+
+def test_a_change_that_a_person_accepted_is_not_drawn_again():
+    mutate_ = tool("mutate")
+    sources = {"m.py": "def f(x):\n    return x - 1\n"}
+    drawn = mutate_.draw(sources, set(), 0, 0, "m.py:2")
+    accepted = {("m.py", "f", "return x - 1", "return (x + 1)")}
+    left = mutate_.draw(sources, accepted, 0, 0, "m.py:2")
+    assert {m.after for m in drawn} - {m.after for m in left} == {"return (x + 1)"}
+    for seed in range(20):
+        assert mutate_.draw(sources, accepted, 5, seed, "")[0] in left
+
+
+def test_every_accepted_change_has_a_reason():
+    for row in tool("mutate").accepted_rows(TOOLS / "mutants-equivalent.toml"):
+        assert row.keys() == {"file", "where", "before", "after", "why"}
+        assert len(row["why"].split()) >= 4

@@ -1,0 +1,479 @@
+"""Change the package at random places, one at a time, and see whether a test notices.
+
+    OMP_NUM_THREADS=1 python tools/mutate.py --count 40 [--seed N] [--paths GLOB ...] [--report FILE]
+
+A line that can be changed without a failing test is a promise nobody keeps. Places are drawn by lines, so a long module
+gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only tests
+that execute the changed line run there, until the first failure; what executes what is measured once per test file and
+kept in a cache as long as neither the test file nor any module it runs has changed. What no test executes survives too.
+
+A survivor is looked at by a person: it gets a test, or, where the change makes no difference that a promise speaks of,
+an entry in ``tools/mutants-equivalent.toml`` with the reason; such changes are not drawn again. Prints the share that
+was noticed, and exits 1 if it is below ``--least``. ``--at FILE:LINE`` tries all changes of a line instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gzip
+import hashlib
+import json
+import os
+import queue
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOOLS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TOOLS))
+
+from mutants import Mutant, mutants_of  # noqa: E402
+from mutate_watch import DATA, SOURCE, TESTS  # noqa: E402
+
+OPTIONAL = ("*/engines/*", "*/flower/*", "*/commands/flower.py", "*/ray_*.py")
+"""Modules of optional engines: their tests start real clusters, which the default marks leave out."""
+MARKS = "not slow and not durability and not browser and not engines"
+LEFT_OUT = (".git", ".venv*", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "site")
+NOTHING_RAN, NO_SUCH_TEST = 5, 4
+"""Exit codes of pytest."""
+
+
+@dataclass
+class Verdict:
+    """What became of a mutant: ``noticed`` by ``by``, or not, after ``ran`` of the ``executing`` tests."""
+
+    mutant: Mutant
+    noticed: bool
+    by: str
+    ran: Sequence[str]
+    executing: int
+    seconds: float
+
+
+class Copies:
+    """Copies of the repository, each lent to one thread at a time."""
+
+    def __init__(self, root: Path, folder: Path, count: int) -> None:
+        self._free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+        self.memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (count + 1)
+        self.watching = folder / "watching"
+        self.watching.mkdir()
+        (self.watching / "sitecustomize.py").write_text("import mutate_watch\nmutate_watch.begin()\n")
+        for i in range(count):
+            tree = folder / str(i) / root.name
+            shutil.copytree(root, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+            # Compiled files that are checked by content: two versions of a module may be written within one second.
+            subprocess.run([sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."],
+                           cwd=tree, check=False, capture_output=True)  # fmt: skip
+            self._free.put(tree)
+        self.first = folder / "0" / root.name
+
+    @contextmanager
+    def one(self) -> Iterator[Path]:
+        """A copy that nobody else has."""
+        tree = self._free.get()
+        try:
+            yield tree
+        finally:
+            self._free.put(tree)
+
+    def end(self, *_: object) -> None:
+        """End all that runs, as a handler of signals: what was started has a session of its own and would go on."""
+        self._ended = True
+        for run in list(self._running):
+            _end_group(run)
+        raise KeyboardInterrupt
+
+    def pytest(self, tree: Path, words: Sequence[str], limit: float, **env: str) -> tuple[int | None, str]:
+        """Exit code (None when ``limit`` seconds were over) and what pytest said."""
+        path = os.pathsep.join([str(tree), *([str(self.watching), str(TOOLS)] if env else [])])
+        own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "250", "OMP_NUM_THREADS": "1", **env}
+        temporary = tree.parent / "tmp"
+        always = ["-q", "-p", "no:cacheprovider", f"--basetemp={temporary}", "-rf", "--tb=no", "--no-header"]
+        if self._ended:
+            raise KeyboardInterrupt
+        run = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *always, *words],
+            cwd=tree, env={**os.environ, **own}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (self.memory,) * 2),
+        )  # fmt: skip
+        self._running.add(run)
+        try:
+            said, _ = run.communicate(timeout=limit)
+            return run.returncode, said
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:
+            _end_group(run)
+            self._running.discard(run)
+            run.communicate()
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _end_group(run: subprocess.Popen[str]) -> None:
+    """End what a run has started, also what outlived it."""
+    with suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
+
+
+# What executes what ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TestFile:
+    """What the tests of one file execute.
+
+    Attributes:
+        tests: id and seconds of each test that passes, in the order of the bits below.
+        lines: per module and line a number whose bit i says that test i executes it.
+    """
+
+    tests: list[tuple[str, float]]
+    lines: dict[str, dict[int, int]]
+
+
+@dataclass
+class Map:
+    """What all tests execute."""
+
+    files: list[TestFile] = field(default_factory=list)
+
+    def executing(self, file: str, lines: Iterator[int] | range) -> dict[int, int]:
+        """Per number of a test file the bits of its tests that execute any of ``lines``."""
+        lines = list(lines)
+        hits = {}
+        for i, test_file in enumerate(self.files):
+            known, bits = test_file.lines.get(file, {}), 0
+            for line in lines:
+                bits |= known.get(line, 0)
+            if bits:
+                hits[i] = bits
+        return hits
+
+    def in_turn(self, hits: dict[int, int], file: str) -> list[tuple[str, float]]:
+        """The tests of ``hits``, the most promising first.
+
+        Test files take turns, each with its quickest test; first comes the file that runs ``file`` the most, measured
+        by the share of all the lines that it executes.
+        """
+
+        def share(i: int) -> float:
+            lines = self.files[i].lines
+            return -len(lines.get(file, ())) / sum(map(len, lines.values()))
+
+        rows = []
+        for place, i in enumerate(sorted(hits, key=share)):
+            mine = sorted((t for bit, t in enumerate(self.files[i].tests) if hits[i] >> bit & 1), key=lambda t: t[1])
+            rows += [(turn, place, test) for turn, test in enumerate(mine)]
+        return [test for _, _, test in sorted(rows)]
+
+
+def measure(copies: Copies, package: str, cache: Path, chosen: Sequence[str], marks: str, jobs: int) -> Map:
+    """What every test file executes: from the cache, or by running it."""
+    root = copies.first
+    files = sorted(
+        p.relative_to(root).as_posix()
+        for p in (root / "tests").rglob("*.py")
+        if p.name.startswith("test_") or p.name.endswith("_test.py")
+    )
+    helpers = [p for p in sorted((root / "tests").rglob("*.py")) if p.relative_to(root).as_posix() not in files]
+    common = hashlib.sha256(repr((sys.version, marks, package)).encode())
+    for path in helpers:
+        common.update(path.read_bytes())
+    wanted = [f for f in files if not chosen or any(fnmatch.fnmatch(f, g) for g in chosen)]
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def one(file: str) -> TestFile:
+        own = hashlib.sha256(common.digest() + (root / file).read_bytes()).hexdigest()
+        entry = cache / f"{file.replace('/', '--')}.json.gz"
+        if entry.is_file():
+            stored = json.loads(gzip.decompress(entry.read_bytes()))
+            if stored["own"] == own and all(_digest(root / f) == d for f, d in stored["modules"].items()):
+                return _read(stored)
+        begun = time.monotonic()
+        with copies.one() as tree:
+            tests, lines, said = _watched(copies, tree, file, package, marks)
+        print(f"measured {file}: {len(tests)} tests, {time.monotonic() - begun:.0f} s{said}", flush=True)
+        stored = {
+            "own": own,
+            "modules": {f: _digest(root / f) for f in sorted(lines)},
+            "tests": tests,
+            "lines": {f: {str(n): hex(bits) for n, bits in by_line.items()} for f, by_line in lines.items()},
+        }
+        if not said:
+            partial = entry.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(gzip.compress(json.dumps(stored).encode()))
+            partial.replace(entry)
+        return _read(stored)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return Map(list(pool.map(one, wanted)))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _read(stored: dict[str, Any]) -> TestFile:
+    lines = {f: {int(n): int(bits, 16) for n, bits in by_line.items()} for f, by_line in stored["lines"].items()}
+    return TestFile([(t, s) for t, s in stored["tests"]], lines)
+
+
+def _watched(
+    copies: Copies, tree: Path, file: str, package: str, marks: str
+) -> tuple[list[tuple[str, float]], dict[str, dict[int, int]], str]:
+    """Tests with their seconds, lines with the bits of the tests, and what went wrong."""
+    from coverage import CoverageData
+
+    with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
+        told = Path(folder) / "tests.json"
+        env = {DATA: f"{folder}/data", SOURCE: str(tree / package), TESTS: str(told)}
+        status, said = copies.pytest(tree, ["-p", "mutate_watch", "-m", marks, file], 3600, **env)
+        if not told.is_file():
+            sys.exit(f"{file} could not be measured: {said.strip()[-500:]}")
+        known = json.loads(told.read_text(encoding="utf-8"))
+        good = {name: e for name, e in known.items() if e["passed"] and e["ran"]}
+        bit = {name: 1 << i for i, name in enumerate(good)}
+        uses: dict[str, int] = defaultdict(int)  # also by shared fixtures: context -> bits of the tests
+        for name, entry in good.items():
+            for context in (name, *entry["fixtures"]):
+                uses[context] |= bit[name]
+        lines: dict[str, dict[int, int]] = {}
+        for path in sorted(Path(folder).glob("data.*")):
+            data = CoverageData(str(path))
+            data.read()
+            for module in data.measured_files():
+                executed = data.contexts_by_lineno(module)  # empty for a module that was not even imported
+                mine = lines.setdefault(Path(module).relative_to(tree).as_posix(), {}) if executed else {}
+                for line, contexts in executed.items():
+                    for context in contexts:  # of processes that a test starts also "test|"
+                        mine[line] = mine.get(line, 0) | uses.get(context, 0) | uses.get(context.rstrip("|"), 0)
+    failed = [name for name, e in known.items() if not e["passed"]]
+    wrong = f"; {len(failed)} fail unchanged, the first {failed[0]}" if failed else ""
+    return [(n, e["seconds"]) for n, e in good.items()], lines, wrong if status is not None else "; took too long"
+
+
+# One mutant -----------------------------------------------------------------------------------------------------------
+
+
+def tests_for(mutant: Mutant, known: Map, users: dict[str, list[tuple[str, int]]]) -> list[tuple[str, float]]:
+    """The tests that may notice a mutant, the most promising first.
+
+    What runs at import counts as executed by the tests that execute a line where its name is read, and after these by
+    those that execute anything else of its module.
+    """
+    if not mutant.names:
+        hits = known.executing(mutant.file, range(mutant.line, mutant.end + 1))
+        hits = hits or known.executing(mutant.file, range(mutant.first, mutant.stop + 1))
+        return known.in_turn(hits, mutant.file)
+    first: dict[int, int] = {}
+    for name in mutant.names:
+        for file, line in users.get(name, ()):
+            for i, bits in known.executing(file, range(line, line + 1)).items():
+                first[i] = first.get(i, 0) | bits
+    at_import = {line for file, line in users.get("", ()) if file == mutant.file}
+    anything = {n for f in known.files for n in f.lines.get(mutant.file, {})} - at_import
+    chosen = known.in_turn(first, mutant.file)
+    seen = set(chosen)
+    return chosen + [
+        t for t in known.in_turn(known.executing(mutant.file, iter(anything)), mutant.file) if t not in seen
+    ]
+
+
+def users_of(sources: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
+    """Per name the lines of functions that read it; under "" the lines that run at import."""
+    import ast
+
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for file, source in sources.items():
+        inside: set[int] = set()
+        for node in ast.walk(tree := ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                body = node.body if isinstance(node.body, list) else [node.body]
+                inside.update(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
+        for node in ast.walk(tree):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            if name and node.lineno in inside and isinstance(node.ctx, ast.Load):
+                found[name].append((file, node.lineno))
+        found[""] += [(file, n) for n in range(1, source.count("\n") + 2) if n not in inside]
+    return found
+
+
+def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str, float]], budget: float) -> Verdict:
+    """Run the tests on the changed copy, as many as fit into ``budget`` seconds (at least five)."""
+    begun, chosen, total = time.monotonic(), [], 0.0
+    for name, seconds in tests:
+        if len(chosen) >= 5 and total + seconds > budget:
+            continue
+        chosen.append(name)
+        total += seconds
+    if not chosen:
+        return Verdict(mutant, False, "", (), 0, 0.0)
+    with copies.one() as tree:
+        target = tree / mutant.file
+        listed = tree.parent / "chosen.txt"
+        listed.write_text("\n".join(chosen), encoding="utf-8")
+        target.write_text(mutant.apply(source), encoding="utf-8")
+        try:
+            status, said = copies.pytest(tree, ["-x", f"@{listed}"], 3 * total + 60)
+        finally:
+            target.write_text(source, encoding="utf-8")
+        if status in (NO_SUCH_TEST, NOTHING_RAN):  # the mutant may have taken them away, but they must be there without
+            unchanged, words = copies.pytest(tree, ["--collect-only", f"@{listed}"], 600)
+            if unchanged != 0:
+                sys.exit(f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (.*)$", said, re.MULTILINE)
+    why = "time was over" if status is None else failed[1] if failed else " ".join(said.split())[-200:]
+    return Verdict(mutant, status != 0, why if status != 0 else "", chosen, len(tests), time.monotonic() - begun)
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
+def accepted_rows(file: Path) -> list[dict[str, str]]:
+    """What a person found to be equivalent: file, where, before, after and why."""
+    return list(tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", [])) if file.is_file() else []
+
+
+def draw(
+    sources: dict[str, str], equivalent: set[tuple[str, str, str, str]], count: int, seed: int, at: str
+) -> list[Mutant]:
+    """``count`` mutants on lines drawn without repeats, or all of the line ``at``."""
+    by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    for file in sorted(sources):
+        for mutant in mutants_of(sources[file], file):
+            if (mutant.file, mutant.where, mutant.before, mutant.after) not in equivalent:
+                by_line[file, mutant.line].append(mutant)
+    if at:
+        file, _, line = at.rpartition(":")
+        return by_line.get((file, int(line)), [])
+    order = random.Random(seed)
+    lines = sorted(by_line)
+    order.shuffle(lines)
+    made: list[Mutant] = []
+    for line in lines:
+        mutant = order.choice(by_line[line])
+        if _compiles(mutant.apply(sources[mutant.file])):
+            made.append(mutant)
+        if len(made) == count:
+            break
+    return made
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def shown(v: Verdict) -> str:
+    """A survivor, for a person."""
+    m = v.mutant
+    ran = f"{len(v.ran)} of the {v.executing} tests that execute it ran" if v.executing else "no test executes it"
+    names = "".join(f"\n      {name}" for name in v.ran[:8]) + ("\n      ..." if len(v.ran) > 8 else "")
+    return f"{m.file}:{m.line} in {m.where or 'the module'}\n    - {m.before}\n    + {m.after}\n    {ran}{names}"
+
+
+def table(verdicts: Sequence[Verdict], head: str) -> str:
+    """The report."""
+    rows = [
+        f"| {v.mutant.file}:{v.mutant.line} | `{_cell(v.mutant.before)}` | `{_cell(v.mutant.after)}` |"
+        f" {_cell(v.by)[:140] if v.noticed else '**nothing**'} | {len(v.ran)} of {v.executing} | {v.seconds:.0f} |"
+        for v in verdicts
+    ]
+    left = "".join(f"\n```\n{shown(v)}\n```\n" for v in verdicts if not v.noticed)
+    titles = "| place | before | after | noticed by | tests chosen | s |\n|---|---|---|---|---|---|\n"
+    return f"# Mutants\n\n{head}\n\n{titles}" + "\n".join(rows) + f"\n\n## Survivors\n{left or chr(10) + 'None.'}\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Draw, judge, tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=40, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=None, help="of the draw; default: another every time")
+    parser.add_argument("--paths", nargs="+", metavar="GLOB", default=[], help="modules, as pkg/heads/*; default all")
+    parser.add_argument("--at", metavar="FILE:LINE", default="", help="all mutants of this line instead of a draw")
+    parser.add_argument("--tests", nargs="+", metavar="GLOB", default=[], help="test files to look at; default all")
+    parser.add_argument("--marks", default=MARKS, help="tests to look at, as pytest -m")
+    parser.add_argument("--optional", action="store_true", help="also modules of the optional engines")
+    parser.add_argument("--budget", type=float, default=90, help="seconds of tests per mutant")
+    parser.add_argument("--jobs", type=int, default=2, help="copies that work at the same time")
+    parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
+    parser.add_argument("--report", type=Path, help="Markdown file with every mutant")
+    parser.add_argument("--root", type=Path, default=TOOLS.parent, help="the repository")
+    parser.add_argument("--package", default="fedcache", help="its package")
+    parser.add_argument("--equivalent", type=Path, help="default: tools/mutants-equivalent.toml of the repository")
+    parser.add_argument("--cache", type=Path, help="folder for what tests execute; default: the user's cache")
+    parser.add_argument("--only-measure", action="store_true", help="fill the cache and stop")
+    o = parser.parse_args(words)
+    root, seed = o.root.resolve(), random.SystemRandom().randrange(10**6) if o.seed is None else o.seed
+    at_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mutate" / o.package
+    listed = accepted_rows(o.equivalent or root / "tools" / "mutants-equivalent.toml")
+    equivalent = {(r["file"], r["where"], r["before"], r["after"]) for r in listed if r["why"]}
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        copies = Copies(root, Path(folder), o.jobs)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, copies.end)
+        tree = copies.first  # all is read from the copy, so the repository may change meanwhile
+        sources = {
+            p.relative_to(tree).as_posix(): p.read_text("utf-8") for p in sorted((tree / o.package).rglob("*.py"))
+        }
+        inside = {
+            n: s
+            for n, s in sources.items()
+            if (not o.paths or any(fnmatch.fnmatch(n, g) for g in o.paths))
+            and (o.optional or not any(fnmatch.fnmatch(n, g) for g in OPTIONAL))
+        }
+        mutants = draw(sources if o.at else inside, equivalent, o.count, seed, o.at)
+        if not mutants:
+            parser.error("There is nothing to change in these modules.")
+        known = measure(copies, o.package, o.cache or at_home, o.tests, o.marks, o.jobs)
+        if o.only_measure:
+            return 0
+        users = users_of(sources)
+        print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
+
+        def one(mutant: Mutant) -> Verdict:
+            tests = tests_for(mutant, known, users)
+            v = judge(copies, mutant, sources[mutant.file], tests, o.budget)
+            line = f"noticed   {mutant.file}:{mutant.line}  {mutant.after[:70]}  by {v.by[:90]}  {v.seconds:.0f} s"
+            print(line if v.noticed else f"SURVIVES  {shown(v)}", flush=True)
+            return v
+
+        with ThreadPoolExecutor(o.jobs) as pool:
+            verdicts = list(pool.map(one, mutants))
+    noticed = sum(v.noticed for v in verdicts)
+    share = noticed / len(verdicts)
+    mean = sum(v.seconds for v in verdicts) / len(verdicts)
+    head = f"{noticed} of {len(verdicts)} mutants were noticed ({share:.0%}), {mean:.0f} s each; seed {seed}."
+    print(head)
+    if o.report:
+        o.report.write_text(table(verdicts, head), encoding="utf-8")
+    return int(share < o.least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
