@@ -101,6 +101,22 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
         file.write_bytes(raw)
 
 
+@pytest.mark.parametrize(
+    ("raw", "said"), [(b"{", "is not JSON"), (b"[" * 10**5, "is not JSON"), (b"\xff", "is not JSON"),
+                      (b"[1]", "is not a partition")]
+)  # fmt: skip
+def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes, said: str) -> None:
+    with in_memory() as place:
+        path = whole(place / "s.zarr").path
+        (path / "partitions/p.json").write_bytes(raw)
+        manifest = unseal((path / "manifest.json").read_bytes())
+        manifest["files"]["partitions/p.json"] = hashlib.sha256(raw).hexdigest()
+        (path / "manifest.json").write_bytes(seal(manifest))
+        with pytest.raises(FedcacheError, match=said) as caught:
+            Store.open(path).partition("p")
+        assert caught.value.code is Exit.CORRUPT
+
+
 @given(raw=st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | JSON.map(lambda v: json.dumps(v).encode()))
 @examples(150, 300)
 def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:

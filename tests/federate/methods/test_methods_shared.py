@@ -31,6 +31,16 @@ FREE = [(name, h.name) for name, m in METHODS.items() for h in m.hparams if not 
 ADDITIVE = [name for name, m in METHODS.items() if m.additive(m.resolve())]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_number_has_a_least_value_and_is_refused_below(name):
+    for h in METHODS[name].hparams:
+        if h.kind in ("int", "float"):
+            assert h.low is not None, h.name
+            with pytest.raises(FedcacheError) as info:
+                METHODS[name].resolve("paper", {h.name: h.low - 1})
+            assert info.value.code is Exit.USAGE
+
+
 def other(h, value):
     """Another legal value."""
     if h.kind == "bool":
@@ -112,13 +122,18 @@ def test_shared_clients_fit_once(monkeypatch):
     """Five ridges, then another partition of the same rows: seven fits in all, those of the first seven clients."""
     data, clients = federation()
     clients = clients[:7]
-    calls = []
+    calls, solved = [], []
     fed3r = METHODS["fed3r"]
-    counted = replace(fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a))
+    counted = replace(
+        fed3r,
+        fit=lambda *a: calls.append(1) or fed3r.fit(*a),
+        prepare=lambda *a: solved.append(1) or fed3r.prepare(*a),
+    )
     shared = GridCache()
     hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]
     run_points(counted, hps, data, clients, rounds=1, dtype=torch.float64, cache=shared)
     assert len(calls) == 7
+    assert len(solved) == 1  # nor does the server decompose the same sum for every ridge
     rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
     dealt = [Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))]
     (again,) = run_points(counted, hps[:1], data, dealt, rounds=1, dtype=torch.float64, cache=shared)

@@ -52,6 +52,16 @@ def test_the_geometric_median_of_a_triangle_sees_every_side_at_120_degrees():
     assert torch.allclose(sides.sum(0), torch.zeros(2, dtype=torch.float64), atol=1e-8)
 
 
+@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_a_rule_does_not_depend_on_the_unit(text, unit):
+    V = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    V[0] *= 30.0
+    V[1] = V[2:].median(0).values  # where the iteration for the geometric median begins, so a weight is bounded
+    rule = parse_rule(text)
+    assert torch.allclose(rule(V * unit, 2) / unit, rule(V, 2), rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("attack", [name for name in DEFAULTS if name not in ("nan", "label-flip")])
 @pytest.mark.parametrize("text", [t for t in ALL if t != "nnm+mean"])  # which has no bound
 def test_no_attack_moves_a_rule_further_than_its_bound(text, attack):
