@@ -120,6 +120,8 @@ def toy(tmp_path):
         "toypack/shared.py": "def made():\n    return 4 * 5\n",
         "toypack/started.py": "import sys\n\n\ndef exit_code():\n    return 3 + 4\n\n\nsys.exit(exit_code())\n",
         "toypack/limits.py": "MOST = 8\n\n\ndef fits(x):\n    return x <= MOST\n",
+        "toypack/data.py": "class Limit:\n    low = 2\n\n\nLIMIT = Limit()\n",
+        "toypack/table.py": "from toypack import data\n\nTABLE = [data.LIMIT]\n",
         "tests/test_double.py": """
             from toypack.loose import inorder
             from toypack.tested import double
@@ -135,6 +137,7 @@ def toy(tmp_path):
             import pytest
             from toypack.limits import fits
             from toypack.shared import made
+            from toypack.table import TABLE
 
             @pytest.fixture(scope="module")
             def value():
@@ -145,6 +148,9 @@ def toy(tmp_path):
 
             def test_that_it_is_right(value):
                 assert value == 20
+
+            def test_table():  # which executes no line of the package
+                assert TABLE[0].low == 2
 
             def test_process():
                 assert subprocess.run([sys.executable, "-m", "toypack.started"]).returncode == 7
@@ -179,7 +185,7 @@ def test_the_tested_is_noticed_and_the_untested_survives(toy):
     assert survivors == {"toypack/loose.py:2", "toypack/untested.py:2"}, said
     assert "+ pass\n    1 of the 1 tests that execute it ran\n      tests/test_double.py::test_inorder\n" in said
     assert "no test executes it" in said
-    for noticed in ("tested.py:2", "shared.py:2", "started.py:5", "limits.py:1", "limits.py:5"):
+    for noticed in ("tested.py:2", "data.py:2", "shared.py:2", "started.py:5", "limits.py:1", "limits.py:5"):
         assert f"noticed   toypack/{noticed}" in said
     text = report.read_text()
     assert "**nothing**" in text.split("toypack/untested.py:2")[1].splitlines()[0]

@@ -2,7 +2,7 @@
 
 A mutant replaces one expression or one statement by another text that spans as many lines, so every other line keeps
 its number. Left out is what no test should pin down: docstrings and all other strings, the arguments of errors and of
-notes to the user, annotations, code that only type checkers read, and ``__repr__``.
+notes to the user, annotations, code that only type checkers read, and ``__repr__`` with its like.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ WORDS = {
     "ParamSpec", "namedtuple", "Option", "Argument",
 }  # fmt: skip
 """Calls whose arguments are words for a person or names for a type checker."""
+MODULE = "<module>"
+"""Stands for the name that a statement at the top of a module does not define."""
 TINY = 1e-4
 """Constants up to here guard against division by zero and the like: half as much again would change nothing."""
 
@@ -129,7 +131,7 @@ class _Finder:
         """One statement and all that is in it."""
         inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
         stop = max(node.lineno, inner[0].lineno - 1) if inner else node.end_lineno or node.lineno
-        names = () if at.inside else (*at.names, *_defined(node))
+        names = () if at.inside else (*at.names, *_defined(node)) or (MODULE,)
         at = _At(at.where, names, node.lineno, stop, at.inside)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for default in [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]:
@@ -264,7 +266,9 @@ def _for_people(node: ast.stmt) -> bool:
     if isinstance(node, ast.If):
         return "TYPE_CHECKING" in (text := ast.unparse(node.test)) or "__name__" in text
     if isinstance(node, ast.FunctionDef):
-        return node.name in ("__repr__", "__str__") or any(_name_of(d) == "overload" for d in node.decorator_list)
+        return node.name in ("__repr__", "__str__", "_repr_html_") or any(
+            _name_of(d) == "overload" for d in node.decorator_list
+        )
     if isinstance(node, ast.ClassDef):
         return any(_name_of(base) == "Protocol" for base in node.bases)
     if isinstance(node, ast.Assign):  # a type alias, and what the module lists of itself

@@ -15,6 +15,7 @@ was noticed, and exits 1 if it is below ``--least``. ``--at FILE:LINE`` tries al
 from __future__ import annotations
 
 import argparse
+import ast
 import fnmatch
 import gzip
 import hashlib
@@ -36,6 +37,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,8 @@ OPTIONAL = ("*/engines/*", "*/flower/*", "*/commands/flower.py", "*/ray_*.py")
 """Modules of optional engines: their tests start real clusters, which the default marks leave out."""
 MARKS = "not slow and not durability and not browser and not engines"
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "site")
+PAGES = "pages_are_those_of_the_code"
+"""Part of the name of the test that compares pages made from tables of the code, which no test reads line by line."""
 NOTHING_RAN, NO_SUCH_TEST = 5, 4
 """Exit codes of pytest."""
 
@@ -106,7 +110,7 @@ class Copies:
         path = os.pathsep.join([str(tree), *([str(self.watching), str(TOOLS)] if env else [])])
         own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "250", "OMP_NUM_THREADS": "1", **env}
         temporary = tree.parent / "tmp"
-        always = ["-q", "-p", "no:cacheprovider", f"--basetemp={temporary}", "-rf", "--tb=no", "--no-header"]
+        always = ["-q", "-p", "no:cacheprovider", f"--basetemp={temporary}", "-rfE", "--tb=no", "--no-header"]
         if self._ended:
             raise KeyboardInterrupt
         run = subprocess.Popen(
@@ -273,47 +277,74 @@ def _watched(
 # One mutant -----------------------------------------------------------------------------------------------------------
 
 
-def tests_for(mutant: Mutant, known: Map, users: dict[str, list[tuple[str, int]]]) -> list[tuple[str, float]]:
+class Readers:
+    """Who reads a name: lines of functions of the package, functions of the tests, and other names made from it."""
+
+    def __init__(self, package: dict[str, str], tests: dict[str, str]) -> None:
+        self.lines: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        self.tests: dict[str, set[str]] = defaultdict(set)
+        self.made_of: dict[str, set[str]] = defaultdict(set)
+        self.at_import: dict[str, set[int]] = {}
+        for file, source in (*package.items(), *tests.items()):
+            inside: set[int] = set()
+            for statement in ast.parse(source).body:
+                for node in ast.walk(statement):
+                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                        body = node.body if isinstance(node.body, list) else [node.body]
+                        inside.update(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
+                read = [(node.lineno, name) for node in ast.walk(statement) if (name := _name_read(node))]
+                for line, name in read:
+                    if file in package and line in inside:
+                        self.lines[name].add((file, line))
+                    if file in tests and isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                        self.tests[name].add(f"{file}::{statement.name}")
+                    elif line not in inside:
+                        self.made_of[name].update(_assigned(statement))
+            self.at_import[file] = set(range(1, source.count("\n") + 2)) - inside
+
+
+def _name_read(node: ast.AST) -> str:
+    if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+        return ""
+    return node.id if isinstance(node, ast.Name) else node.attr
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [t.id for t in targets if isinstance(t, ast.Name)]
+
+
+def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, float]]:
     """The tests that may notice a mutant, the most promising first.
 
-    What runs at import counts as executed by the tests that execute a line where its name is read, and after these by
-    those that execute anything else of its module.
+    What runs at import no test executes by itself. It is given, by turns, the tests that execute a line where its name
+    is read or, after these, anything else of its module, and the tests that read the name or one made from it.
     """
     if not mutant.names:
         hits = known.executing(mutant.file, range(mutant.line, mutant.end + 1))
         hits = hits or known.executing(mutant.file, range(mutant.first, mutant.stop + 1))
         return known.in_turn(hits, mutant.file)
-    first: dict[int, int] = {}
+    names = set(mutant.names)
+    for _ in range(2):
+        names |= {made for name in names for made in readers.made_of.get(name, ())}
+    direct: dict[int, int] = {}
     for name in mutant.names:
-        for file, line in users.get(name, ()):
+        for file, line in readers.lines.get(name, ()):
             for i, bits in known.executing(file, range(line, line + 1)).items():
-                first[i] = first.get(i, 0) | bits
-    at_import = {line for file, line in users.get("", ()) if file == mutant.file}
-    anything = {n for f in known.files for n in f.lines.get(mutant.file, {})} - at_import
-    chosen = known.in_turn(first, mutant.file)
-    seen = set(chosen)
-    return chosen + [
-        t for t in known.in_turn(known.executing(mutant.file, iter(anything)), mutant.file) if t not in seen
-    ]
-
-
-def users_of(sources: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
-    """Per name the lines of functions that read it; under "" the lines that run at import."""
-    import ast
-
-    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for file, source in sources.items():
-        inside: set[int] = set()
-        for node in ast.walk(tree := ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                body = node.body if isinstance(node.body, list) else [node.body]
-                inside.update(range(body[0].lineno, (body[-1].end_lineno or 0) + 1))
-        for node in ast.walk(tree):
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-            if name and node.lineno in inside and isinstance(node.ctx, ast.Load):
-                found[name].append((file, node.lineno))
-        found[""] += [(file, n) for n in range(1, source.count("\n") + 2) if n not in inside]
-    return found
+                direct[i] = direct.get(i, 0) | bits
+    module = {n for f in known.files for n in f.lines.get(mutant.file, {})} - readers.at_import[mutant.file]
+    executing = known.in_turn(direct, mutant.file)
+    executing += known.in_turn(known.executing(mutant.file, iter(module)), mutant.file)
+    functions = {function for name in names for function in readers.tests.get(name, ())}
+    reading: dict[int, int] = {}
+    for i, f in enumerate(known.files):
+        for bit, (test, _) in enumerate(f.tests):
+            if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
+                reading[i] = reading.get(i, 0) | 1 << bit
+    both = zip_longest(executing, known.in_turn(reading, mutant.file))
+    chosen = list(dict.fromkeys(t for pair in both for t in pair if t is not None))
+    pages = [t for f in known.files for t in f.tests if PAGES in t[0]]
+    return chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]  # the first five run whatever they cost
 
 
 def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str, float]], budget: float) -> Verdict:
@@ -339,7 +370,7 @@ def judge(copies: Copies, mutant: Mutant, source: str, tests: Sequence[tuple[str
             unchanged, words = copies.pytest(tree, ["--collect-only", f"@{listed}"], 600)
             if unchanged != 0:
                 sys.exit(f"The tests chosen for {mutant.file}:{mutant.line} cannot be collected: {words[-500:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) (.*)$", said, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR):? (.*)$", said, re.MULTILINE)
     why = "time was over" if status is None else failed[1] if failed else " ".join(said.split())[-200:]
     return Verdict(mutant, status != 0, why if status != 0 else "", chosen, len(tests), time.monotonic() - begun)
 
@@ -453,12 +484,13 @@ def main(words: Sequence[str] | None = None) -> int:
         known = measure(copies, o.package, o.cache or at_home, o.tests, o.marks, o.jobs)
         if o.only_measure:
             return 0
-        users = users_of(sources)
+        tests = {p.relative_to(tree).as_posix(): p.read_text("utf-8") for p in sorted((tree / "tests").rglob("*.py"))}
+        readers = Readers(sources, tests)
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
         def one(mutant: Mutant) -> Verdict:
-            tests = tests_for(mutant, known, users)
-            v = judge(copies, mutant, sources[mutant.file], tests, o.budget)
+            chosen = tests_for(mutant, known, readers)
+            v = judge(copies, mutant, sources[mutant.file], chosen, o.budget)
             line = f"noticed   {mutant.file}:{mutant.line}  {mutant.after[:70]}  by {v.by[:90]}  {v.seconds:.0f} s"
             print(line if v.noticed else f"SURVIVES  {shown(v)}", flush=True)
             return v
