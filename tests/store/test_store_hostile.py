@@ -101,6 +101,17 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
         file.write_bytes(raw)
 
 
+@pytest.mark.parametrize("name", ["slug", "digest"])
+@pytest.mark.parametrize("value", [7, None, ["toy"]])
+def test_a_dataset_whose_name_or_digest_is_no_text_is_refused(name: str, value: Any) -> None:
+    with in_memory() as place:
+        file = whole(place / "s.zarr").path / "manifest.json"
+        file.write_bytes(seal(replaced(unseal(file.read_bytes()), ("dataset", name), value)))
+        with pytest.raises(FedcacheError) as caught:
+            Store.open(file.parent)
+        assert caught.value.code is Exit.CORRUPT
+
+
 @pytest.mark.parametrize(
     ("raw", "said"), [(b"{", "is not JSON"), (b"[" * 10**5, "is not JSON"), (b"\xff", "is not JSON"),
                       (b"[1]", "is not a partition")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -275,6 +276,14 @@ def test_matched_tests_of_a_dirichlet_partition():
         assert (CIFAR10.split[client.test] == 1).all()
     assert partition.test_protocol == "matched"
     assert len(partition.test) == 10_000
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, -math.inf, 0.0, "0.5", True])
+def test_a_number_that_is_none_or_too_low_is_refused(alpha):
+    with pytest.raises(FedcacheError) as error:
+        make("dirichlet", CIFAR10, clients=10, alpha=alpha)
+    assert error.value.code == Exit.USAGE
+    assert "alpha" in error.value.message
 
 
 def test_a_client_without_matching_tests_is_refused():

@@ -105,6 +105,15 @@ def test_clients_compete_so_the_bound_on_success_holds(alpha, gate):
     assert accepted <= (1 - short.mean()) ** 20 + 0.035
 
 
+def test_the_largest_smallest_client_is_that_of_all_draws():
+    rule = Rule(quota(30, 40, 50), 5, 1.0, minimum=24)  # 120 rows for 5 clients: only exactly even draws would do
+    found = search(np.random.default_rng(7), rule, draws=200)
+    assert found.counts is None
+    rng = np.random.default_rng(7)
+    smallest = [int(rule.counts(draw(rng, 1.0, 1, 3, 5))[0].sum(axis=0).min()) for _ in range(found.draws)]
+    assert found.largest == max(smallest) > min(smallest)
+
+
 def test_the_search_stops_at_its_caps():
     # one row cannot be cut in two by shares that never reach 1: always short, but only one client of two is
     impossible = Rule(quota(1), 2, 1.0)
