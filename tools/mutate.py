@@ -341,7 +341,10 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
         for bit, (test, _) in enumerate(f.tests):
             if "::".join(test.partition("[")[0].split("::")[:2]) in functions:
                 reading[i] = reading.get(i, 0) | 1 << bit
-    both = zip_longest(executing, known.in_turn(reading, mutant.file))
+    name = Path(mutant.file).stem
+    own = re.compile(rf"[\[-]({name}|{name.replace('_', '-')})[]-]")  # of a table, the cases of this module
+    about = sorted(known.in_turn(reading, mutant.file), key=lambda test: own.search(test[0]) is None)
+    both = zip_longest(executing, about)
     chosen = list(dict.fromkeys(t for pair in both for t in pair if t is not None))
     pages = [t for f in known.files for t in f.tests if PAGES in t[0]]
     return chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]  # the first five run whatever they cost

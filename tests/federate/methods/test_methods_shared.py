@@ -34,6 +34,7 @@ ADDITIVE = [name for name, m in METHODS.items() if m.additive(m.resolve())]
 @pytest.mark.parametrize("name", METHODS)
 def test_every_number_has_a_least_value_and_is_refused_below(name):
     for h in METHODS[name].hparams:
+        assert h.kind in ("int", "float", "bool", "choice"), h.name
         if h.kind in ("int", "float"):
             assert h.low is not None, h.name
             with pytest.raises(FedcacheError) as info:
