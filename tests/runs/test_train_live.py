@@ -81,9 +81,9 @@ def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
 
 
 def test_without_text_features_the_words_are_the_backbones_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcache.api.live import load_towers
     from fedcache.config import Home
     from fedcache.extract import backbones
+    from fedcache.runs.encoders import load_towers
 
     held, home = Store.open(store), Home.from_environment()
     (key,) = held.arrays

@@ -106,7 +106,7 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store: Store,
 def test_a_dataset_whose_name_or_digest_is_no_text_is_refused(name: str, value: Any) -> None:
     with in_memory() as place:
         file = whole(place / "s.zarr").path / "manifest.json"
-        file.write_bytes(seal(replaced(unseal(file.read_bytes()), ("dataset", name), value)))
+        file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), ("dataset", name), value)))
         with pytest.raises(FedcacheError) as caught:
             Store.open(file.parent)
         assert caught.value.code is Exit.CORRUPT
@@ -120,9 +120,9 @@ def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes, said: str
     with in_memory() as place:
         path = whole(place / "s.zarr").path
         (path / "partitions/p.json").write_bytes(raw)
-        manifest = unseal((path / "manifest.json").read_bytes())
+        manifest = parse_signed((path / "manifest.json").read_bytes())
         manifest["files"]["partitions/p.json"] = hashlib.sha256(raw).hexdigest()
-        (path / "manifest.json").write_bytes(seal(manifest))
+        (path / "manifest.json").write_bytes(to_signed(manifest))
         with pytest.raises(FedcacheError, match=said) as caught:
             Store.open(path).partition("p")
         assert caught.value.code is Exit.CORRUPT

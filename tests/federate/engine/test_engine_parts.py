@@ -18,10 +18,10 @@ from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
 from fedcache.federate.engine.metrics import fairness, macro_f1
 from fedcache.federate.execution.choose import choose
-from fedcache.federate.execution.load import Load
-from fedcache.federate.methods import METHODS, lookup
-from fedcache.federate.execution.memory import forecast
 from fedcache.federate.execution.grid_cache import POOLED
+from fedcache.federate.execution.load import ExecutionPlan, Load
+from fedcache.federate.execution.memory import forecast
+from fedcache.federate.methods import METHODS, lookup
 
 
 def draws(*clients, axes=1, seed=0):
@@ -252,7 +252,7 @@ def test_numbers_are_shaped_by_their_lanes():
 @pytest.mark.parametrize(("points", "matrices"), [(1, 4), (2, 4 + POOLED + 1), (9, 4 + POOLED + 1)])
 def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     # a client's D x D sum, their total, and two copies for the solver; a grid also keeps sums and one decomposition
-    load, lift = Load(1000, 5, width=64, points=points), Lift("loop", 1)
+    load, lift = Load(1000, 5, width=64, points=points), ExecutionPlan("loop", 1)
     closed, model = (forecast(load, lift, opt="sgd", stacked=False, closed=c).server for c in (True, False))
     assert closed - model == matrices * 64 * 64 * 8
 

@@ -458,8 +458,8 @@ def test_the_answer_names_each_run_and_invents_no_accuracy(sites: Path, monkeypa
         return {"result": result, "sweep": sweep, "reused": reused, "path": "/runs/one"}
 
     done = {"done": [ran(None, False), ran(0.0, True, lam="0.1"), ran(0.8125, False, lam="1", bias="true")]}
-    monkeypatch.setattr("fedcache.api.flower.need.need_flower", lambda: None)
-    monkeypatch.setattr("fedcache.api.flower.up.up", lambda *_, **__: done)
+    monkeypatch.setattr("fedcache.commands.flower.need_flower", lambda: None)
+    monkeypatch.setattr("fedcache.federate.engines.flower.loopback.up", lambda *_, **__: done)
     told = fedcache("flower", "up", "--shards", sites, "--method", "fed3r")
     assert told.code == 0, told.err
     assert told.out.splitlines()[-3:] == [

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
-while not (TOOLS / "mutate.py").is_file():  # however deep this file lies below tests/
-    TOOLS = TOOLS.parents[1] / "tools"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 
