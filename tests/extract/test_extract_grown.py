@@ -256,6 +256,7 @@ def test_partitions_of_a_fresh_store_do_not_fit_a_grown_one(images: Path, tmp_pa
     assert grown.content == other.dataset["digest"] != grown.dataset["digest"]
 
 
+@pytest.mark.slow
 def test_a_killed_extraction_goes_on_where_it_was(tmp_path: Path) -> None:
     images = folder(tmp_path / "many", train=60, test=20)  # 240 rows, 30 chunks
     home = os.environ["FEDCACHE_HOME"]

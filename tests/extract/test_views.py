@@ -43,11 +43,11 @@ def test_views_differ_by_number_image_and_seed():
 
 def test_another_process_makes_the_same_view():
     program = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]);"
+        "import sys, hashlib; sys.path[:0] = sys.argv[1:];"
         "import test_views as t; print(hashlib.sha256(t.view(t.IMAGE, t.RECIPE, t.UID, 2).tobytes()).hexdigest())"
     )
     out = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parent)],
+        [sys.executable, "-c", program, str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")],
         capture_output=True,
         text=True,
         check=True,

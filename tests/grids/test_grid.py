@@ -116,7 +116,7 @@ def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
 
 def test_points_that_are_one_run_do_not_disturb_each_other(store: Path) -> None:
     """A method of one round has one run for all numbers of rounds; several processes make it at the same time."""
-    words = ("--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 3, "--seeds", "0-4")
+    words = ("--method", "fed3r", *IID, "--sweep", "rounds=1,2,3,4,5,6,7", "--jobs", 2, "--seeds", "0-4")
     done = ok("grid", *words).data
     assert len({p["digest"] for p in done["points"]}) == 1
 

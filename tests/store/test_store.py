@@ -385,6 +385,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return arm
 
 
+@pytest.mark.full  # the short draw has the faults of test_store_faults.py
 def test_whatever_fails_nothing_wrong_is_read_and_the_next_run_mends_it(
     tmp_path: Path, faults: Callable[[int], None]
 ) -> None:

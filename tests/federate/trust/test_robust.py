@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from draws import FULL
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from fedcache.federate.trust.robust_rules import parse_rule
 LINE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]], dtype=torch.float64)
 ALL = ("median", "trimmed:0.2", "geomedian", "krum", "multikrum", "multikrum:2",
        "nnm+mean", "nnm+median", "nnm+trimmed:0.2", "nnm+geomedian", "nnm+krum")  # fmt: skip
-DRAWS = 200
+DRAWS = 200 if FULL else 50
 
 
 def constant(text, n, f):
