@@ -98,7 +98,8 @@ def once(
             with monkeypatch.context() as patch:
                 patch.setenv("FEDCACHE_HOME", str(home))
                 MADE[place] = make(place)
-        shutil.copytree(home, own_home, dirs_exist_ok=True)
+        if home.exists():
+            shutil.copytree(home, own_home, dirs_exist_ok=True)
         # The store that was extracted last is remembered by its path.
         last = own_home / "last.json"
         if last.exists():

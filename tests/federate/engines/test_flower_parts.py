@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +62,19 @@ def store_at(path: Path) -> Store:
     return Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), text={"mine": centre}, path=path)
 
 
-@pytest.fixture
-def sites(tmp_path: Path) -> Path:
+def shards(place: Path) -> Path:
     """Three shards of one store, of different sizes, the first without one class."""
-    store = store_at(tmp_path / "whole.zarr")
+    store = store_at(place / "whole.zarr")
     made = ok("partition", "--store", store.path, "--scheme", "dirichlet", "--clients", 3, "--alpha", 0.7, "--seed", 4,
               "--name", "three")  # fmt: skip
     assert any(0 in client["counts"] for client in made.data["clients"])
-    ok("shard", "--store", store.path, "-p", "three", "--out", tmp_path / "sites")
-    return tmp_path / "sites"
+    ok("shard", "--store", store.path, "-p", "three", "--out", place / "sites")
+    return place / "sites"
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(once(shards), tmp_path / "sites")
 
 
 def plan(method: str, **words: Any) -> Plan:
