@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
+from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import extraction
 from fedcache.extract.planning.find_store import need_store
@@ -180,19 +180,8 @@ def grid(
     }
     home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
-        done = grids.grid(
-            names,
-            words,
-            config,
-            home,
-            partition=PartitionConfig(),
-            fresh=fresh,
-            sampler=sampler,
-            exact=exact,
-            jobs=jobs,
-            observer=observer,
-            hooks=(*hooks, *([on_round] if on_round else [])),
-        )
+        request = grids.request_grid(names, words, config, home, fresh=fresh, sampler=sampler, exact=exact)
+        done = grids.grid(request, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
     lost = [*done.damaged, *done.failed]
     if lost:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

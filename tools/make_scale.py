@@ -23,8 +23,8 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
+from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
-from fedcache.runs.prepare import find_method
 from fedcache.store.chunks import CRC_BYTES, array_bytes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"

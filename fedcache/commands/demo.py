@@ -16,7 +16,7 @@ from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.extract.extraction import extract
 from fedcache.extract.stop import Stop
-from fedcache.federate.methods import lookup
+from fedcache.federate.methods import find_method
 from fedcache.report.page import write_report
 from fedcache.report.svg import percent
 from fedcache.runs.partitions import make_partition
@@ -141,7 +141,7 @@ def trained(name: str, partition: str, store: str, home: Home, rounds: int, stor
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
 
-    backbone = BACKBONES[1] if "text" in lookup(name).needs else BACKBONES[0]
+    backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
     words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
     say(story, *words, "--eval-every", "1")
     quiet = Story(quiet=True)

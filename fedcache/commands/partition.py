@@ -20,7 +20,7 @@ from fedcache.runs.partitions import (
     load_partition,
     make_partition,
     partition_flags,
-    tell_notes,
+    report_notes,
     write_shards,
 )
 
@@ -86,7 +86,7 @@ def partition(
                 for r in rows
             ],
         }
-        tell_notes(made, story)
+        report_notes(made, story)
         lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
         if plot is not None:
             lines.append(str(plot))

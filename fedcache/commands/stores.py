@@ -13,7 +13,7 @@ from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import described, ingest_file
 from fedcache.extract.planning.templates import quoted
-from fedcache.runs.features import chosen_arrays
+from fedcache.runs.arrays import chosen_arrays
 from fedcache.store import exchange, quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store

@@ -174,12 +174,13 @@ def train(
         resolved = resolve(TrainConfig, section, flags)
         check_methods([resolved.method] if resolved.method else [])
         if dry_run:
-            from fedcache.grids.grid import grid_plan
+            from fedcache.grids.grid import grid_plan, request_grid
 
             if resolved.method is None:
                 raise FedcacheError(Exit.USAGE, "No method was named.", "For example fedcache train --method fed3r")
             dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
-            return plan_answer(grid_plan([resolved.method], {}, resolved, o.home(), partition=dealt, observer=story))
+            request = request_grid([resolved.method], {}, resolved, o.home(), partition=dealt)
+            return plan_answer(grid_plan(request, story))
         from fedcache.runs.loop import train as run
 
         stop = Stop()
@@ -340,34 +341,28 @@ def grid(
             )
         check_methods(chosen)
         from fedcache.grids.grid import grid as run
-        from fedcache.grids.grid import grid_plan
+        from fedcache.grids.grid import grid_plan, request_grid
 
+        request = request_grid(
+            chosen,
+            sweeps,
+            resolved,
+            o.home(),
+            partition=partition_config(file, scheme, clients, alpha, shards, shots, option, seed),
+            runs=runs,
+            repartition=repartition,
+            extract=not no_extract,
+            fresh=fresh,
+            sampler=sampler,
+            exact=exact,
+        )
         if dry_run:
-            dealt = partition_config(file, scheme, clients, alpha, shards, shots, option, seed)
-            return plan_answer(grid_plan(chosen, sweeps, resolved, o.home(), partition=dealt, repartition=repartition,
-                                   sampler=sampler, exact=exact, observer=story))  # fmt: skip
+            return plan_answer(grid_plan(request, story))
         where = engine_of(engine, ray_address)
         stop = Stop()
         keep_freed_memory()
         with stopping(stop.ask, story), tracking(track, o.home(), runs, story) as hooks:
-            done = run(
-                chosen,
-                sweeps,
-                resolved,
-                o.home(),
-                partition=partition_config(file, scheme, clients, alpha, shards, shots, option, seed),
-                runs=runs,
-                repartition=repartition,
-                extract=not no_extract,
-                fresh=fresh,
-                sampler=sampler,
-                exact=exact,
-                jobs=jobs,
-                observer=story,
-                hooks=hooks,
-                stop=stop,
-                engine=where,
-            )
+            done = run(request, jobs=jobs, engine=where, observer=story, hooks=hooks, stop=stop)
         return grid_answer(done, list(sweeps))
 
     answer("grid", json, call)

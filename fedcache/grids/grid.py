@@ -1,8 +1,8 @@
 """``grid``: the product of methods, sweeps and seeds, each point a run.
 
 Every point has its own digest, so a grid that was killed runs only what is missing, and a point that was trained alone
-before is not trained again. Points that differ in floats alone are one program (``api.programs``) where a lift can
-compute them together; they equal their single runs up to rounding, and with ``exact`` bit for bit.
+before is not trained again. Points that differ in floats alone are trained together where an execution can; they equal
+their single runs up to rounding, and with ``exact`` bit for bit.
 """
 
 from __future__ import annotations
@@ -11,34 +11,104 @@ import multiprocessing
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.grids.points import Grid, Lost, Point, combinations, dealt, programs, sampled
-from fedcache.grids.sweeps import belonging
+from fedcache.federate.engine.run_state import sampled as clients_a_round
+from fedcache.federate.execution.choose import executors
+from fedcache.federate.execution.grid_cache import GridCache
+from fedcache.federate.execution.load import shares_uploads
+from fedcache.federate.methods import find_method
+from fedcache.grids.points import Grid, LostPoint, Point, combinations, partition_of_point, point_groups, sampled
+from fedcache.grids.sweeps import values_of_place
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
-from fedcache.runs.events import OnRound, Place, hooked, tell_stored
-from fedcache.runs.loop import train, train_setting
-from fedcache.runs.loop_points import dry_run, foresee, settings_of, train_together
-from fedcache.runs.prepare import Memo, Setting, find_method, parse_participation, prepare_run
+from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
+from fedcache.runs.forecast import forecast_programs, forecast_run
+from fedcache.runs.loop import PreparedPoint, train, train_run, train_together
+from fedcache.runs.prepare import RunInputs, prepare_run, row_source
+from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.spec import check_values, refuse_contradictions
+from fedcache.runs.spec import check_config, parse_participation
 from fedcache.runs.trust import policy_from_config, typed_sweep_values
 
 
+@dataclass(frozen=True)
+class GridRequest:
+    """A grid that is asked for.
+
+    Attributes:
+        points: every point's method and swept values.
+        config: of all points.
+        partition: of all points, before what is swept of it.
+        home: where stores are.
+        runs: directory of results.
+        repartition: every seed draws its own partition.
+        extract: whether to run the extraction that is missing.
+        fresh: train points although their results are there.
+        exact: whether every point is computed alone, with the bits of its single run.
+    """
+
+    points: tuple[tuple[str, dict[str, str]], ...]
+    config: TrainConfig
+    partition: PartitionConfig
+    home: Home
+    runs: Path
+    repartition: bool = False
+    extract: bool = True
+    fresh: bool = False
+    exact: bool = False
+
+    def config_of(self, number: int) -> TrainConfig:
+        """What ``train`` would be asked for a point."""
+        name, sweep = self.points[number]
+        values: dict[str, Any] = dict(values_of_place(sweep, "run"))
+        values |= typed_sweep_values(values)
+        for key in ("backbones", "domain"):
+            if key in values:
+                values[key] = tuple(values[key].split("+"))
+        settings = {**self.config.set, **values_of_place(sweep, "set")}
+        return replace(self.config, method=name, set=settings, **values)
+
+    def partition_of(self, number: int) -> PartitionConfig:
+        """How the rows of a point are dealt."""
+        return partition_of_point(self.partition, self.points[number][1])
+
+    def words_of(self, number: int) -> str:
+        """Method and swept values of a point: ``fedavg lr=0.1``."""
+        name, sweep = self.points[number]
+        return " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+
+    def check(self) -> None:
+        """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
+
+        Raises:
+            FedcacheError: USAGE, naming the point.
+        """
+        for number, (name, _) in enumerate(self.points):
+            config, clients = self.config_of(number), self.partition_of(number).clients
+            try:
+                trust = policy_from_config(config, find_method(name))
+                if clients is not None and config.participation is not None:
+                    trust.check_round(clients_a_round(parse_participation(config.participation), clients))
+            except FedcacheError as error:
+                raise FedcacheError(error.code, f"{self.words_of(number)}: {error.message}", error.hint) from error
+
+
 class GridEngine(Protocol):
-    """Where the points of a grid are trained instead of in this process: ``--engine``."""
+    """What computes the points of a grid elsewhere, to the bits they have here."""
 
-    def run_grid(self, work: Work, jobs: int) -> None:
-        """Train every point of ``work``, ``jobs`` at once, and store the runs where ``work`` says."""
+    def run_grid(self, grid: GridRun, jobs: int) -> None:
+        """Train every point and hand each to ``grid.end_point``; what is not handed over is trained here."""
 
 
-def grid(
+def request_grid(
     methods: Sequence[str],
     sweeps: Mapping[str, Sequence[str]],
     config: TrainConfig,
@@ -51,237 +121,194 @@ def grid(
     fresh: bool = False,
     sampler: str = "grid",
     exact: bool = False,
+) -> GridRequest:
+    """The grid of every combination of methods and swept values, checked before anything runs.
+
+    Args:
+        methods: names.
+        sweeps: key -> values, as ``--sweep``.
+        config: of all points.
+        home: where stores and runs are.
+        partition: of all points; see ``train``.
+        runs: directory of results instead of ``home.runs``.
+        repartition: every seed draws its own partition.
+        extract: whether to run the extraction that is missing.
+        fresh: train points although their results are there.
+        sampler: ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats.
+        exact: compute every point alone, with the bits of its single run.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    points = tuple(sampled(sampler, combinations(methods, sweeps)))
+    request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
+                          extract, fresh, exact)  # fmt: skip
+    request.check()
+    return request
+
+
+def grid(
+    request: GridRequest,
+    *,
     jobs: int = 1,
+    engine: GridEngine | None = None,
     observer: Observer | None = None,
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
-    engine: GridEngine | None = None,
 ) -> Grid:
-    """Train every point; see ``train`` for the other arguments.
-
-    ``sampler`` is ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats. ``exact`` computes every point
-    alone, with the bits of its single run. ``jobs`` processes train points alone, for what cannot be computed together;
-    ``hooks`` are then told of a point's rounds when it ends. On ``engine`` the same points are computed by a
-    cluster, to the same bits.
+    """Train every point.
 
     A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
     ``Grid.damaged`` or ``Grid.failed``.
 
+    Args:
+        request: from ``request_grid``.
+        jobs: processes that train points alone, for what cannot be trained together; hooks are then told of a point's
+            rounds when it ends.
+        engine: computes the same points on a cluster, to the same bits.
+        observer: told the story.
+        hooks: as in ``train``.
+        stop: honoured between rounds; finished points are kept.
+
     Raises:
-        FedcacheError: as ``train``; a stop is honoured between rounds, and finished points are kept. CORRUPT or
-            FEDERATED, when no point has a result.
+        FedcacheError: as ``train``; CORRUPT or FEDERATED, when no point has a result.
     """
-    observer, stop = hooked(observer, hooks), stop or Stop()
-    todo = sampled(sampler, combinations(methods, sweeps))
-    work = Work(todo, config, partition or PartitionConfig(), home, runs or home.runs, repartition, extract, fresh,
-                exact or jobs > 1, observer, stop)  # fmt: skip
-    work.check()
+    request = replace(request, exact=request.exact or jobs > 1)
+    run = GridRun(request, with_hooks(observer, hooks), stop or Stop())
     if engine is not None:
-        engine.run_grid(work, jobs)
+        engine.run_grid(run, jobs)
     elif jobs > 1:
-        in_processes(work, jobs)
-    for program in programs(todo):
-        work.run(program)
-    return work.grid()
+        train_in_processes(run, jobs)
+    for group in point_groups(request.points):
+        run.train(group)
+    return run.grid()
 
 
-def grid_plan(
-    methods: Sequence[str],
-    sweeps: Mapping[str, Sequence[str]],
-    config: TrainConfig,
-    home: Home,
-    *,
-    partition: PartitionConfig | None = None,
-    repartition: bool = False,
-    sampler: str = "grid",
-    exact: bool = False,
-    observer: Observer | None = None,
-) -> dict[str, Any]:
-    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point): programs, lifts, memory."""
-    todo = sampled(sampler, combinations(methods, sweeps))
-    work = Work(todo, config, partition or PartitionConfig(), home, home.runs, repartition, False, False, exact,
-                observer or Silent(), Stop())  # fmt: skip
-    work.check()
-    return work.plans()
+def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
+    """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point): programs, executions, memory.
+
+    Nothing is extracted or trained.
+    """
+    run = GridRun(replace(request, extract=False, fresh=False), observer or Silent(), Stop())
+    plans = []
+    for group in point_groups(request.points):
+        config = request.config_of(group[0])
+        inputs = run.prepare(group[0])
+        plans.append((inputs, inputs.resolve(config), 1 if request.exact else len(group)))
+    return forecast_programs(plans)
 
 
-@dataclass
-class Work:
+class GridRun:
     """A grid under way.
 
-    Attributes:
-        todo: every point's method and swept values.
-        config: of all points.
-        base: partition of all points.
-        home: stores.
-        runs: directory of results.
-        repartition: as in ``grid``.
-        extract: as in ``grid``.
-        fresh: as in ``grid``.
-        exact: whether every point is computed alone.
+    Args:
+        request: what is asked for.
         observer: told the story.
         stop: honoured between rounds.
-        ended: point -> its run or error.
+
+    Attributes:
+        ended: point -> its run or the error that ended it.
     """
 
-    todo: Sequence[tuple[str, dict[str, str]]]
-    config: TrainConfig
-    base: PartitionConfig
-    home: Home
-    runs: Path
-    repartition: bool
-    extract: bool
-    fresh: bool
-    exact: bool
-    observer: Observer
-    stop: Stop
-    ended: dict[int, Run | FedcacheError] = field(default_factory=dict)
+    def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
+        self.request, self.observer, self.stop = request, observer, stop
+        self.ended: dict[int, Run | FedcacheError] = {}
+        self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
 
-    def __post_init__(self) -> None:
-        from fedcache.federate.execution.grid_cache import GridCache
-
-        self._memo, self._shared, self._best = Memo(), GridCache(), -1.0
-
-    def check(self) -> None:
-        """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
-
-        Raises:
-            FedcacheError: USAGE, naming the point.
-        """
-        from fedcache.federate.engine.run_state import sampled as in_a_round
-
-        for number, (name, sweep) in enumerate(self.todo):
-            config = self.config_of(number)
-            try:
-                trust = policy_from_config(config, find_method(name))
-                if (clients := dealt(self.base, sweep).clients) is not None and config.participation is not None:
-                    trust.check_round(in_a_round(parse_participation(config.participation), clients))
-            except FedcacheError as error:
-                point = " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
-                raise FedcacheError(error.code, f"{point}: {error.message}", error.hint) from error
-
-    def config_of(self, number: int) -> TrainConfig:
-        """What ``train`` would be asked for the point."""
-        name, sweep = self.todo[number]
-        settings = belonging(sweep, "set")
-        values: dict[str, Any] = dict(belonging(sweep, "run"))
-        values |= typed_sweep_values(values)
-        for key in ("backbones", "domain"):
-            if key in values:
-                values[key] = tuple(values[key].split("+"))
-        return replace(self.config, method=name, set={**self.config.set, **settings}, **values)
-
-    def partition_of(self, number: int) -> PartitionConfig:
-        """How its rows are dealt."""
-        return dealt(self.base, self.todo[number][1])
-
-    def place_of(self, number: int) -> Place:
-        """Where it stands among all points now."""
-        name, sweep = self.todo[number]
-        many = len({m for m, _ in self.todo}) > 1
+    def position_of(self, number: int) -> GridPosition:
+        """Where a point stands among all points now."""
+        points = self.request.points
+        name, sweep = points[number]
+        many = len({method for method, _ in points}) > 1
         words = [name] if many or not sweep else []
-        return Place(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(self.todo))
+        return GridPosition(" ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]), len(self.ended), len(points))
 
-    def ready(self, number: int) -> None:
-        """Extract what a point needs and refuse a wrong option, before anything is trained elsewhere.
+    def prepare_first(self) -> None:
+        """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
 
         Raises:
             FedcacheError: as ``train``; not for an invalid federated run, which ends its point alone.
         """
-        config = self.config_of(number)
         try:
-            refuse_contradictions(config, self.base)
-            check_values(config)
-            self._prepare(config, self.partition_of(number))
+            self.prepare(0)
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
 
-    def run(self, program: Sequence[int]) -> None:
-        """Train the points of one program, those that have not ended."""
-        program = [n for n in program if n not in self.ended]
-        if not program:
+    def prepare(self, number: int) -> RunInputs:
+        """The inputs of a point, which are those of every point of its group but for the hyperparameters."""
+        request = self.request
+        config, partition = request.config_of(number), request.partition_of(number)
+        check_config(config, request.partition)
+        preparation = Preparation(request.home, self.observer, self.stop, request.extract, request.repartition,
+                                  self._inputs)  # fmt: skip
+        return prepare_run(config, row_source(config, partition, preparation))
+
+    def train(self, group: Sequence[int]) -> None:
+        """Train the points of a group, those that have not ended."""
+        group = [n for n in group if n not in self.ended]
+        if not group:
             return
-        configs = [self.config_of(n) for n in program]
-        words = " ".join(f"{k}={v}" for k, v in self.todo[program[0]][1].items())
-        many = f" and {len(program) - 1} that differ in numbers" if len(program) > 1 else ""
-        self.observer.note(f"Points {len(self.ended) + 1} to {len(self.ended) + len(program)} of {len(self.todo)}: "
-                           f"{configs[0].method} {words}{many}")  # fmt: skip
+        request, count = self.request, len(self.ended)
+        configs = [request.config_of(n) for n in group]
+        swept = " ".join(f"{k}={v}" for k, v in request.points[group[0]][1].items())
+        many = f" and {len(group) - 1} that differ in numbers" if len(group) > 1 else ""
+        self.observer.note(f"Points {count + 1} to {count + len(group)} of {len(request.points)}: "
+                           f"{configs[0].method} {swept}{many}")  # fmt: skip
         try:
-            refuse_contradictions(configs[0], self.base)
-            check_values(configs[0])
-            setting = self._prepare(configs[0], self.partition_of(program[0]))
+            first = self.prepare(group[0])
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
-            for n in program:
-                self.told(n, error)
+            for n in group:
+                self.end_point(n, error)
             return
-        settings = settings_of(setting, configs)
-        if not self.exact and (words := self._together(setting, configs)):
-            self.observer.note(f"{words} (--exact computes one by one).")
-            train_together(settings, configs, self.runs, shared=self._shared, fresh=self.fresh,
-                               observer=self.observer, stop=self.stop,
-                               told=lambda i, out: self.told(program[i], out),
-                               places=[self.place_of(n) for n in program])  # fmt: skip
+        if not request.exact and (sharing := self._sharing(first, configs)):
+            self.observer.note(f"{sharing} (--exact computes one by one).")
+            points = [
+                PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
+                for n, config in zip(group, configs, strict=True)
+            ]
+            train_together(points, request.runs, cache=self._shared, fresh=request.fresh, observer=self.observer,
+                           stop=self.stop, on_end=lambda i, out: self.end_point(group[i], out))  # fmt: skip
             return
-        for n, one, config in zip(program, settings, configs, strict=True):
+        for n, config in zip(group, configs, strict=True):
             try:
-                self.told(n, train_setting(one, config, self.runs, fresh=self.fresh, observer=self.observer,
-                                            stop=self.stop, place=self.place_of(n)))  # fmt: skip
+                run = train_run(first.with_settings_of(config), config, request.runs, fresh=request.fresh,
+                                observer=self.observer, stop=self.stop, position=self.position_of(n))  # fmt: skip
             except FedcacheError as error:
-                if not _of_a_point(error):
+                if not ends_one_point(error):
                     raise
-                self.told(n, error)
+                self.end_point(n, error)
+            else:
+                self.end_point(n, run)
 
-    def _together(self, setting: Setting, configs: Sequence[TrainConfig]) -> str:
+    def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
         """How points share work with each other or with points before them; "" when each is computed alone."""
-        from fedcache.federate.execution.choose import executors
-        from fedcache.federate.execution.load import shares_uploads
-
-        method = setting.method
+        method = inputs.method
         if shares_uploads(method):
-            every = [n for n, (name, _) in enumerate(self.todo) if name == method.name]
-            if len(configs) > 1 or (len(every) > 1 and method.additive(setting.hp)):
+            every = [n for n, (name, _) in enumerate(self.request.points) if name == method.name]
+            if len(configs) > 1 or (len(every) > 1 and method.additive(inputs.settings)):
                 return "Clients' statistics are computed once"
         if len(configs) == 1:
             return ""
-        lift, _ = foresee(setting, configs[0], len(configs))
-        if not executors()[lift.name].joins_points:
+        execution, _ = forecast_run(inputs, inputs.resolve(configs[0]), len(configs))
+        if not executors()[execution.name].joins_points:
             return ""
-        return f"They are one program: {lift.name}, {lift.points} points and {lift.chunk} clients at once"
+        points, clients = execution.points, execution.chunk
+        return f"They are one program: {execution.name}, {points} points and {clients} clients at once"
 
-    def plans(self) -> dict[str, Any]:
-        """What every program would do; nothing is extracted or trained."""
-        found = []
-        for program in programs(self.todo):
-            config = self.config_of(program[0])
-            refuse_contradictions(config, self.base)
-            check_values(config)
-            setting = self._prepare(config, self.partition_of(program[0]))
-            found.append((setting, config, 1 if self.exact else len(program)))
-        return dry_run(found)
-
-    def _prepare(self, config: TrainConfig, partition: PartitionConfig) -> Setting:
-        if config.clients_from is not None:
-            from fedcache.runs.prepare_shards import prepare_from_shards
-
-            return prepare_from_shards(config, self.home, self.observer)
-        return prepare_run(config, partition, self.home, repartition=self.repartition, extract=self.extract,
-                           observer=self.observer, stop=self.stop, memo=self._memo)[0]  # fmt: skip
-
-    def told(self, number: int, out: Run | FedcacheError) -> None:
+    def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """A point has ended: keep it, and say when it is the best so far."""
         self.ended[number] = out
-        name, sweep = self.todo[number]
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
             return
-        mean = out.accuracy["mean"]
-        if mean is not None and mean > self._best and len(self.todo) > 1:
+        mean, points = out.accuracy["mean"], len(self.request.points)
+        if mean is not None and mean > self._best and points > 1:
             self._best = mean
-            words = " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
-            self.observer.note(f"Best of {len(self.ended)} of {len(self.todo)} points: {words}  {100 * mean:.2f} %")
+            words = self.request.words_of(number)
+            self.observer.note(f"Best of {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %")
 
     def grid(self) -> Grid:
         """What came of it.
@@ -289,84 +316,80 @@ class Work:
         Raises:
             FedcacheError: CORRUPT or FEDERATED, when no point has a result.
         """
-        points: list[Point] = []
-        damaged: list[Lost] = []
-        failed: list[Lost] = []
-        for number, (name, sweep) in enumerate(self.todo):
+        done = Grid([])
+        for number, (name, sweep) in enumerate(self.request.points):
             out = self.ended[number]
             if isinstance(out, Run):
-                points.append(Point(name, sweep, out))
+                done.points.append(Point(name, sweep, out))
             else:
-                lost = damaged if isinstance(out, DamagedRunError) else failed
-                lost.append(Lost(name, sweep, out.message, out.hint))
-        done, lost = Grid(points, damaged, failed), [*damaged, *failed]
-        if lost and not points:
+                lost = done.damaged if isinstance(out, DamagedRunError) else done.failed
+                lost.append(LostPoint(name, sweep, out.message, out.hint))
+        lost = [*done.damaged, *done.failed]
+        if lost and not done.points:
             raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
         return done
 
 
-def in_processes(work: Work, jobs: int) -> None:
+def train_in_processes(grid: GridRun, jobs: int) -> None:
     """Train every point alone, ``jobs`` at once; each process computes with its share of the threads.
 
     Raises:
         FedcacheError: as ``train``; INTERRUPTED after a stop, with finished points kept.
     """
-    import torch
-
-    numbers = list(range(len(work.todo)))
+    numbers = list(range(len(grid.request.points)))
     # The first point alone: what has to be extracted is extracted once, and a wrong option is one message.
-    work.run(numbers[:1])
+    grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")
-    work.observer.start("points", len(numbers) - 1, "points")
+    grid.observer.start("points", len(numbers) - 1, "points")
     try:
-        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_settle, initargs=(threads,)) as pool:
-            futures = {
-                pool.submit(_alone, work.config_of(n), work.partition_of(n), work.home, work.runs, work.repartition,
-                            work.fresh): n
-                for n in numbers[1:]
-            }  # fmt: skip
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_set_up_process, initargs=(threads,)) as pool:
+            futures = {pool.submit(_train_point, grid.request, n): n for n in numbers[1:]}
             waiting = set(futures)
             while waiting:
                 done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                if work.stop.requested:
+                if grid.stop.requested:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise FedcacheError(
                         Exit.INTERRUPTED,
-                        f"Stopped on request after {len(work.ended)} of {len(numbers)} points; they are kept.",
+                        f"Stopped on request after {len(grid.ended)} of {len(numbers)} points; they are kept.",
                         "Run the same command again to go on.",
                     )
                 for future in done:
                     out = future.result()
-                    if isinstance(out, FedcacheError) and not _of_a_point(out):
+                    if isinstance(out, FedcacheError) and not ends_one_point(out):
                         pool.shutdown(wait=False, cancel_futures=True)
                         raise out
                     if isinstance(out, Run):
-                        tell_stored(work.observer, out.path, out.result, work.place_of(futures[future]))
-                    work.told(futures[future], out)
-                    work.observer.advance(1)
+                        replay_stored(grid.observer, out.path, out.result, grid.position_of(futures[future]))
+                    grid.end_point(futures[future], out)
+                    grid.observer.advance(1)
     finally:
-        work.observer.stop()
+        grid.observer.stop()
 
 
-def _of_a_point(error: FedcacheError) -> bool:
+def ends_one_point(error: FedcacheError) -> bool:
     """Whether an error ends one point and not the grid."""
     return isinstance(error, DamagedRunError) or error.code is Exit.FEDERATED
 
 
-def _settle(threads: int) -> None:
+def _set_up_process(threads: int) -> None:
     """A worker: its threads, and no part in the keyboard's signals, which the parent answers."""
-    import torch
-
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _alone(
-    config: TrainConfig, partition: PartitionConfig, home: Home, runs: Path, repartition: bool, fresh: bool
-) -> Run | FedcacheError:
+def _train_point(request: GridRequest, number: int) -> Run | FedcacheError:
     """One point in a worker."""
     try:
-        return train(config, home, partition=partition, runs=runs, repartition=repartition, extract=False, fresh=fresh)
+        return train(
+            request.config_of(number),
+            request.home,
+            partition=request.partition_of(number),
+            runs=request.runs,
+            repartition=request.repartition,
+            extract=False,
+            fresh=request.fresh,
+        )
     except FedcacheError as error:
         return error

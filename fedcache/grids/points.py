@@ -12,10 +12,10 @@ import numpy as np
 
 from fedcache.config import PartitionConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.sweeps import belonging, check_sweeps, split_key
+from fedcache.federate.methods import find_method
+from fedcache.grids.sweeps import check_sweeps, split_key, values_of_place
 from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.display import spread, values_of
-from fedcache.runs.prepare import find_method
 from fedcache.runs.run import Run
 
 
@@ -41,7 +41,7 @@ class Point:
 
 
 @dataclass
-class Lost:
+class LostPoint:
     """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
 
     method: str
@@ -61,8 +61,8 @@ class Grid:
     """
 
     points: list[Point]
-    damaged: list[Lost] = field(default_factory=list)
-    failed: list[Lost] = field(default_factory=list)
+    damaged: list[LostPoint] = field(default_factory=list)
+    failed: list[LostPoint] = field(default_factory=list)
 
     @property
     def code(self) -> Exit:
@@ -170,8 +170,8 @@ def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     ]
 
 
-def programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
-    """Numbers of the points that differ in floats alone, in the order of the product."""
+def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
+    """Numbers of the points, those that differ in floats alone together, in the order of the product."""
     groups: dict[Any, list[int]] = {}
     for number, (name, sweep) in enumerate(todo):
         floats = {h.name for h in find_method(name).hparams if h.kind == "float"}
@@ -182,9 +182,9 @@ def programs(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def dealt(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
+def partition_of_point(base: PartitionConfig, sweep: Mapping[str, str]) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments."""
-    mine = belonging(sweep, "partition")
+    mine = values_of_place(sweep, "partition")
     options: dict[str, Any] = {**base.options, **{k: mine[k] for k in ("alpha", "shards", "shots") if k in mine}}
     clients = int(mine["clients"]) if "clients" in mine else base.clients
     return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.partition.partition import SCHEMES
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,6 @@ class Ready:
         own = self.partition.get("scheme")
         if scheme is None or own is None or scheme == own:
             return ()
-        from fedcache.federate.partition.partition import SCHEMES
-
         known = {a.name for a in SCHEMES[scheme].arguments} if scheme in SCHEMES else set()
         clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
         return (*clients, *self.partition.get("options", {}))

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.extract.backbones.table import lookup
+from fedcache.federate.methods import find_method
+from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
-from fedcache.runs.prepare import find_method, parse_participation
+from fedcache.runs.spec import parse_participation
 from fedcache.runs.trust import TRUST_OPTIONS
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TRUST_OPTIONS)
@@ -32,7 +35,7 @@ def split_key(key: str) -> tuple[str, str]:
     return "partition" if key in PARTITION_KEYS else "set", key
 
 
-def belonging(sweep: Mapping[str, str], place: str) -> dict[str, str]:
+def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
     """The swept values of one place, by their names there."""
     return {name: v for key, v in sweep.items() for where, name in (split_key(key),) if where == place}
 
@@ -62,9 +65,9 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         seen[where] = key
         meanings: dict[Any, str] = {}
         for value in values:
-            first = meanings.setdefault(tuple(_meanings(methods, key, value)), value)
+            first = meanings.setdefault(tuple(_parsed_by(methods, key, value)), value)
             if first is not value or values.count(value) > 1:
-                kept = ",".join({tuple(_meanings(methods, key, v)): v for v in reversed(values)}.values())
+                kept = ",".join({tuple(_parsed_by(methods, key, v)): v for v in reversed(values)}.values())
                 raise FedcacheError(
                     Exit.USAGE,
                     f"--sweep {key} names a value twice" + ("." if first == value else f": {first} and {value}."),
@@ -72,7 +75,7 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
                 )
 
 
-def _meanings(methods: Sequence[str], key: str, value: str) -> list[tuple[str, Any]]:
+def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, Any]]:
     """What a value is to each method, or to the run; a value that cannot be is refused here."""
     place, name = split_key(key)
     if place == "run":
@@ -102,7 +105,6 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
 
 
 def _run_value(name: str, value: str) -> Any:
-
     if name == "rounds":
         return _number(name, value, int, "a number of at least 1", 1)
     if name == "participation":
@@ -112,8 +114,6 @@ def _run_value(name: str, value: str) -> Any:
     if name == "attack":
         return None if value == NO_ATTACK else parse_attack(value)
     if name == "backbones":
-        from fedcache.extract.backbones.table import lookup
-
         for one in value.split("+"):
             if not re.fullmatch(r".+-[0-9a-f]+", one):
                 lookup(one)  # a name with the digest of its recipe is that of an array
@@ -129,9 +129,6 @@ def _partition_value(name: str, value: str) -> Any:
         return _number(name, value, int, "a whole number of at least 1", 1)
     if name == "alpha":
         return _number(name, value, float, "a number above 0", 1e-300)
-    if name == "scheme":
-        from fedcache.federate.partition.schemes import SCHEMES
-
-        if value not in SCHEMES:
-            raise unknown("scheme", value, SCHEMES)
+    if name == "scheme" and value not in SCHEMES:
+        raise unknown("scheme", value, SCHEMES)
     return value

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
+from fedcache.federate.methods import find_method
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_stores import config_of
-from fedcache.runs.prepare import find_method
 
 _OWN = ("method", "set", "store", "dataset", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
 _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}

@@ -29,7 +29,9 @@ from fedcache.reproduce.prepare import CellPartition, Workbench, partition_cell,
 from fedcache.reproduce.proxies import find_domain
 from fedcache.reproduce.registry import PaperCell
 from fedcache.reproduce.requirements import DIAGNOSTICS
-from fedcache.runs.prepare import parse_participation, parse_seeds, prepare_run
+from fedcache.runs.prepare import prepare_run, row_source
+from fedcache.runs.row_sources import Preparation
+from fedcache.runs.spec import parse_participation, parse_seeds
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
 
@@ -166,7 +168,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     s = diagnostics().fusion_similarity(proto[:-1], proto[-1], owned)
     projected = [
         [
-            embed(head_of(of.hp, "projection"), state, of.data.x[clients[i].train, 0])[0]
+            embed(head_of(of.settings, "projection"), state, of.data.x[clients[i].train, 0])[0]
             for i, state in enumerate(states)
         ]
         for states, of in models
@@ -188,7 +190,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
 def trained(
     cell: PaperCell, workbench: Workbench, names: tuple[str, ...], dealt: CellPartition
 ) -> tuple[list[Any], Any]:
-    """The clients' final states of a run on some of the backbones, and its setting."""
+    """The clients' final states of a run on some of the backbones, and its inputs."""
     found = workbench.features(cell)
     seed = parse_seeds(cell.seeds)[0]
     config = TrainConfig(
@@ -200,19 +202,18 @@ def trained(
         set=short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[0],
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
-    setting, _ = prepare_run(
-        config, part, workbench.home, repartition=False, extract=False, observer=workbench.quiet, stop=workbench.halt
-    )
+    preparation = Preparation(workbench.home, workbench.quiet, workbench.halt, extract=False)
+    inputs = prepare_run(config, row_source(config, part, preparation))
     spec = TrainingRun(
-        setting.method,
-        setting.data,
-        setting.partitions[seed].clients,
+        inputs.method,
+        inputs.data,
+        inputs.partitions[seed].clients,
         rounds=int(cell.rounds or 1),
         participation=parse_participation(cell.participation),
         seed=seed,
     )
-    outcome = run(spec, setting.hp)
-    return [outcome.states[i] for i in sorted(outcome.states)], setting
+    outcome = run(spec, inputs.settings)
+    return [outcome.states[i] for i in sorted(outcome.states)], inputs
 
 
 def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:

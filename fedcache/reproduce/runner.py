@@ -25,7 +25,7 @@ from fedcache.reproduce.proxies import Options, PlannedCell, plan
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
 from fedcache.reproduce.requirements import READS, Requirement, RequirementCheck, unique
 from fedcache.runs.loop import train
-from fedcache.runs.prepare import parse_seeds
+from fedcache.runs.spec import parse_seeds
 
 
 @dataclass

@@ -14,7 +14,7 @@ CHECKPOINT_SHARE = 0.05
 """Of the time of a run, what checkpoints may take: large states are written less often."""
 
 
-class Pace:
+class CheckpointPace:
     """When to write the next checkpoint; used as a context around writing, so that it knows the cost."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Pace:
         self._cost, self._writing = self._writing, 0.0
 
 
-class Watch:
+class StopCheck:
     """Ends a run inside a round once a stop is asked for, if the rounds before it are all kept.
 
     Where the last checkpoint is older, the round is finished first and its state is written: what is lost is less

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import lookup
-from fedcache.runs.features import chosen_arrays
+from fedcache.federate.engine.client_overrides import ClientOverrides, check_mixed
+from fedcache.federate.engine.method import Method
+from fedcache.runs.arrays import chosen_arrays
 from fedcache.store.store import Store
-
-if TYPE_CHECKING:
-    from fedcache.federate.engine.client_overrides import ClientOverrides
-    from fedcache.federate.engine.method import Method
 
 
 def named_backbones(train: TrainConfig) -> tuple[str, ...]:
@@ -37,7 +34,7 @@ def check_named(train: TrainConfig, store: Store, home: Home) -> None:
             lookup(name.partition("@")[0], home=home.root)
 
 
-def own_of(
+def client_overrides(
     method: Method, train: TrainConfig, store: Store, keys: Sequence[str], widths: Sequence[int], clients: int
 ) -> dict[int, ClientOverrides]:
     """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
@@ -53,8 +50,6 @@ def own_of(
     Raises:
         FedcacheError: USAGE for a backbone the run does not read, or a difference the method cannot bear.
     """
-    from fedcache.federate.engine.client_overrides import ClientOverrides, check_mixed
-
     if not train.client_backbones and not train.client_set:
         return {}
     stops = np.cumsum(widths)

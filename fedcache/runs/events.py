@@ -20,7 +20,7 @@ MEASURED = ("accuracy", "seconds", "clients")
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPosition:
     """Where a run stands in a grid; the default is a run alone.
 
     Attributes:
@@ -34,24 +34,39 @@ class Place:
     points: int = 1
 
 
-class Teller:
+ALONE = GridPosition()
+
+
+class RunEvents:
     """Tells an observer of the rounds of one run, and counts what they have sent.
 
     Args:
         observer: is told.
         path: directory of the run.
-        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``settings_of`` reads.
-        place: in a grid.
+        facts: what ``result.json`` says under these names: method, seeds, rounds, and what ``shown_settings`` reads.
+        position: in a grid.
     """
 
-    def __init__(self, observer: Observer, path: Path, facts: Mapping[str, Any], place: Place | None = None) -> None:
-        self.observer, self.path, self.place = observer, path, place or Place()
+    def __init__(
+        self, observer: Observer, path: Path, facts: Mapping[str, Any], position: GridPosition = ALONE
+    ) -> None:
+        self.observer, self.path, self.position = observer, path, position
         self.method, self.rounds = str(facts["method"]), int(facts["rounds"])
         self.seeds = [int(s) for s in facts["seeds"]]
-        self.settings = settings_of(facts)
+        self.settings = shown_settings(facts)
         self._sums: dict[int, tuple[int, int]] = {}
 
-    def told(
+    def round_ended(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
+        """A round as the engine's ``on_round`` has it: metrics hold the accuracy and the method's diagnostics."""
+        diagnostics = {k: v for k, v in metrics.items() if k not in MEASURED}
+        self._publish(seed, round_, metrics["accuracy"], diagnostics, traffic, stored=False)
+
+    def replay(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Rounds of a seed that were computed before: of a checkpoint, of a finished seed, or of a stored run."""
+        for r in records:
+            self._publish(seed, int(r["round"]), r["accuracy"], r.get("diagnostics", {}), r["traffic"], stored=True)
+
+    def _publish(
         self,
         seed: int,
         round_: int,
@@ -59,9 +74,8 @@ class Teller:
         diagnostics: Mapping[str, float | None],
         traffic: Mapping[str, int],
         *,
-        stored: bool = False,
+        stored: bool,
     ) -> None:
-        """One round has ended; ``traffic`` is that of the round, with ``up_bytes`` and ``down_bytes``."""
         up, down = self._sums.get(seed, (0, 0))
         sent, received = self._sums[seed] = (up + traffic["up_bytes"], down + traffic["down_bytes"])
         self.observer.told(
@@ -79,26 +93,16 @@ class Teller:
                 down_bytes=traffic["down_bytes"],
                 sent_bytes=sent,
                 received_bytes=received,
-                point=self.place.point,
-                points_done=self.place.done,
-                points=self.place.points,
+                point=self.position.point,
+                points_done=self.position.done,
+                points=self.position.points,
                 stored=stored,
                 settings=self.settings,
             )
         )
 
-    def measured(self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]) -> None:
-        """As the engine's ``on_round`` tells it."""
-        rest = {k: v for k, v in metrics.items() if k not in MEASURED}
-        self.told(seed, round_, metrics["accuracy"], rest, traffic)
 
-    def again(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Rounds of a seed that were computed before: of a checkpoint, of a finished seed, or of a stored run."""
-        for r in records:
-            self.told(seed, int(r["round"]), r["accuracy"], r.get("diagnostics", {}), r["traffic"], stored=True)
-
-
-def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was asked to do, flat: the words of its result and every hyperparameter."""
     plain = {k: facts[k] for k in ("preset", "participation", "dtype") if k in facts}
     return {
@@ -109,14 +113,14 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tell_stored(observer: Observer, path: Path, result: Mapping[str, Any], place: Place | None = None) -> None:
+def replay_stored(observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE) -> None:
     """All rounds of a run whose result is there."""
-    teller = Teller(observer, path, result, place)
+    events = RunEvents(observer, path, result, position)
     for record in rounds_of(path):
-        teller.again(int(record["seed"]), [record])
+        events.replay(int(record["seed"]), [record])
 
 
-class Hooked:
+class HookedObserver:
     """An observer that also hands every round to hooks.
 
     A hook that raises is told of and not called again, and the run goes on: tracking never costs a training.
@@ -172,6 +176,6 @@ class Hooked:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def hooked(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
+def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
     """The observer itself when nobody else listens."""
-    return Hooked(observer, hooks) if hooks else observer or Silent()
+    return HookedObserver(observer, hooks) if hooks else observer or Silent()

@@ -1,172 +1,66 @@
-"""Which arrays of a store a run trains on, and what they become in memory."""
+"""The features of a run in memory: read, post-processed, with text features; or the images it trains on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.planning.find_store import more_features
+from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.progress import Observer
-from fedcache.runs import encoders
-from fedcache.store.selection import meant, names_of
+from fedcache.store.files import sha256_hex
 from fedcache.store.store import Store
 
-if TYPE_CHECKING:
-    from fedcache.federate.engine.client_data import Data
-    from fedcache.federate.engine.hyperparameters import Hp
-    from fedcache.federate.engine.method import Method
 
-TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
+@dataclass(frozen=True)
+class RunFeatures:
+    """What a run reads, and what that was made from.
 
-
-def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
-    """Array keys for ``--backbones``: the names given, or every array of features, in stored order.
-
-    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one.
-
-    Raises:
-        FedcacheError: STORE when the store lacks one; USAGE when a name means several.
+    Attributes:
+        arrays: keys of the arrays, in the order in which they are concatenated.
+        data: all rows.
+        digests: of the arrays' recipes, of the text features, and of live encoders.
+        templates: of the text that is used.
     """
-    info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
-    if not info:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{store.path.name} holds no features yet.",
-            more_features(store, "efficientnet-lite0"),
-        )
-    if not names:
-        by_name: dict[str, list[str]] = {}
-        for key in info:
-            by_name.setdefault(str(info[key].recipe.get("backbone", key)), []).append(key)
-        return [chosen_arrays(store, [name])[0] for name in by_name]
-    chosen = []
-    for name in names:
-        labels = {k: names_of(k, a)[1:] for k, a in info.items()}
-        found = meant(info, name)
-        if not found:
-            have = ", ".join(both[1] for both in labels.values())
-            raise FedcacheError(
-                Exit.STORE,
-                f"{store.path.name} has no features of {name!r}; it has {have}.",
-                more_features(store, name.partition("@")[0]),
-            )
-        if len(found) > 1:
-            options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
-            raise FedcacheError(
-                Exit.USAGE, f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}"
-            )
-        chosen.append(found[0])
-    return list(dict.fromkeys(chosen))
+
+    arrays: tuple[str, ...]
+    data: Data
+    digests: tuple[str, ...]
+    templates: tuple[str, ...] = ()
 
 
-def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
-    """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
-
-    Raises:
-        FedcacheError: STORE for what the store lacks, with the command that makes it; USAGE for more than one.
-    """
-    if "pixels" in method.reads(hp) and not encoders.wants_towers(method):
-        return [image_array(method, store, names)]
-    names = encoders.without_images(method, names)
-    if "text" not in method.needs and not encoders.wants_towers(method):
-        keys = chosen_arrays(store, names)
-        if not names:
-            observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
-        return keys
-    with_text = [k for k in chosen_arrays(store, names) if store.has_text(str(store.arrays[k].recipe.get("backbone")))]
-    if not with_text:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
-            more_features(store, "glyph-clip", "text/NAME"),
-        )
-    if names and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
-            f"--backbones {names[0]}",
-        )
-    backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
-    first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
-    if first is None and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"Several backbones have text features: {', '.join(backbone)}.",
-            f"--backbones {next(iter(backbone))}",
-        )
-    key = first or with_text[0]
-    if not names:
-        observer.note(f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses).")
-    return [key]
-
-
-def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
-    """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
-    images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
-    if not images:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{method.name} trains on images, and {store.path.name} has none.",
-            more_features(store, "pixels", recipe={"size": "32"}),
-        )
-    chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
-    if len(chosen) > 1 or chosen[0] not in images:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{method.name} trains on one array of images, got {', '.join(chosen)}.",
-            f"--backbones {images[0]}",
-        )
-    return chosen[0]
-
-
-def feat_post_for(
-    hp: Hp, asked: bool, preset: str, store: Store, keys: Sequence[str], observer: Observer | None = None
-) -> str:
-    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better, which is said.
-
-    Nobody asked and the method does nothing: CLIP features go to the sphere (l2) when every backbone has a text tower,
-    and the released FedPCL's ResNets give signs (D-01) under the official preset.
-    """
-    chosen = str(hp.get("feat_post") or "none")
-    if asked or chosen != "none":
-        return chosen
-    names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
-    if preset == "official" and all(n.startswith("resnet18-") for n in names):
-        chosen = "sign"
-    elif all(store.has_text(n) for n in names):
-        chosen = "l2"
-    if chosen != "none" and observer is not None:
-        other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
-        observer.note(f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}.")
-    return chosen
-
-
-def load_features(
+def read_store(
     method: Method,
     hp: Hp,
     store: Store,
     keys: Sequence[str],
     feat_post: str,
-    train: np.ndarray,
+    train: NDArray[np.int64],
     observer: Observer,
-) -> tuple[Data, list[str], list[str]]:
-    """Read the arrays, apply ``feat_post``, and take the text features of a backbone that has some.
+) -> RunFeatures:
+    """Read arrays of a store, apply ``feat_post``, and take the text features of a backbone that has some.
 
     Backbones with different numbers of views are read as far as all have them.
 
-    Returns:
-        data, the digests of what it was made from, and the templates of the text features among it.
+    Args:
+        method: says whether text features are read.
+        hp: likewise.
+        store: whose rows are read.
+        keys: of its arrays.
+        feat_post: what is done to features.
+        train: [n] rows of which ``standardize`` takes mean and variance.
+        observer: told of views that are left out.
+
+    Raises:
+        FedcacheError: USAGE for an array of images.
     """
-    import torch
-
-    from fedcache.federate.engine.client_data import Data, prepare
-    from fedcache.store.files import sha256_hex
-
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
@@ -177,23 +71,70 @@ def load_features(
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
     x = prepare(arrays, feat_post, train, views=min(views), scratch=Home.from_environment().root / "scratch")
-    samples = store.samples
-    digests = [str(store.arrays[key].digest) for key in keys]
+    samples, widths = store.samples, tuple(a.shape[2] for a in arrays)
+    label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
+    return with_text(method, hp, store, keys, x, label, domain, widths)
+
+
+def read_client_stores(
+    method: Method,
+    hp: Hp,
+    stores: Sequence[Store],
+    keys: Sequence[str],
+    rows: Sequence[NDArray[np.int64]],
+    feat_post: str,
+    train: NDArray[np.int64],
+) -> RunFeatures:
+    """Features of many stores as one matrix; a row that several of them hold (a shared test row) is taken once.
+
+    Args:
+        method: says whether text features are read.
+        hp: likewise.
+        stores: one per client, which have the same arrays.
+        keys: of their arrays.
+        rows: for each store the rows of the matrix that its rows are.
+        feat_post: what is done to features.
+        train: [n] rows of which ``standardize`` takes mean and variance.
+    """
+    first, count = stores[0], max(int(places.max(initial=-1)) for places in rows) + 1
+    arrays = []
+    for key in keys:
+        info = first.arrays[key]
+        whole = np.full((count, *info.shape[1:]), np.nan, np.dtype(info.dtype))
+        for store, places in zip(stores, rows, strict=True):
+            whole[places] = store.reader(key).all()
+        arrays.append(whole)
+    label, domain = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    for store, places in zip(stores, rows, strict=True):
+        label[places], domain[places] = store.samples.label, store.samples.domain
+    x = prepare(arrays, feat_post, train)
+    return with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
+
+
+def with_text(
+    method: Method,
+    hp: Hp,
+    store: Store,
+    keys: Sequence[str],
+    x: torch.Tensor,
+    label: NDArray[np.int64],
+    domain: NDArray[np.int64],
+    widths: tuple[int, ...],
+) -> RunFeatures:
+    """Features [N, V, D] with labels, domains, and the text features of the backbone where the method reads some."""
     text, templates = text_of(method, hp, store, keys)
+    digests = [str(store.arrays[key].digest) for key in keys]
     if text is not None:
         digests.append(sha256_hex(text.tobytes()))
-    return (
-        Data(
-            x=x,
-            y=torch.from_numpy(samples.label.astype(np.int64)),
-            classes=len(samples.classes),
-            text=None if text is None else torch.from_numpy(text),
-            widths=tuple(a.shape[2] for a in arrays),
-            domain=torch.from_numpy(samples.domain.astype(np.int64)),
-        ),
-        digests,
-        templates,
+    data = Data(
+        x=x,
+        y=torch.from_numpy(label),
+        classes=len(store.samples.classes),
+        text=None if text is None else torch.from_numpy(text),
+        widths=widths,
+        domain=torch.from_numpy(domain),
     )
+    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates))
 
 
 def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[NDArray[np.float32] | None, list[str]]:
@@ -205,3 +146,23 @@ def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[
     if len(keys) > 1 or not store.has_text(backbone) or not ("text" in method.needs or how == "text"):
         return None, []
     return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
+
+
+def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
+    """View 0 of every image of a store, uint8 [N, 1, H W 3], with labels.
+
+    Args:
+        store: whose images are read.
+        keys: arrays of the run, of which the last holds the images.
+    """
+    images = store.reader(keys[-1]).all()[:, 0]
+    N, H, W, channels = images.shape
+    samples = store.samples
+    data = Data(
+        x=torch.from_numpy(np.ascontiguousarray(images)).view(N, 1, H * W * channels),
+        y=torch.from_numpy(samples.label.astype(np.int64)),
+        classes=len(samples.classes),
+        domain=torch.from_numpy(samples.domain.astype(np.int64)),
+        image=(H, W),
+    )
+    return RunFeatures(tuple(keys), data, tuple(str(store.arrays[key].digest) for key in keys))

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import read_result
 from fedcache.runs.identity import code_digest
 from fedcache.store.lock import is_held
@@ -127,8 +128,6 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
 
 
 def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
-    from fedcache.federate.methods import NAMES
-
     current: dict[str, str] = {}
     for run in _folders(home.runs):
         try:

@@ -26,6 +26,7 @@ DETERMINING = (
     "federate/partition/**",
     "federate/trust/**",
     "federate/methods/common/**",
+    "runs/arrays.py",
     "runs/client_overrides.py",
     "runs/encoders.py",
     "runs/features.py",

@@ -1,4 +1,8 @@
-"""``train``: a setting to a stored result, seed by seed, from wherever a killed run stopped."""
+"""The life of runs: prepared, opened, trained seed by seed from wherever a killed one stopped, and stored.
+
+A run alone is one point; the points of a grid that differ in floats alone may be trained together where that pays. Each
+point is a run with a directory, checkpoints and a result of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedcache.config import Home, PartitionConfig, TrainConfig, to_table
-from fedcache.errors import Exit, FedcacheError
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.progress import Observer
-from fedcache.runs.checkpointing import Pace, Watch, stopped
-from fedcache.runs.directory import RunDirectory
-from fedcache.runs.events import OnRound, Place, Teller, hooked, tell_stored
-from fedcache.runs.identity import Identity
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.run import run_points
+from fedcache.federate.engine.training_run import RunCallbacks
+from fedcache.federate.execution.grid_cache import GridCache
+from fedcache.progress import Observer, Silent
+from fedcache.runs.checkpointing import CheckpointPace, StopCheck, stopped
+from fedcache.runs.directory import DamagedRunError
+from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, with_hooks
+from fedcache.runs.forecast import forecast_run, training_run
+from fedcache.runs.open_run import OpenRun, note_stored, open_run, resolve_inputs
 from fedcache.runs.plugin_code import code_of
-from fedcache.runs.prepare import Setting, parse_participation, parse_seeds, prepare_run
-from fedcache.runs.results import Seeded, seed_record, summarise
+from fedcache.runs.prepare import RunInputs, prepare_run, row_source
+from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.spec import (
-    check_values,
-    on_device,
-    refuse_contradictions,
-    resolved_config,
-    training_device,
-)
-from fedcache.runs.trust import describe_privacy, policy_from_config, privacy_cost
-
-if TYPE_CHECKING:
-    from fedcache.federate.engine.method import Method
+from fedcache.runs.spec import check_config
 
 
 def train(
@@ -59,285 +59,267 @@ def train(
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
         observer: told the story.
-        hooks: each called with every ``Round``, also those of a stored result; see ``Hooked`` for what one costs that
-            fails.
+        hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
+            costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
         FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
     """
-    observer, stop = hooked(observer, hooks), stop or Stop()
-    refuse_contradictions(config, partition or PartitionConfig())
-    check_values(config)
+    observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
+    check_config(config, partition)
     if method is not None:
         code_of(method)  # refused before anything is extracted
-    if config.clients_from is not None:
-        from fedcache.runs.prepare_shards import prepare_from_shards
-
-        setting = prepare_from_shards(config, home, observer, method)
-    else:
-        setting, _ = prepare_run(
-            config,
-            partition or PartitionConfig(),
-            home,
-            repartition=repartition,
-            extract=extract,
-            observer=observer,
-            stop=stop,
-            method=method,
-        )
-    return train_setting(setting, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
+    preparation = Preparation(home, observer, stop, extract, repartition)
+    inputs = prepare_run(config, row_source(config, partition, preparation), method)
+    return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
 
 
-@dataclass
-class Opened:
-    """A run whose directory is known.
-
-    Attributes:
-        setting: on the device that computes.
-        config: as asked.
-        resolved: what determines the result.
-        identity: digests of it.
-        directory: where it lies.
-        stored: its result, when it is there already.
-    """
-
-    setting: Setting
-    config: TrainConfig
-    resolved: dict[str, Any]
-    identity: Identity
-    directory: RunDirectory
-    stored: Run | None
-
-
-def train_setting(
-    setting: Setting,
+def train_run(
+    inputs: RunInputs,
     config: TrainConfig,
     runs: Path,
     *,
     fresh: bool,
     observer: Observer,
     stop: Stop,
-    place: Place | None = None,
+    position: GridPosition = ALONE,
 ) -> Run:
-    """Run every seed of a resolved setting and store the result; ``place`` is that of a grid's point."""
-    import torch
-
-    opened = open_run(setting, config, runs, fresh=fresh, observer=observer)
-    if opened.stored is not None:
-        tell_stored(observer, opened.stored.path, opened.stored.result, place)
-        return opened.stored
-    from fedcache.runs.loop_points import foresee
-
-    foresee(opened.setting, config)  # refuses what does not fit, before anything is written
-    begin_run(opened, fresh=fresh)
-    resolved, directory, seeds = opened.resolved, opened.directory, parse_seeds(config.seeds)
-    teller = teller_of(opened, observer, place)
-    done: list[Seeded] = []
-    observer.start(f"training {setting.method.name}", len(seeds) * int(resolved["rounds"]), "rounds")
-    try:
-        for seed in seeds:
-            finished = directory.seed_result(seed)
-            if finished is not None:
-                done.append(Seeded.from_dict(finished))
-                teller.again(seed, done[-1].rounds)
-                observer.advance(int(resolved["rounds"]))
-                continue
-            dtype = getattr(torch, config.dtype)
-            made = _one_seed(opened.setting, config, resolved, seed, directory, teller, stop, dtype)
-            directory.save_seed(seed, made.to_dict())
-            done.append(made)
-    finally:
-        observer.stop()
-    return finish_run(opened, done, observer)
-
-
-def open_run(
-    setting: Setting,
-    config: TrainConfig,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    together: bool = False,
-) -> Opened:
-    """Resolve what determines a run, say what was chosen, and look whether it is there.
+    """Train every seed of a prepared run and store the result.
 
     Args:
-        setting: from ``prepare_run``.
+        inputs: from ``prepare_run``.
         config: as asked.
         runs: directory of all runs.
-        fresh: as if it were not there.
-        observer: told the choices.
-        together: whether it is a point that a grid computes together with others. That is equal to the run alone up to
-            rounding, so it has a digest of its own.
+        fresh: run again although the result is there.
+        observer: told the story.
+        stop: honoured where no finished round is lost.
+        position: that of a grid's point.
 
     Raises:
-        FedcacheError: USAGE; CORRUPT for a damaged result.
+        FedcacheError: as ``train``.
     """
-    resolved = resolved_config(setting, config)
-    policy_from_config(config, setting.method)
-    if cost := privacy_cost(resolved, len(next(iter(setting.partitions.values())).clients)):
-        observer.note(describe_privacy(cost))  # before anything is trained
-    seeds = parse_seeds(config.seeds)
-    check_participation(config, len(next(iter(setting.partitions.values())).clients))
-    tell_chosen(setting.method, config, resolved, observer)
-    resolved["device"] = device = training_device(config.device, observer, live=setting.data.towers is not None)
-    setting = on_device(setting, device)
-    identity = Identity(
-        {**resolved, "together": True} if together else resolved,
-        setting.features,
-        setting.dataset["digest"],
-        [setting.partitions[s].digest for s in seeds],
-        code_of(setting.method),
-    )
-    directory = RunDirectory(runs, identity)
-    stored = None if fresh else directory.stored()
-    run = None
-    if stored is not None:
-        observer.note(f"The same run is there already ({directory.path.name}); --fresh runs it again.")
-        known = directory.measured()
-        if known is None:
-            observer.warn(
-                f"{directory.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "
-                "(--fresh measures again)."
-            )
-        run = Run(directory.path, stored, known or {}, reused=True)
-    return Opened(setting, config, resolved, identity, directory, run)
+    inputs, spec = resolve_inputs(inputs, config, observer)
+    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position)
+    if run.stored is not None:
+        note_stored(run.stored, observer)
+        replay_stored(observer, run.stored.path, run.stored.result, position)
+        return run.stored
+    forecast_run(inputs, spec)  # refuses what does not fit, before anything is written
+    run.begin(fresh=fresh)
+    failed = train_seeds([run], None, observer, stop)
+    if failed:
+        raise failed[0]
+    return run.finish(observer)
 
 
-def check_participation(config: TrainConfig, clients: int) -> None:
-    """Refuse to ask more clients than there are.
+@dataclass(frozen=True)
+class PreparedPoint:
+    """One point of a grid, ready to be trained.
 
-    Raises:
-        FedcacheError: USAGE.
+    Attributes:
+        inputs: those of all points, with the hyperparameters of this one.
+        config: what was asked for it.
+        position: in the grid.
     """
-    asked = parse_participation(config.participation)
-    if isinstance(asked, int) and asked > clients:
-        raise FedcacheError(
-            Exit.USAGE, f"--participation {asked}, but there are {clients} clients.", "For example --participation all"
-        )
+
+    inputs: RunInputs
+    config: TrainConfig
+    position: GridPosition
 
 
-def tell_chosen(method: Method, config: TrainConfig, resolved: Mapping[str, Any], observer: Observer) -> None:
-    """Say what was not asked for and matters: rounds and participation of the method's paper."""
-    if method.one_shot and (config.rounds or 1) > 1:
-        observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
-    if config.rounds is None and not method.one_shot:
-        observer.note(f"Rounds {resolved['rounds']}: the setting of {method.name}'s paper (--rounds chooses).")
-    if config.participation is None and not method.central:
-        share = resolved["participation"]
-        observer.note(f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses).")
-
-
-def teller_of(opened: Opened, observer: Observer, place: Place | None = None) -> Teller:
-    """Who tells of the rounds of an opened run."""
-    setting, resolved = opened.setting, opened.resolved
-    facts = {
-        **resolved,
-        "seeds": parse_seeds(opened.config.seeds),
-        "dataset": setting.dataset,
-        "backbones": setting.backbones,
-        "hyperparameters": resolved["set"],
-    }
-    return Teller(observer, opened.directory.path, facts, place)
-
-
-def begin_run(opened: Opened, *, fresh: bool) -> None:
-    """Make the directory of a run with the configuration that runs it again."""
-    setting, config, resolved, directory = opened.setting, opened.config, opened.resolved, opened.directory
-    seeds = parse_seeds(config.seeds)
-    own = {f"partition-{s}": setting.partitions[s].to_payload() for s in seeds} if setting.named is None else {}
-    table = to_table(
-        replace(config, rounds=resolved["rounds"], participation=resolved["participation"], set=resolved["set"])
-    )
-    if (
-        setting.named is None
-        and len({p.digest for p in setting.partitions.values()}) == 1
-        and config.clients_from is None
-    ):
-        table["partition"] = str(directory.path.resolve() / f"partition-{seeds[0]}.json")
-    directory.begin(table, own)
-    if fresh:
-        directory.restart()
-
-
-def finish_run(opened: Opened, done: Sequence[Seeded], observer: Observer) -> Run:
-    """Store the result of all seeds."""
-    import torch
-
-    setting = opened.setting
-    result = summarise(setting, opened.resolved, opened.identity, done)
-    seconds = {**setting.seconds, "train": sum(d.seconds for d in done)}
-    measured = {
-        "seconds": seconds,
-        "per_seed": {str(d.seed): d.measured for d in done},
-        "time": time.time(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    result = opened.directory.finish(result, [r for d in done for r in d.rounds], measured)
-    for warning in dict.fromkeys(w for d in done for w in d.warnings):
-        observer.warn(warning)
-    return Run(opened.directory.path, result, measured)
-
-
-def _one_seed(
-    setting: Setting,
-    config: TrainConfig,
-    resolved: Mapping[str, Any],
-    seed: int,
-    directory: RunDirectory,
-    teller: Teller,
+def train_together(
+    points: Sequence[PreparedPoint],
+    runs: Path,
+    *,
+    cache: GridCache,
+    fresh: bool,
+    observer: Observer,
     stop: Stop,
-    dtype: Any,
-) -> Seeded:
-    """One seed, from its checkpoint when there is one."""
-    from fedcache.federate.engine.outcome import Snapshot
-    from fedcache.federate.engine.run import run
-    from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
+    on_end: Callable[[int, Run | FedcacheError], None],
+) -> None:
+    """Train points that differ in floats alone at once, and store each as a run.
 
-    began = time.perf_counter()
-    saved = directory.checkpoint(seed)
-    state = Snapshot(*saved) if saved is not None else None
-    observer = teller.observer
-    if state is not None:
-        teller.again(seed, state.meta["records"])
-        observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
-        observer.advance(int(state.meta["round"]))
-    pace = Pace()
-    watch = Watch(stop, f"seed {seed}", 0 if state is None else int(state.meta["round"]))
-    partition = setting.partitions[seed]
+    Args:
+        points: of the grid.
+        runs: directory of all runs.
+        cache: Gram matrices and features of other points.
+        fresh: train points although their results are there.
+        observer: told the story once, and the rounds of all points.
+        stop: honoured after a round; every point keeps its state.
+        on_end: called with the number of each point as it ends, and its run or the error that ended it.
 
-    def on_round(
-        _point: int, number: int, metrics: dict[str, Any], traffic: dict[str, Any], snapshot: Callable[[], Snapshot]
+    Raises:
+        FedcacheError: what concerns all points; INTERRUPTED after a stop.
+    """
+    opened: dict[int, OpenRun] = {}
+    for number, point in enumerate(points):
+        notes = Silent() if opened else observer  # what is chosen is the same for all
+        try:
+            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes)
+        except DamagedRunError as error:
+            on_end(number, error)
+            continue
+        if run.stored is not None:
+            replay_stored(observer, run.stored.path, run.stored.result, point.position)
+            on_end(number, run.stored)
+            continue
+        run.begin(fresh=fresh)
+        opened[number] = run
+    if not opened:
+        return
+    failed = train_seeds(list(opened.values()), cache, observer, stop)
+    for place, (number, run) in enumerate(opened.items()):
+        on_end(number, failed[place] if place in failed else run.finish(observer))
+
+
+def _open_point(point: PreparedPoint, runs: Path, *, fresh: bool, observer: Observer, notes: Observer) -> OpenRun:
+    """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
+    inputs, spec = resolve_inputs(point.inputs, point.config, notes)
+    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position)
+    if alone.stored is not None:
+        note_stored(alone.stored, notes)
+        return alone
+    spec = replace(spec, together=True)
+    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position)
+
+
+def train_seeds(
+    runs: Sequence[OpenRun], cache: GridCache | None, observer: Observer, stop: Stop
+) -> dict[int, FedcacheError]:
+    """Train every seed of runs that have begun; seeds that ended before are taken as they are.
+
+    Args:
+        runs: points that differ in floats alone.
+        cache: what points share; None for a run alone.
+        observer: told the rounds of all runs.
+        stop: honoured where no finished round is lost.
+
+    Returns:
+        the errors that ended runs, by their place; the others go on.
+
+    Raises:
+        FedcacheError: what concerns all runs; INTERRUPTED after a stop.
+    """
+    spec, failed = runs[0].spec, dict[int, FedcacheError]()
+    many = f"{len(runs)} points of " if cache is not None else ""
+    observer.start(f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds")
+    try:
+        for seed in spec.seeds:
+            waiting: list[int] = []
+            for place, run in enumerate(runs):
+                if run.restore_seed(seed):
+                    run.events.replay(seed, run.done[seed].rounds)
+                    observer.advance(spec.rounds)
+                elif place not in failed:
+                    waiting.append(place)
+            for group in _of_same_round(runs, waiting, seed):
+                failed |= SeedTraining(runs, group, seed, cache, observer, stop).train()
+    finally:
+        observer.stop()
+    return failed
+
+
+def _of_same_round(runs: Sequence[OpenRun], waiting: Sequence[int], seed: int) -> list[dict[int, Snapshot | None]]:
+    """Runs with their checkpoints, those of the same round together: a kill may fall between two checkpoints."""
+    groups: dict[int, dict[int, Snapshot | None]] = {}
+    for place in waiting:
+        state = runs[place].checkpoint(seed)
+        groups.setdefault(_round_of(state), {})[place] = state
+    return [groups[r] for r in sorted(groups)]
+
+
+def _round_of(state: Snapshot | None) -> int:
+    return 0 if state is None else int(state.meta["round"])
+
+
+class SeedTraining:
+    """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
+
+    Args:
+        runs: all that are trained, of which ``states`` names some.
+        states: place of a run -> its checkpoint.
+        seed: of every draw.
+        cache: what points share; None for a run alone.
+        observer: told of every round.
+        stop: honoured where no finished round is lost.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[OpenRun],
+        states: Mapping[int, Snapshot | None],
+        seed: int,
+        cache: GridCache | None,
+        observer: Observer,
+        stop: Stop,
     ) -> None:
-        teller.measured(seed, number, metrics, traffic)
-        observer.advance(1)
-        watch.done = number
-        if number == resolved["rounds"]:
-            return
-        if stop.requested or pace.due():
-            with pace:
-                taken = snapshot()
-                directory.save_checkpoint(seed, taken.tensors, taken.meta)
-            pace.over()
-            watch.kept = number
-        if stop.requested:
-            raise stopped(f"after round {number} of seed {seed}; the state is kept")
+        self.runs = [runs[place] for place in states]
+        self.places, self.states = list(states), list(states.values())
+        self.seed, self.cache, self.observer, self.stop = seed, cache, observer, stop
+        self.spec, self.inputs = self.runs[0].spec, self.runs[0].inputs
+        self.kept = _round_of(self.states[0])
+        of_points = "" if cache is None else f" of {len(self.runs)} points"
+        self.watch = StopCheck(stop, f"seed {seed}{of_points}", self.kept)
+        self.pace, self.due, self.decided = CheckpointPace(), False, False
+        self.failed: dict[int, FedcacheError] = {}
 
-    spec = TrainingRun(
-        setting.method,
-        setting.data,
-        partition.clients,
-        rounds=int(resolved["rounds"]),
-        participation=parse_participation(str(resolved["participation"])),
-        seed=seed,
-        dtype=dtype,
-        eval_every=int(resolved["eval_every"]),
-        overrides=setting.own,
-        trust=policy_from_config(config),
-        execution=str(resolved["lift"]),
-    )
-    outcome = run(spec, setting.hp, state=state, callbacks=RunCallbacks(before_step=watch, on_round=on_round))
-    return seed_record(outcome, setting, time.perf_counter() - began)
+    def train(self) -> dict[int, FedcacheError]:
+        """Train all rounds that are left; the errors that ended runs, by place."""
+        for run, state in zip(self.runs, self.states, strict=True):
+            if state is not None:
+                run.events.replay(self.seed, state.meta["records"])
+                if self.cache is None:
+                    self.observer.note(f"Seed {self.seed}: going on after round {self.kept}.")
+                self.observer.advance(self.kept)
+        self.began = time.perf_counter()
+        run_points(
+            training_run(self.inputs, self.spec, self.seed),
+            [run.inputs.settings for run in self.runs],
+            states=self.states,
+            callbacks=RunCallbacks(self.watch, self._on_round, self._after_round, self._on_done),
+            cache=self.cache,
+        )
+        return self.failed
+
+    def _on_round(
+        self,
+        point: int,
+        number: int,
+        metrics: dict[str, Any],
+        traffic: dict[str, Any],
+        snapshot: Callable[[], Snapshot],
+    ) -> None:
+        """A run has ended a round: tell of it, and keep its state when it is time."""
+        run = self.runs[point]
+        run.events.round_ended(self.seed, number, metrics, traffic)
+        self.observer.advance(1)
+        if number == self.spec.rounds:
+            return
+        if not self.decided:  # the first run of a round decides for all of them
+            self.decided, self.due = True, self.stop.requested or self.pace.due()
+        if self.due:
+            with self.pace:
+                run.save_checkpoint(self.seed, snapshot())
+
+    def _after_round(self, number: int) -> None:
+        """All runs have ended a round: stop here if that was asked for and every state is kept."""
+        if self.due:
+            self.pace.over()
+            self.watch.kept = number
+        self.watch.done = number
+        if self.due and self.stop.requested and number < self.spec.rounds:
+            kept = "the state is kept" if self.cache is None else f"{len(self.runs)} points keep their states"
+            raise stopped(f"after round {number} of seed {self.seed}; {kept}")
+        self.decided = self.due = False
+
+    def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:
+        """Some runs, from number ``first`` on, have ended the seed: keep what each gave."""
+        seconds = (time.perf_counter() - self.began) / len(ended)
+        for place, run, out in zip(self.places[first:], self.runs[first:], ended, strict=False):
+            if isinstance(out, FedcacheError):
+                self.failed[place] = out
+            else:
+                run.directory.save_seed(self.seed, run.end_seed(out, seconds).to_dict())
+        self.watch.begin(self.kept)  # the runs that come next start from their checkpoints
+        self.began = time.perf_counter()

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.partition import partition as parts
-from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
+from fedcache.store import shard
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.store import Store
 
@@ -80,7 +82,7 @@ def make_partition(
     return made
 
 
-def tell_notes(made: Partition, observer: Observer) -> None:
+def report_notes(made: Partition, observer: Observer) -> None:
     """The notes of a partition; clients with fewer rows than were asked for are warned of."""
     for note in made.notes:
         (observer.warn if FEWER in note else observer.note)(note)
@@ -121,7 +123,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     )
 
 
-def only_class(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
+def single_class_warning(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
     """What is to be warned of where a method that reads labels is given training rows of one class only.
 
     Args:
@@ -136,6 +138,76 @@ def only_class(method: Method, label: NDArray[np.int32], classes: Sequence[str])
         f"There is only one class among the training rows ({classes[found[0]]}): whatever is trained says that one, "
         "and its accuracy says nothing. The counts:  fedcache inspect"
     )
+
+
+def default_partition(
+    method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
+) -> tuple[str, dict[str, Any]]:
+    """Scheme and arguments: those given, else the method's paper, and what the paper's scheme needs of the data."""
+    scheme, arguments = config.scheme, dict(config.options)
+    if scheme is None:
+        scheme = method.defaults.scheme
+        if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
+            scheme = "label-shift"
+            observer.note(
+                f"Partition label-shift: {method.name}'s paper shifts features, and there is one domain only."
+            )
+        else:
+            observer.note(f"Partition {scheme}: the setting of {method.name}'s paper (--scheme chooses).")
+    if scheme not in parts.SCHEMES:
+        raise unknown("partition scheme", scheme, parts.SCHEMES)
+    known = {a.name for a in parts.SCHEMES[scheme].arguments}
+    if config.clients is not None:
+        arguments["clients"] = config.clients
+    elif "clients" in known and "clients" not in arguments:
+        arguments["clients"] = method.defaults.clients
+        observer.note(f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses).")
+    if domain and "domain" in known:
+        arguments["domain"] = tuple(domain)
+    return scheme, arguments
+
+
+def partition_seeds(
+    method: Method,
+    store: Store,
+    train: TrainConfig,
+    config: PartitionConfig,
+    seeds: Sequence[int],
+    *,
+    repartition: bool,
+    observer: Observer,
+) -> tuple[dict[int, Partition], str | None]:
+    """One partition per seed: the saved one, or one made by the scheme (the same for all seeds, or drawn by each)."""
+    if train.partition is not None:
+        if config.scheme is not None:
+            raise FedcacheError(
+                Exit.USAGE,
+                "--partition and --scheme are both given.",
+                "Give one: a saved partition, or a scheme to make one.",
+            )
+        loaded = load_partition(store, train.partition)
+        return dict.fromkeys(seeds, loaded), train.partition
+    scheme, arguments = default_partition(method, store, config, train.domain, observer)
+    made: dict[int, Partition] = {}
+    for seed in seeds:
+        own = seed if repartition else config.seed
+        if not repartition and made:
+            made[seed] = next(iter(made.values()))
+            continue
+        try:
+            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+        except InfeasibleError as error:
+            # Only what the rules chose is scaled down; what the user asked for is refused with the value that works.
+            chosen_by_user = config.scheme is not None or config.clients is not None or bool(config.options)
+            if chosen_by_user or not error.instead:
+                raise
+            observer.note(f"{error.message} Scaled down: {', '.join(f'{k} {v}' for k, v in error.instead.items())}.")
+            arguments = {**arguments, **error.instead}
+            made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
+    first = next(iter(made.values()))
+    observer.note(first.summary() + ".")
+    report_notes(first, observer)
+    return made, None
 
 
 def load_partition(store: Store, name: str) -> Partition:
@@ -166,9 +238,7 @@ def write_shards(
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.
     """
-    from fedcache.store.shard import write_shards as write
-
     target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
-    write(store, [(c.name, c.train, c.test) for c in partition.clients], target)
+    shard.write_shards(store, [(c.name, c.train, c.test) for c in partition.clients], target)
     return target

@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
+from fedcache.runs.identity import Identity
+from fedcache.runs.prepare import RunInputs
+from fedcache.runs.spec import ResolvedRun
 from fedcache.runs.trust import trust_section
-
-if TYPE_CHECKING:
-    from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
-    from fedcache.runs.identity import Identity
-    from fedcache.runs.prepare import Setting
 
 MOST_CONFUSED = 100
 """Classes up to which a result holds its confusion matrix: 10,000 numbers."""
 
 
 @dataclass
-class Seeded:
+class SeedResult:
     """One seed of a run.
 
     Attributes:
@@ -80,7 +79,7 @@ class Seeded:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Seeded:
+    def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
         """The inverse of ``to_dict``."""
         return cls(**data)
 
@@ -104,7 +103,7 @@ def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int)
     return counts
 
 
-def seed_record(outcome: TrainingOutput, setting: Setting, seconds: float) -> Seeded:
+def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> SeedResult:
     """What a run of one seed gave, as JSON values."""
     totals = outcome.traffic.totals()
     served = sum(r.clients for r in outcome.traffic.rounds)
@@ -127,8 +126,8 @@ def seed_record(outcome: TrainingOutput, setting: Setting, seconds: float) -> Se
         }
         for r in outcome.records
     ]
-    evaluation, domains = outcome.evaluation, setting.domains
-    return Seeded(
+    evaluation, domains = outcome.evaluation, inputs.domains
+    return SeedResult(
         seed=outcome.seed,
         accuracy=number(evaluation.accuracy),
         per_client=[number(a) for a in evaluation.client_accuracy.tolist()],
@@ -152,7 +151,7 @@ def seed_record(outcome: TrainingOutput, setting: Setting, seconds: float) -> Se
         seconds=seconds,
         measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
         attackers=list(outcome.attackers),
-        confusion=confusion_of(evaluation, setting.data.y.cpu().numpy(), setting.data.classes),
+        confusion=confusion_of(evaluation, inputs.data.y.cpu().numpy(), inputs.data.classes),
     )
 
 
@@ -164,105 +163,121 @@ def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
-def summarise(
-    setting: Setting, resolved: Mapping[str, Any], identity: Identity, done: Sequence[Seeded]
-) -> dict[str, Any]:
+def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
-    first = done[0]
-    mean, std = mean_std([d.accuracy for d in done])
-    per_client = [[d.per_client[i] for d in done] for i in range(len(first.clients))]
-    domains = {name: mean_std([d.by_domain.get(name) for d in done])[0] for name in first.by_domain}
-    partition = setting.partitions[first.seed]
-    fairness = {k: mean_std([d.fairness[k] for d in done])[0] for k in first.fairness}
-    f1, f1_std = mean_std([d.macro_f1 for d in done])
-    owned = np.array([d.classes_owned for d in done], np.float64).mean(0)
-    fixed = [PARAMETERS.get(name) for name in setting.backbones]
-    totals = {k: sum(d.traffic[k] for d in done) for k in first.traffic}
-    last = [d.rounds[-1].get("diagnostics", {}) for d in done]
+    first, fixed = seeds[0], [PARAMETERS.get(name) for name in inputs.backbones]
+    owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
+    f1, f1_std = mean_std([s.macro_f1 for s in seeds])
+    last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
     return {
-        "method": setting.method.name,
-        "preset": resolved["preset"],
-        "hyperparameters": dict(resolved["set"]),
+        "method": spec.method,
+        "preset": spec.preset,
+        "hyperparameters": spec.hyperparameters,
         "fidelity": first.fidelity,
         "protocol": first.protocol,
-        "dataset": setting.dataset,
-        "backbones": list(setting.backbones),
-        "arrays": list(setting.keys),
-        "text_templates": list(setting.templates),
-        "widths": list(setting.data.widths),
-        "classes": setting.data.classes,
-        "class_names": list(setting.classes),
-        "partition": {
-            "name": setting.named,
-            "scheme": partition.scheme,
-            "args": _plain(partition.args),
-            "seed": partition.seed,
-            "digest": partition.digest,
-            "clients": len(partition.clients),
-            "dropped": partition.dropped,
-            "digests": [setting.partitions[d.seed].digest for d in done],
-        },
-        "rounds": resolved["rounds"],
-        "participation": resolved["participation"],
-        "seeds": [d.seed for d in done],
-        "accuracy": {
-            "mean": mean,
-            "std": std,
-            "per_seed": [d.accuracy for d in done],
-            "per_client": [mean_std(values)[0] for values in per_client],
-            "per_domain": domains,
-            "client_mean": mean_std([d.mean_client for d in done])[0],
-            "per_round": _curve(done),
-        },
-        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [d.macro_f1 for d in done]},
+        "dataset": inputs.dataset,
+        "backbones": list(inputs.backbones),
+        "arrays": list(inputs.features.arrays),
+        "text_templates": list(inputs.features.templates),
+        "widths": list(inputs.data.widths),
+        "classes": inputs.data.classes,
+        "class_names": list(inputs.classes),
+        "partition": _partition(inputs, [s.seed for s in seeds]),
+        "rounds": spec.rounds,
+        "participation": spec.participation_text,
+        "seeds": [s.seed for s in seeds],
+        "accuracy": _accuracy(seeds),
+        "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
             "trainable": first.trainable,
             "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
         },
         "classes_owned": {"per_client": owned.tolist(), "mean": float(owned.mean())},
         "clients": list(first.clients),
-        "fairness": fairness,
-        "traffic": {
-            "up": totals["up"],
-            "down": totals["down"],
-            "paper": {
-                "up": totals["paper_up"],
-                "down": totals["paper_down"],
-                "per_client_round": {"up": first.per_round["paper_up"], "down": first.per_round["paper_down"]},
-            },
-            "exact": {
-                "up": totals["up"],
-                "down": totals["down"],
-                "up_bytes": totals["up_bytes"],
-                "down_bytes": totals["down_bytes"],
-                "per_client_round": {"up": first.per_round["up"], "down": first.per_round["down"]},
-            },
-            "unit": "scalars, summed over rounds, clients and seeds",
-        },
-        "confusion": _summed([d.confusion for d in done]),
-        **trust_section(resolved, [d.attackers for d in done], len(first.clients), _rejected(done)),
+        "fairness": {k: mean_std([s.fairness[k] for s in seeds])[0] for k in first.fairness},
+        "traffic": _traffic(seeds),
+        "confusion": _summed([s.confusion for s in seeds]),
+        **trust_section(
+            spec.trust_options,
+            spec.privacy_cost(len(first.clients)),
+            [s.attackers for s in seeds],
+            _rejected(seeds),
+        ),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,
         "chunk": first.chunk,
         "points": first.points,
         "threads": first.threads,
-        "dtype": resolved["dtype"],
-        "device": resolved["device"],
+        "dtype": spec.requested.dtype,
+        "device": spec.device,
         "features": list(identity.features),
         "code": identity.code,
         "digest": identity.digest,
     }
 
 
-def _curve(done: Sequence[Seeded]) -> list[dict[str, Any]]:
+def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
+    """How rows were dealt; every seed has the scheme of the first."""
+    partition = inputs.partitions[seeds[0]]
+    return {
+        "name": inputs.partition_name,
+        "scheme": partition.scheme,
+        "args": _plain(partition.args),
+        "seed": partition.seed,
+        "digest": partition.digest,
+        "clients": len(partition.clients),
+        "dropped": partition.dropped,
+        "digests": [inputs.partitions[seed].digest for seed in seeds],
+    }
+
+
+def _accuracy(seeds: Sequence[SeedResult]) -> dict[str, Any]:
+    first = seeds[0]
+    mean, std = mean_std([s.accuracy for s in seeds])
+    per_client = [[s.per_client[i] for s in seeds] for i in range(len(first.clients))]
+    return {
+        "mean": mean,
+        "std": std,
+        "per_seed": [s.accuracy for s in seeds],
+        "per_client": [mean_std(values)[0] for values in per_client],
+        "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
+        "client_mean": mean_std([s.mean_client for s in seeds])[0],
+        "per_round": _curve(seeds),
+    }
+
+
+def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
+    """Totals over seeds; what one client sends in a round is that of the first seed."""
+    per_round = seeds[0].per_round
+    totals = {k: sum(s.traffic[k] for s in seeds) for k in seeds[0].traffic}
+    return {
+        "up": totals["up"],
+        "down": totals["down"],
+        "paper": {
+            "up": totals["paper_up"],
+            "down": totals["paper_down"],
+            "per_client_round": {"up": per_round["paper_up"], "down": per_round["paper_down"]},
+        },
+        "exact": {
+            "up": totals["up"],
+            "down": totals["down"],
+            "up_bytes": totals["up_bytes"],
+            "down_bytes": totals["down_bytes"],
+            "per_client_round": {"up": per_round["up"], "down": per_round["down"]},
+        },
+        "unit": "scalars, summed over rounds, clients and seeds",
+    }
+
+
+def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
     """Mean accuracy over seeds of every round that was scored; the last one always is."""
-    seen = [{r["round"]: r["accuracy"] for r in d.rounds if r["accuracy"] is not None} for d in done]
-    return [{"round": r, "mean": mean_std([s.get(r) for s in seen])[0]} for r in seen[0]]
+    scored = [{r["round"]: r["accuracy"] for r in s.rounds if r["accuracy"] is not None} for s in seeds]
+    return [{"round": r, "mean": mean_std([by_round.get(r) for by_round in scored])[0]} for r in scored[0]]
 
 
-def _rejected(done: Sequence[Seeded]) -> int:
-    """Uploads that the gate refused, over all seeds and rounds."""
-    return int(sum(r.get("diagnostics", {}).get("rejected") or 0 for d in done for r in d.rounds))
+def _rejected(seeds: Sequence[SeedResult]) -> int:
+    """Uploads that validation refused, over all seeds and rounds."""
+    return int(sum(r.get("diagnostics", {}).get("rejected") or 0 for s in seeds for r in s.rounds))
 
 
 def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | None:

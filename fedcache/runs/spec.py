@@ -1,127 +1,283 @@
-"""What a run is asked to do, resolved: every default in place, contradictions refused, the device chosen."""
+"""What a run is asked to do, resolved: every default in place, every word parsed once, contradictions refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedcache.config import PartitionConfig, TrainConfig
+import torch
+
+from fedcache.config import PartitionConfig, TrainConfig, to_table
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.extract.device import known_device, resolve_device
-from fedcache.progress import Observer
-from fedcache.runs.prepare import Setting, parse_participation, parse_seeds
-from fedcache.runs.trust import non_default_options, policy_from_config
+from fedcache.extract.device import known_device
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
+from fedcache.federate.execution.choose import executors
+from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.runs.trust import non_default_options, policy_from_config, privacy_cost
 
 DTYPES = ("float32", "float64")
+LARGEST_SEED = 999_999_999
+MOST_SEEDS = 10_000
 
 
-def resolved_config(setting: Setting, config: TrainConfig) -> dict[str, Any]:
-    """The configuration that determines the result: every hyperparameter and every default in place."""
-    method = setting.method
-    rounds = 1 if method.one_shot else config.rounds or method.defaults.rounds
-    participation = config.participation
-    if participation is None:
-        known = method.defaults.participation
-        official = method.defaults.official_participation
-        clients = len(next(iter(setting.partitions.values())).clients)
-        if config.preset == "official" and official is not None and clients > official:
-            known = official
-        if isinstance(known, int) and known > clients:
-            known = None
-        participation = "all" if known is None else str(known)
-    parse_participation(participation)
-    return {
-        "method": method.name,
-        "preset": config.preset,
-        "backbones": list(setting.keys),
-        "domain": list(config.domain),
-        "rounds": rounds,
-        "participation": participation,
-        "seeds": ",".join(map(str, parse_seeds(config.seeds))),
-        "eval_every": config.eval_every,
-        "lift": config.lift,
-        "dtype": config.dtype,
-        "set": {
-            **{k: ("auto" if v is None else v) for k, v in sorted(setting.hp.items())},
-        },
-        **non_default_options(config),
-        **({"client_backbones": list(config.client_backbones)} if config.client_backbones else {}),
-        **({"client_set": {k: str(v) for k, v in config.client_set.items()}} if config.client_set else {}),
-    }
+@dataclass(frozen=True)
+class ResolvedRun:
+    """What determines the result of a run, beside its features, its dataset, its partitions and the code.
+
+    Attributes:
+        requested: what the user asked for, defaults not in place.
+        method: its name.
+        arrays: keys of the store's arrays, in the order in which they are concatenated.
+        rounds: of every seed.
+        participation: clients a round: None for all, an int for a number, a float for a share.
+        participation_text: the same as it is written: ``10``, ``0.1``, ``10%``, ``all``.
+        seeds: without repeats, in the order given.
+        settings: every hyperparameter; None is one that the method chooses by itself (``auto``).
+        trust: what is done with uploads.
+        trust_options: of that, what differs from the default.
+        device: that computes; "" until it is known.
+        engine: ``flower`` for a run over sites, "" for one in this process.
+        together: whether it is a point that a grid computes together with others. That is equal to the run alone up to
+            rounding, so it has a digest of its own.
+    """
+
+    requested: TrainConfig
+    method: str
+    arrays: tuple[str, ...]
+    rounds: int
+    participation: int | float | None
+    participation_text: str
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Value]
+    trust: TrustPolicy
+    trust_options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
+    engine: str = ""
+    together: bool = False
+
+    @property
+    def preset(self) -> str:
+        """``paper`` or ``official``."""
+        return self.requested.preset
+
+    @property
+    def eval_every(self) -> int:
+        """Rounds between evaluations; 0 for the last round only."""
+        return self.requested.eval_every
+
+    @property
+    def execution(self) -> str:
+        """How clients are computed: ``auto`` or one that was asked for."""
+        return self.requested.lift
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the computation."""
+        found: torch.dtype = getattr(torch, self.requested.dtype)
+        return found
+
+    @property
+    def hyperparameters(self) -> dict[str, Value | str]:
+        """The settings as results hold them: sorted, ``auto`` for what the method chooses."""
+        return {k: ("auto" if v is None else v) for k, v in sorted(self.settings.items())}
+
+    def privacy_cost(self, clients: int) -> dict[str, Any]:
+        """What noise promises of a federation of so many clients; {} for a run without."""
+        return privacy_cost(self.trust, self.rounds, self.participation, clients)
+
+    def to_identity(self) -> dict[str, Any]:
+        """Plain JSON values: the part of a run's identity that its configuration is."""
+        asked = self.requested
+        mixed = {k: str(v) for k, v in asked.client_set.items()}
+        return {
+            "method": self.method,
+            "preset": asked.preset,
+            "backbones": list(self.arrays),
+            "domain": list(asked.domain),
+            "rounds": self.rounds,
+            "participation": self.participation_text,
+            "seeds": ",".join(map(str, self.seeds)),
+            "eval_every": asked.eval_every,
+            "lift": asked.lift,
+            "dtype": asked.dtype,
+            "set": self.hyperparameters,
+            **self.trust_options,
+            **({"client_backbones": list(asked.client_backbones)} if asked.client_backbones else {}),
+            **({"client_set": mixed} if mixed else {}),
+            "device": self.device,
+            **({"engine": self.engine} if self.engine else {}),
+            **({"together": True} if self.together else {}),
+        }
+
+    def to_config(self) -> dict[str, Any]:
+        """The ``[train]`` section that runs it again."""
+        return to_table(
+            replace(self.requested, rounds=self.rounds, participation=self.participation_text, set=self.hyperparameters)
+        )
 
 
-def refuse_contradictions(config: TrainConfig, dealt: PartitionConfig) -> None:
-    """Refuse options of which one would be ignored.
+def resolve_run(
+    config: TrainConfig, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], clients: int
+) -> ResolvedRun:
+    """The configuration that determines a result: every default in place.
+
+    Args:
+        config: as asked.
+        method: of the run.
+        settings: from ``hyperparameters`` of ``runs.prepare``.
+        arrays: keys of the arrays it trains on.
+        clients: their number.
 
     Raises:
-        FedcacheError: USAGE, naming both.
+        FedcacheError: USAGE for a word that cannot be, and for a trust policy that the method's uploads do not allow.
     """
-    deals = dealt.scheme is not None or dealt.clients is not None or bool(dealt.options)
-    pairs = (
+    text = _participation_text(config, method, clients)
+    participation = parse_participation(text)
+    trust = policy_from_config(config, method)
+    return ResolvedRun(
+        requested=config,
+        method=method.name,
+        arrays=tuple(arrays),
+        rounds=1 if method.one_shot else config.rounds or method.defaults.rounds,
+        participation=participation,
+        participation_text=text,
+        seeds=parse_seeds(config.seeds),
+        settings=dict(settings),
+        trust=trust,
+        trust_options=non_default_options(config),
+    )
+
+
+def _participation_text(config: TrainConfig, method: Method, clients: int) -> str:
+    """What was asked for, else what the method's paper or its released code takes, where there are so many clients."""
+    if config.participation is not None:
+        return config.participation
+    usual, official = method.defaults.participation, method.defaults.official_participation
+    if config.preset == "official" and official is not None and clients > official:
+        usual = official
+    if usual is None or (isinstance(usual, int) and usual > clients):
+        return "all"
+    return str(usual)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """``0,1,2`` or ``0-4`` as numbers, without repeats, in the order given.
+
+    >>> parse_seeds("7,0-2,1")
+    (7, 0, 1, 2)
+
+    Raises:
+        FedcacheError: USAGE, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
+    """
+    example = "For example --seeds 0,1,2 or --seeds 0-4"
+    seeds: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise FedcacheError(Exit.USAGE, f"--seeds {text} is not a list of seeds.", example)
+        if last > LARGEST_SEED:
+            raise FedcacheError(Exit.USAGE, f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
+        if last - first < MOST_SEEDS:
+            seeds.update(dict.fromkeys(range(first, last + 1)))
+        if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
+            raise FedcacheError(Exit.USAGE, f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
+    return tuple(seeds)
+
+
+def parse_participation(text: str | None) -> int | float | None:
+    """``all``, a number of clients, or a share (``0.1``, ``100%``).
+
+    >>> parse_participation("10"), parse_participation("10%"), parse_participation("all")
+    (10, 0.1, None)
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    if text is None or text == "all":
+        return None
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+        elif re.fullmatch(r"\d+", text):
+            if int(text) > 0:
+                return int(text)
+            share = 0.0
+        else:
+            share = float(text)
+        if 0 < share <= 1:
+            return share
+    except ValueError:
+        pass
+    raise FedcacheError(
+        Exit.USAGE,
+        f"--participation {text} is neither a number of clients nor a share.",
+        "For example 10, 0.1, 10% or all",
+    )
+
+
+def check_participation(config: TrainConfig, clients: int) -> None:
+    """Refuse to ask more clients than there are.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    requested = parse_participation(config.participation)
+    if isinstance(requested, int) and requested > clients:
+        raise FedcacheError(
+            Exit.USAGE,
+            f"--participation {requested}, but there are {clients} clients.",
+            "For example --participation all",
+        )
+
+
+def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
+    """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
+
+    Raises:
+        FedcacheError: USAGE, naming the value, or both options.
+    """
+    has_scheme = partition.scheme is not None or partition.clients is not None or bool(partition.options)
+    contradictions = (
         (
             config.store is not None and config.dataset is not None,
             "--store and --dataset",
             "A store holds its dataset.",
         ),
-        (config.partition is not None and deals, "--partition and options of a scheme", "A saved partition is dealt."),
-        (config.clients_from is not None and deals, "--clients-from and options of a scheme", "The stores are dealt."),
+        (
+            config.partition is not None and has_scheme,
+            "--partition and options of a scheme",
+            "A saved partition is dealt.",
+        ),
+        (
+            config.clients_from is not None and has_scheme,
+            "--clients-from and options of a scheme",
+            "The stores are dealt.",
+        ),
         (
             config.clients_from is not None and bool(config.store or config.dataset or config.partition),
             "--clients-from and another store, dataset or partition",
             "The client stores are all there is.",
         ),
     )
-    for given, names, why in pairs:
-        if given:
+    for both_given, names, why in contradictions:
+        if both_given:
             raise FedcacheError(Exit.USAGE, f"{names} are both given. {why}", "Leave one of them out.")
+    check_values(config)
 
 
 def check_values(config: TrainConfig) -> None:
-    """Refuse wrong values before minutes of extraction, not after.
+    """Refuse values that cannot be.
 
     Raises:
         FedcacheError: USAGE.
     """
-    from fedcache.federate.execution.choose import executors
-
     for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *executors()))):
         if value not in legal:
             raise unknown(what, value, legal)
     known_device(config.device)
     policy_from_config(config)
     parse_participation(config.participation)
-
-
-def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
-    """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
-
-    With ``live`` encoders ``auto`` takes a GPU when torch can use one.
-
-    Raises:
-        FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
-    """
-    import torch
-
-    if requested == "auto" and not live:
-        if torch.cuda.is_available():
-            observer.note(
-                "Training on the CPU, although there is a GPU: heads are light (--device cuda moves it there)."
-            )
-        return "cpu"
-    return resolve_device(requested).kind
-
-
-def on_device(setting: Setting, device: str) -> Setting:
-    """The setting with its tensors where they are computed on."""
-    if device == "cpu":
-        return setting
-    d = setting.data
-    moved = replace(
-        d,
-        x=d.x.to(device),
-        y=d.y.to(device),
-        text=None if d.text is None else d.text.to(device),
-        domain=None if d.domain is None else d.domain.to(device),
-        towers=None if d.towers is None else d.towers.to(device),
-    )
-    return replace(setting, data=moved)

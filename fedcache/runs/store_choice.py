@@ -18,7 +18,7 @@ from fedcache.extract.planning.find_store import find_store, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of, store_path
 from fedcache.extract.planning.unfinished import UnfinishedArray, unfinished_arrays_of
 from fedcache.progress import Observer
-from fedcache.runs import encoders
+from fedcache.runs.arrays import recipe_options, to_extract, wants_encoders
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
 
@@ -37,7 +37,7 @@ def needed(
         for a in complete.values():
             have |= {str(a.recipe.get("backbone")), f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}"}
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
-    if "text" in method.needs or encoders.wants_towers(method):
+    if "text" in method.needs or wants_encoders(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
             return []
         return [u.key for u in begun if u.order and registry.lookup(u.backbone, home=home.root).text_width is not None]
@@ -107,7 +107,7 @@ def store_for(
         FedcacheError: STORE, with the command, for what is missing and may not be extracted; as ``extract``.
     """
     store = find_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
-    needs_text = "text" in method.needs or encoders.wants_towers(method)
+    needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
     spent = 0.0
     if store is not None:
@@ -126,8 +126,8 @@ def store_for(
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
     backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
-    backbones, recipe = encoders.to_extract(method, backbones, home)
-    more = f"--backbones {','.join(backbones)}{encoders.options(recipe)}"
+    backbones, recipe = to_extract(method, backbones, home)
+    more = f"--backbones {','.join(backbones)}{recipe_options(recipe)}"
     dataset = train.dataset or "digits"
     if store is None and train.dataset is not None:
         refuse_part(home, train.dataset, train.backbones)

@@ -11,8 +11,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import sampled
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
-from fedcache.federate.trust.privacy import DELTA, Privacy, parse_privacy
-from fedcache.runs.prepare import parse_participation
+from fedcache.federate.trust.privacy import DELTA, parse_privacy
 
 TRUST_OPTIONS = (
     "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
@@ -73,14 +72,13 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def privacy_cost(resolved: Mapping[str, Any], clients: int) -> dict[str, float | str | None]:
+def privacy_cost(
+    policy: TrustPolicy, rounds: int, participation: int | float | None, clients: int
+) -> dict[str, float | str | None]:
     """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
-    if "dp_clip" not in resolved:
+    if policy.privacy is None:
         return {}
-
-    share = sampled(parse_participation(str(resolved["participation"])), clients) / clients
-    privacy = Privacy(resolved["dp_clip"], resolved["dp_noise"], resolved["dp_delta"])
-    cost = privacy.cost(int(resolved["rounds"]), share)
+    cost = policy.privacy.cost(rounds, sampled(participation, clients) / clients)
     return {k: None if v == float("inf") else v for k, v in cost.items()}
 
 
@@ -114,16 +112,23 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
 
 
 def trust_section(
-    resolved: Mapping[str, Any], attackers: Sequence[Sequence[str]], clients: int, rejected: int = 0
+    options: Mapping[str, Any], cost: Mapping[str, Any], attackers: Sequence[Sequence[str]], rejected: int = 0
 ) -> dict[str, Any]:
-    """The part of a result that says what was done; {} for an ordinary run."""
-    made = {k: resolved[k] for k in TRUST_OPTIONS if k in resolved}
-    if not made:
+    """The part of a result that says what was done; {} for an ordinary run.
+
+    Args:
+        options: ``non_default_options`` of the run.
+        cost: ``privacy_cost`` of it.
+        attackers: names of the clients that lied, for each seed.
+        rejected: uploads that validation refused, over all seeds and rounds.
+    """
+    section = dict(options)
+    if not section:
         return {}
-    if "attack" in made:
-        made["attackers"] = [list(names) for names in attackers]
-    if made.get("on_bad_update") == "reject":
-        made["rejected"] = rejected
-    if "dp_clip" in made:
-        made["privacy"] = privacy_cost(resolved, clients)
-    return {"trust": made}
+    if "attack" in section:
+        section["attackers"] = [list(names) for names in attackers]
+    if section.get("on_bad_update") == "reject":
+        section["rejected"] = rejected
+    if cost:
+        section["privacy"] = dict(cost)
+    return {"trust": section}

@@ -114,7 +114,7 @@ class StopAfter(Told):
 def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, lift: str, points: int) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.grids.grid import grid
+    from fedcache.grids.grid import grid, request_grid
 
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all", lift=lift,
@@ -122,7 +122,8 @@ def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path
     home, dealt, sweeps = Home.from_environment(), PartitionConfig("iid", 3), {"lr": ("0.1", "0.02")[:points]}
 
     def go(name: str, observer: Told, **more: object) -> None:
-        grid(["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name, observer=observer, **more)
+        request = request_grid(["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name)
+        grid(request, observer=observer, **more)
 
     whole, first, rest, again = Told(), StopAfter(3), Told(), Told()
     go("whole", whole)

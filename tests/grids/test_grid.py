@@ -13,7 +13,7 @@ from pictures import folder
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.grids.grid import grid
+from fedcache.grids.grid import GridRequest, grid, request_grid
 from fedcache.grids.points import combinations, sampled
 from fedcache.progress import Silent
 
@@ -94,14 +94,17 @@ def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path,
                          set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"})  # fmt: skip
     home, sweeps = Home.from_environment(), {"lr": ("0.1", "0.02")}
     dealt = PartitionConfig("iid", 3)
-    whole = grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "whole")
+
+    def requested(name: str) -> GridRequest:
+        return request_grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / name)
+
+    whole = grid(requested("whole"))
     stop = Stop()
     with pytest.raises(FedcacheError) as info:
-        grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut", observer=StopAfter(stop, after),
-             stop=stop)  # fmt: skip
+        grid(requested("cut"), observer=StopAfter(stop, after), stop=stop)
     assert info.value.code is Exit.INTERRUPTED
     assert said in info.value.message
-    resumed = grid(["solo"], sweeps, config, home, partition=dealt, runs=tmp_path / "cut")
+    resumed = grid(requested("cut"))
     for a, b in zip(whole.points, resumed.points, strict=True):
         assert a.run.result == b.run.result
         assert (a.run.path / "rounds.jsonl").read_bytes() == (b.run.path / "rounds.jsonl").read_bytes()

@@ -13,9 +13,9 @@ from fedcache.config import PartitionConfig, TrainConfig, resolve
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import make
-from fedcache.grids.points import combinations, dealt
+from fedcache.grids.points import combinations, partition_of_point
 from fedcache.grids.presets import names, ready
-from fedcache.grids.sweeps import belonging
+from fedcache.grids.sweeps import values_of_place
 
 DIGITS = even_columns(160, 60, 10, domains=4)
 ABLATIONS = {
@@ -39,11 +39,11 @@ def test_a_ready_grid_expands(name: str) -> None:
     assert len(points) == grid.points > 1
     tried: set[str] = set()
     for method, sweep in points:
-        settings = belonging(sweep, "set")
+        settings = values_of_place(sweep, "set")
         METHODS[method].resolve(config.preset, {**config.set, **settings})
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name
-        part = dealt(base, sweep)
+        part = partition_of_point(base, sweep)
         defaults = METHODS[method].defaults
         clients = part.clients or (None if part.scheme == "feature-shift" else defaults.clients)
         if repr(part) not in tried and part.scheme != "flesd":  # which cuts the public rows out first

@@ -7,8 +7,8 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.points import combinations, programs
-from fedcache.grids.sweeps import belonging, split_key
+from fedcache.grids.points import combinations, point_groups
+from fedcache.grids.sweeps import split_key, values_of_place
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_swept_backbone_is_a_known_name_or_an_array_with_its_digest():
 def test_a_name_that_scheme_and_method_have_is_told_apart():
     assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
     assert split_key("set.alpha") == ("set", "alpha")
-    assert belonging({"set.alpha": "1", "partition.alpha": "2", "rounds": "3"}, "partition") == {"alpha": "2"}
-    apart = programs(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
+    assert values_of_place({"set.alpha": "1", "partition.alpha": "2", "rounds": "3"}, "partition") == {"alpha": "2"}
+    apart = point_groups(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
     assert apart == [[0], [1]]
-    together = programs(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
+    together = point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
     assert together == [[0, 1]]
 
 

@@ -139,15 +139,17 @@ def test_live_features_are_the_cached_ones(store: Path) -> None:
 
     from fedcache.config import Home
     from fedcache.federate.methods import METHODS
-    from fedcache.runs.encoders import bring, images_for, load_images
+    from fedcache.runs.arrays import images_for
+    from fedcache.runs.encoders import encoders_of_run
+    from fedcache.runs.features import read_images
 
     ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=32,pixels:resize=squash", *SMALL)
     held = Store.open(store)
     key = next(k for k in held.arrays if k.startswith("glyph"))
-    brought = bring(METHODS["tpfl"], held, key, Home.from_environment())
-    assert brought is not None
-    pixels = load_images(held, images_for(held, key)).x.view(-1, 32, 32, 3)
-    tower = brought.towers.image
+    encoders = encoders_of_run(METHODS["tpfl"], held, key, Home.from_environment())
+    assert encoders is not None
+    pixels = read_images(held, [images_for(held, key)]).data.x.view(-1, 32, 32, 3)
+    tower = encoders.towers.image
     live = tower.encode(tower.normalise(pixels))
     cached = held.reader(key).all()[:, 0].astype(np.float32)
     cached /= np.linalg.norm(cached, axis=-1, keepdims=True)

@@ -55,7 +55,7 @@ class MethodTable(MutableMapping[str, "Method"]):
 METHODS = MethodTable(NAMES)
 
 
-def lookup(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The method of that name; exit 2 with "did you mean" when there is none."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)

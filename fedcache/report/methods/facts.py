@@ -24,7 +24,8 @@ from fedcache.federate.execution.sequential import Sequential
 from fedcache.federate.methods import METHODS, module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.report.methods.sizes import Sizes
-from fedcache.runs import encoders
+from fedcache.runs.arrays import wants_encoders
+from fedcache.runs.prepare import lasting
 
 CLIENTS = 3
 MOST_CLIENTS = 10
@@ -52,7 +53,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     small = {"anchors": "all"} if "anchors" in hp else {}
     rounds = 1 if method.one_shot else 2
-    job = RunState(method, encoders.with_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    job = RunState(method, lasting({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
@@ -68,7 +69,7 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
 
     need = method.reads(method.resolve())
-    towers = _towers() if encoders.wants_towers(method) else None
+    towers = _towers() if wants_encoders(method) else None
     width = towers.width if towers is not None else sizes.text_width if "text" in need else sizes.width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)

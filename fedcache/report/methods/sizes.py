@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.planning.find_store import find_store
-from fedcache.runs.features import TEXT_ORDER
+from fedcache.runs.arrays import TEXT_ORDER
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_cache import POOLED
 from fedcache.federate.execution.load import ExecutionPlan, Load
 from fedcache.federate.execution.memory import forecast
-from fedcache.federate.methods import METHODS, lookup
+from fedcache.federate.methods import METHODS, find_method
 
 
 def draws(*clients, axes=1, seed=0):
@@ -70,10 +70,10 @@ def test_words_become_typed_values():
 
 def test_unknown_names_are_guessed():
     with pytest.raises(FedcacheError, match="Did you mean 'fedavg'"):
-        lookup("fedavgg")
+        find_method("fedavgg")
     with pytest.raises(FedcacheError, match="Did you mean 'official'"):
         METHODS["solo"].resolve("oficial")
-    assert lookup("fedpcl") is METHODS["fedpcl"]
+    assert find_method("fedpcl") is METHODS["fedpcl"]
 
 
 def test_the_papers_settings():

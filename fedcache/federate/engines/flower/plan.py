@@ -11,10 +11,9 @@ from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.engines.flower.supported import check_suited
+from fedcache.federate.methods import find_method
 from fedcache.grids.sweeps import check_sweeps, split_key
-from fedcache.runs.loop import check_participation
-from fedcache.runs.prepare import find_method, parse_participation, parse_seeds
-from fedcache.runs.spec import check_values
+from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds
 
 TRAIN = (
     "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",

@@ -20,10 +20,10 @@ from torch import Tensor
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
+from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.engines.flower.membership import (
     Facts,
     Member,
@@ -35,7 +35,6 @@ from fedcache.federate.engines.flower.site import Job
 from fedcache.federate.engines.flower.sites import Missed, Roster, refusal_of
 from fedcache.federate.engines.flower.upload_shapes import expected_upload, most_common
 from fedcache.federate.trust.pipeline import RejectedUpload
-from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation
 from fedcache.heads.linear import Tree
 
@@ -95,26 +94,26 @@ class Server:
 
     def start(
         self,
-        method: Method,
+        spec: TrainingRun,
         hp: Mapping[str, Value],
-        data: Data,
-        seed: int,
-        *,
-        id: str,  # noqa: A002  (of the job)
-        rounds: int,
-        participation: int | float | None,
-        dtype: torch.dtype,
-        trust: TrustPolicy,
+        job_id: str,
         told: OnRound,
         state: Snapshot | None = None,
     ) -> Running:
-        """One point and seed, from the beginning or from a snapshot; arguments as in ``engine.run``.
+        """One point and seed, from the beginning or from a snapshot.
 
-        ``data`` has no row: widths, views, classes and text are read of it.
+        Args:
+            spec: as in ``engine.run``; its data has no row: widths, views, classes and text are read of it.
+            hp: hyperparameters.
+            job_id: names it to the sites.
+            told: called after every round.
+            state: a snapshot to go on from.
         """
-        run = RunState(method, hp, data, [rows_of(m.facts) for m in self.roster.members], seed, dtype, trust=trust)
+        clients = [rows_of(m.facts) for m in self.roster.members]
+        run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=spec.trust)
         run.start()
-        made = Running(id, run, 1 if method.one_shot else rounds, participation, told)
+        rounds = 1 if spec.method.one_shot else spec.rounds
+        made = Running(job_id, run, rounds, spec.participation, told)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         made.like = expected_upload(run)
         if state is not None:

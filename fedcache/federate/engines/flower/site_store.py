@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fedcache
 from fedcache.config import TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data, prepare
@@ -21,12 +22,13 @@ from fedcache.federate.engines.flower.membership import Facts
 from fedcache.federate.engines.flower.messages import Parcel
 from fedcache.federate.engines.flower.site import Site
 from fedcache.federate.engines.flower.supported import check_suited
+from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.heads.linear import Tree
 from fedcache.progress import Silent
-from fedcache.runs.features import arrays_for, feat_post_for, text_of
+from fedcache.runs.arrays import arrays_for, feat_post_for
+from fedcache.runs.features import text_of
 from fedcache.runs.plugin_code import code_of
-from fedcache.runs.prepare import find_method
 from fedcache.store.files import make_private, sha256_hex, write_atomic
 from fedcache.store.store import Store
 
@@ -199,7 +201,7 @@ class Asked:
             rows=int(store.rows),
             ok=int(store.rows_ok),
             code=code_of(self.method),
-            version=_version(),
+            version=fedcache.__version__,
         )
 
     def data(self, feat_post: str) -> Data:
@@ -215,12 +217,6 @@ class Asked:
             widths=tuple(array.shape[2] for array in arrays),
             domain=torch.from_numpy(s.domain.astype(np.int64)),
         )
-
-
-def _version() -> str:
-    from fedcache import __version__
-
-    return __version__
 
 
 def state_of(home: Path, store: Store) -> Path:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
-
-if TYPE_CHECKING:
-    from fedcache.config import TrainConfig
-    from fedcache.federate.engine.hyperparameters import Hp
-    from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, keep_down
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 
 
 def why_not(method: Method, hp: Hp) -> str | None:
     """What keeps a method from running over sites, in words; None for one that exchanges only uploads."""
-    from fedcache.federate.engine.method import keep_down
-
     needs = method.reads(hp)
     if method.central:
         return "it trains on all clients' rows in one place"

@@ -11,9 +11,9 @@ from fedcache.config import Home
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import TaskSpec
 from fedcache.federate.engines.ray.extraction import check_workers, open_pool
-from fedcache.federate.engines.ray.grids import Lone, train_grid, train_runs
+from fedcache.federate.engines.ray.grids import LoneRun, train_grid, train_runs
 from fedcache.federate.engines.ray.workers import RayWorkerPool
-from fedcache.grids.grid import Work
+from fedcache.grids.grid import GridRun
 from fedcache.progress import Observer
 
 
@@ -37,12 +37,12 @@ class RayEngine:
         with open_pool(self.address, spec, workers, observer) as pool:
             yield pool
 
-    def run_grid(self, work: Work, jobs: int) -> None:
+    def run_grid(self, grid: GridRun, jobs: int) -> None:
         """Train every point of a grid; see ``train_grid``."""
-        train_grid(work, self.address, jobs)
+        train_grid(grid, self.address, jobs)
 
     def run_configurations(
-        self, todo: Sequence[Lone], home: Home, runs: Path, observer: Observer, stop: Stop
+        self, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
     ) -> set[Path]:
         """Train runs that are no grid; see ``train_runs``."""
         return train_runs(self.address, todo, home, runs, observer, stop)

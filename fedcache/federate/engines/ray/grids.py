@@ -1,6 +1,6 @@
 """``grid --engine ray``: slices of a grid as tasks of a Ray cluster, each the runs it would be on this machine.
 
-A slice is a program of points that are computed together, or one point where every point is computed alone; one-shot
+A slice is a group of points that are trained together, or one point where every point is computed alone; one-shot
 methods that share their clients' statistics are one slice each. Runs are written where they always are, so a slice that
 is computed twice goes on from what is there, and the driver reads what a worker says it has finished.
 """
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedcache.allocator import keep_freed_memory
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -21,35 +23,28 @@ from fedcache.extract.stop import Stop
 from fedcache.federate.engines.ray.cluster import opened
 from fedcache.federate.engines.ray.workers import RayWorkerPool
 from fedcache.federate.execution.load import shares_uploads
-from fedcache.grids.grid import Work
-from fedcache.grids.points import programs
+from fedcache.federate.methods import find_method
+from fedcache.grids.grid import GridRequest, GridRun
+from fedcache.grids.points import point_groups
 from fedcache.progress import Observer, Silent
+from fedcache.runs.arrays import wants_encoders
 from fedcache.runs.directory import check_files, measured_of, read_result
-from fedcache.runs.encoders import wants_towers
-from fedcache.runs.events import tell_stored
+from fedcache.runs.events import replay_stored
 from fedcache.runs.loop import train
-from fedcache.runs.prepare import find_method
 from fedcache.runs.run import Run
 
 GRACE = 30.0
 """Seconds that workers get to keep their last round when the grid is stopped."""
 
 Slice = tuple[tuple[int, ...], ...]
-"""Programs, in order."""
+"""Programs, in task."""
 
 
 @dataclass(frozen=True)
-class Order:
+class GridTask:
     """What every worker is told once: a grid, and the threads that a slice has."""
 
-    todo: Sequence[tuple[str, dict[str, str]]]
-    config: TrainConfig
-    base: PartitionConfig
-    home: Home
-    runs: Path
-    repartition: bool
-    fresh: bool
-    exact: bool
+    request: GridRequest
     threads: int
 
 
@@ -64,44 +59,41 @@ class Warnings(Silent):
         self.texts.append(text)
 
 
-def slices(work: Work) -> list[Slice]:
+def slices(request: GridRequest) -> list[Slice]:
     """The grid in pieces that can be computed anywhere and have the bits they have here."""
-    if work.exact:
-        return [((number,),) for number in range(len(work.todo))]
-    made: dict[Any, list[tuple[int, ...]]] = {}
-    for program in programs(work.todo):
-        name = work.todo[program[0]][0]
-        made.setdefault(name if shares_uploads(find_method(name)) else program[0], []).append(tuple(program))
-    return [tuple(found) for found in made.values()]
+    if request.exact:
+        return [((number,),) for number in range(len(request.points))]
+    found: dict[Any, list[tuple[int, ...]]] = {}
+    for group in point_groups(request.points):
+        name = request.points[group[0]][0]
+        found.setdefault(name if shares_uploads(find_method(name)) else group[0], []).append(tuple(group))
+    return [tuple(groups) for groups in found.values()]
 
 
-def enter(order: Order) -> Work:
+def set_up_grid(task: GridTask) -> GridRun:
     """The grid in a worker; what has to be extracted has been extracted."""
-    import torch
-
     keep_freed_memory()
-    torch.set_num_threads(order.threads)
-    return Work(order.todo, order.config, order.base, order.home, order.runs, order.repartition, False, order.fresh,
-                order.exact, Silent(), Stop())  # fmt: skip
+    torch.set_num_threads(task.threads)
+    return GridRun(replace(task.request, extract=False), Silent(), Stop())
 
 
-def compute(work: Work, piece: Slice) -> dict[str, Any]:
+def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
     """Train a slice; what ended how, in a few words. An interruption keeps the last round of every point."""
     stop, heard = Stop(), Warnings()
-    work.stop, work.observer = stop, heard
-    work.ended.clear()
+    grid.stop, grid.observer = stop, heard
+    grid.ended.clear()
     before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
     try:
-        for program in piece:
-            work.run(program)
+        for group in piece:
+            grid.train(group)
     finally:
         signal.signal(signal.SIGINT, before)
-    lost = {out.message for out in work.ended.values() if isinstance(out, FedcacheError)}
-    ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in work.ended.items()}
+    lost = {out.message for out in grid.ended.values() if isinstance(out, FedcacheError)}
+    ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in grid.ended.items()}
     return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
 
 
-def train_grid(work: Work, address: str | None, jobs: int) -> None:
+def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
     """Train every point on a Ray cluster.
 
     A slice has the threads it would have here: all of this process, or its share with ``jobs``.
@@ -109,58 +101,57 @@ def train_grid(work: Work, address: str | None, jobs: int) -> None:
     Raises:
         FedcacheError: as ``train``; ENVIRONMENT for the cluster; INTERRUPTED after a stop, with what is finished kept.
     """
-    import torch
-
-    work.ready(0)  # what has to be extracted is extracted once, and a wrong option is one message
+    request = grid.request
+    grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
     threads = max(1, torch.get_num_threads() // jobs)
-    live = work.config.device == "cuda" or any(wants_towers(find_method(name)) for name, _ in work.todo)
+    names = {name for name, _ in request.points}
+    live = request.config.device == "cuda" or any(wants_encoders(find_method(name)) for name in names)
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
-    order = Order(work.todo, work.config, work.base, work.home, work.runs, work.repartition, work.fresh, work.exact,
-                  threads)  # fmt: skip
-    todo = slices(work)
+    pieces, many = slices(request), len(request.points)
     cpus = threads * jobs if jobs > 1 else max(cores(), threads)
     with opened(address, cpus=cpus, gpus=gpus) as cluster:
-        crew = RayWorkerPool(cluster, enter, compute, order, cpus=threads, gpus=int(gpus > 0))
-        _told(work.observer, crew, f"{len(todo)} slice{'s' * (len(todo) != 1)} of {len(work.todo)} points")
-        said: set[str] = set()
-        work.observer.start("points", len(work.todo), "points")
+        task = GridTask(request, threads)
+        pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
+        _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
+        warned: set[str] = set()
+        grid.observer.start("points", many, "points")
         try:
-            for answer in _answers(crew, todo, work.stop, lambda: f"{len(work.ended)} of {len(work.todo)} points"):
+            for answer in _answers(pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"):
                 for text in answer["warnings"]:
-                    if text not in said:
-                        said.add(text)
-                        work.observer.warn(text)
+                    if text not in warned:
+                        warned.add(text)
+                        grid.observer.warn(text)
                 for number, out in answer["ended"].items():
-                    _take(work, number, out)
+                    _end_point(grid, number, out)
         finally:
-            work.observer.stop()
+            grid.observer.stop()
 
 
-def _told(observer: Observer, crew: RayWorkerPool, what: str) -> None:
+def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
     """Where the work is done."""
-    nodes = len(crew.cluster.nodes())
+    nodes = len(pool.cluster.nodes())
     observer.note(
-        f"Ray: {what}, {crew.slots} at once with {crew.cpus} thread{'s' * (crew.cpus > 1)} each on {nodes} "
-        f"node{'s' * (nodes != 1)} of {crew.cluster.words}."
+        f"Ray: {what}, {pool.slots} at once with {pool.cpus} thread{'s' * (pool.cpus > 1)} each on {nodes} "
+        f"node{'s' * (nodes != 1)} of {pool.cluster.words}."
     )
 
 
-def _answers(crew: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
+def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
     """The answers of all calls, as they end.
 
     Raises:
         FedcacheError: as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
     """
     begun = 0
-    while begun < len(todo) or crew.waiting:
-        while begun < len(todo) and crew.waiting < crew.slots:
-            crew.submit(begun, todo[begun])
+    while begun < len(todo) or pool.waiting:
+        while begun < len(todo) and pool.waiting < pool.slots:
+            pool.submit(begun, todo[begun])
             begun += 1
-        for _, answer in crew.wait(0.5):
+        for _, answer in pool.wait(0.5):
             yield answer
-        if stop.requested and (begun < len(todo) or crew.waiting):
-            crew.interrupt()
-            crew.settle(GRACE)
+        if stop.requested and (begun < len(todo) or pool.waiting):
+            pool.interrupt()
+            pool.settle(GRACE)
             raise FedcacheError(
                 Exit.INTERRUPTED,
                 f"Stopped on request after {done()}; they are kept.",
@@ -168,15 +159,15 @@ def _answers(crew: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callabl
             )
 
 
-def _take(work: Work, number: int, out: tuple[str, bool] | FedcacheError) -> None:
+def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError) -> None:
     """A point has ended on a worker."""
     if isinstance(out, FedcacheError):
-        work.told(number, out)
+        grid.end_point(number, out)
     else:
         run = read_run(Path(out[0]), reused=out[1])
-        tell_stored(work.observer, run.path, run.result, work.place_of(number))
-        work.told(number, run)
-    work.observer.advance(1)
+        replay_stored(grid.observer, run.path, run.result, grid.position_of(number))
+        grid.end_point(number, run)
+    grid.observer.advance(1)
 
 
 def read_run(path: Path, *, reused: bool) -> Run:
@@ -197,7 +188,7 @@ def read_run(path: Path, *, reused: bool) -> Run:
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunsTask:
     """What every worker is told once of runs that are no grid."""
 
     home: Home
@@ -205,25 +196,23 @@ class Runs:
     threads: int
 
 
-Lone = tuple[TrainConfig, PartitionConfig]
+LoneRun = tuple[TrainConfig, PartitionConfig]
 """One run: what to train, and how rows are dealt."""
 
 
-def enter_runs(order: Runs) -> Runs:
+def set_up_runs(task: RunsTask) -> RunsTask:
     """A worker that trains."""
-    import torch
-
     keep_freed_memory()
-    torch.set_num_threads(order.threads)
-    return order
+    torch.set_num_threads(task.threads)
+    return task
 
 
-def compute_run(order: Runs, one: Lone) -> dict[str, Any]:
+def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
     """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
     stop = Stop()
     before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
     try:
-        done = train(one[0], order.home, partition=one[1], runs=order.runs, extract=False, stop=stop)
+        done = train(one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop)
     except FedcacheError as error:
         if error.code in (Exit.INTERRUPTED, Exit.BUG):
             raise
@@ -234,7 +223,7 @@ def compute_run(order: Runs, one: Lone) -> dict[str, Any]:
 
 
 def train_runs(
-    address: str | None, todo: Sequence[Lone], home: Home, runs: Path, observer: Observer, stop: Stop
+    address: str | None, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
 ) -> set[Path]:
     """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
 
@@ -243,20 +232,18 @@ def train_runs(
     Raises:
         FedcacheError: ENVIRONMENT for the cluster; INTERRUPTED after a stop.
     """
-    import torch
-
     threads = torch.get_num_threads()
-    live = any(wants_towers(find_method(str(config.method))) for config, _ in todo)
+    live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
     made: set[Path] = set()
     with opened(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
-        crew = RayWorkerPool(
-            cluster, enter_runs, compute_run, Runs(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
+        pool = RayWorkerPool(
+            cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
         )
-        _told(observer, crew, f"{len(todo)} runs")
+        _note_place(observer, pool, f"{len(todo)} runs")
         observer.start("runs", len(todo), "runs")
         try:
-            for answer in _answers(crew, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
+            for answer in _answers(pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
                 if answer and not answer["reused"]:
                     made.add(Path(answer["path"]))
                 observer.advance(1)

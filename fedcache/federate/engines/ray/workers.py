@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fedcache
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.ray.cluster import RETRIES, Cluster
 
@@ -27,8 +28,6 @@ Use = Callable[..., dict[str, Any]]
 @cache
 def package_digest() -> str:
     """sha256 over every source of fedcache: machines with other code would compute something else."""
-    import fedcache
-
     root = Path(fedcache.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

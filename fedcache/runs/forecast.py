@@ -1,0 +1,75 @@
+"""How runs would be computed, and what they would need of memory; nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcache.federate.engine.run import plan
+from fedcache.federate.engine.run_state import sampled
+from fedcache.federate.engine.training_run import TrainingRun
+from fedcache.federate.execution.load import ExecutionPlan, free_memory
+from fedcache.federate.execution.memory import Forecast, forecast, refuse_too_much
+from fedcache.runs.prepare import RunInputs
+from fedcache.runs.spec import ResolvedRun
+
+
+def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun:
+    """One seed of a run as the engine takes it."""
+    return TrainingRun(
+        inputs.method,
+        inputs.data,
+        inputs.partitions[seed].clients,
+        rounds=spec.rounds,
+        participation=spec.participation,
+        seed=seed,
+        dtype=spec.dtype,
+        eval_every=spec.eval_every,
+        overrides=inputs.overrides,
+        trust=spec.trust,
+        execution=spec.execution,
+    )
+
+
+def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
+    """How that many points would be computed, and what they would need of memory.
+
+    Raises:
+        FedcacheError: USAGE for a forced execution that cannot serve, and for a robust rule that a round's clients
+            cannot carry; ENVIRONMENT when the peak does not fit into memory.
+    """
+    spec.trust.check_round(sampled(spec.participation, len(inputs.clients)))
+    execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
+    found = forecast(
+        load,
+        execution,
+        opt=str(inputs.settings.get("opt", "sgd")),
+        stacked="stack" in inputs.method.pool(inputs.settings).values(),
+        closed=not inputs.method.gradient,
+    )
+    if inputs.data.x.device.type == "cpu":
+        refuse_too_much(found, load, execution, free_memory(), loaded=True)
+    return execution, found
+
+
+def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
+    """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
+
+    Args:
+        programs: inputs, specification and number of points of each.
+    """
+    plans = []
+    for inputs, spec, points in programs:
+        execution, found = forecast_run(inputs, spec, points)
+        plans.append(
+            {
+                "method": inputs.method.name,
+                "points": points,
+                "lift": execution.name,
+                "clients_at_once": execution.chunk,
+                "points_at_once": execution.points if execution.name != "loop" else 1,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
