@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -71,3 +72,15 @@ def test_faults_are_seen(house: ModuleType, tmp_path: Path) -> None:
         "parameters": 1,
         "class": 1,
     }
+
+
+def test_the_page_on_architecture_names_files_that_are_there() -> None:
+    page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "fedcache"
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page))
+    assert len(named) > 30
+    assert [n for n in named if not (package / n).is_file() and not (ROOT / n).is_file()] == []
+    followed = re.search(r"## To follow `fedcache train.*?\n(1\. .*?)\n\n", page, re.DOTALL)
+    assert followed is not None
+    files = re.findall(r"`([a-z_/]+\.py)`", followed[1])
+    assert len(files) == len(set(files)) <= 25

@@ -1,7 +1,19 @@
 """Incremental extraction: of a dataset that has changed, only what an earlier store does not have is computed.
 
-Whole chunks of the same recipe, computed in the same way, are taken over from the store of an earlier state of the
-dataset; its rows keep their numbers, and new images follow them.
+A store is one content for ever, because results, partitions and shards name its digest. So new images make a new store
+where a fresh one would lie, and what is saved is the work, not the directory.
+
+- **Parent.** Of the stores beside the new one and in the home: same dataset name, other content, neither ingested nor a
+  shard, at least half of its readable rows still there by name and bytes. The one with the most such rows is taken, if
+  a whole chunk can be taken over or nothing is new.
+- **Rows.** Those of the parent in their order, then the new ones in name order. A row whose image is gone or has other
+  bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels, domains and splits are
+  those the dataset gives now.
+- **Chunks.** An array of the parent with the same recipe and the same ``how`` gives its whole chunks: verified,
+  hard-linked (copied across devices), and vouched for in the new journal. The partial chunk is computed again, because
+  its batches were padded otherwise. From there on the array is an ordinary unfinished one.
+
+Appending in place is no way: readers take no lock, and results would name a digest that no longer exists.
 """
 
 from __future__ import annotations
