@@ -12,7 +12,7 @@ from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import info, known, open_dataset, pull
-from fedcache.extract.datasets.papers import check, full
+from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
 
 datasets = typer.Typer(name="datasets", help="Datasets and where they come from.", no_args_is_help=True)
@@ -47,7 +47,7 @@ def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json
     def call(story: Story) -> Answer:
         home = o.home()
         roots = roots_of(ExtractConfig(data=o.pairs(data, "--data")), home)
-        found = info(full(name), roots=roots, data=home.data)
+        found = info(full_spec(name), roots=roots, data=home.data)
         if name.startswith("folder:"):
             read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
             found = {
@@ -121,7 +121,7 @@ def datasets_pull(
         home = o.home()
         if home.offline:
             raise FedcacheError(Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it to download.")
-        spec = full(name)
+        spec = full_spec(name)
         folder = pull(spec, data=home.data, say=story.note, mirror=mirror)
         lines = [str(folder)]
         left: list[str] = []

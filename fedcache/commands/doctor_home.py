@@ -13,7 +13,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract import backbones
 from fedcache.extract.planning.plan import memory_of
-from fedcache.store.lock import holder, is_held
+from fedcache.store.lock import is_held, lock_holder
 
 Row = dict[str, Any]
 ROOM = 1 << 30
@@ -58,7 +58,12 @@ def locks(home: Home) -> list[Row]:
         store = path.parent.parent.name
         if is_held(path):
             rows.append(
-                check("lock", "warn", f"{path.stem} of {store} is being written by {holder(path)}", "Wait, or end it.")
+                check(
+                    "lock",
+                    "warn",
+                    f"{path.stem} of {store} is being written by {lock_holder(path)}",
+                    "Wait, or end it.",
+                )
             )
         elif path.with_suffix(".json").exists() and not _lives(path.with_suffix(".json")):
             left.append(f"{path.stem} of {store}")

@@ -11,7 +11,7 @@ from fedcache.commands import options as o
 from fedcache.commands.output import Answer, Story, answer, table
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_path, need_store
-from fedcache.extract.planning.ingest import described, ingest_file
+from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.templates import quoted
 from fedcache.runs.arrays import chosen_arrays
 from fedcache.store import exchange, quarantine
@@ -193,7 +193,7 @@ def ingest(
     def call(story: Story) -> Answer:
         home = o.home()
         made = ingest_file(home, file, name, store, replace=replace, observer=story)
-        lines, following = described(made, home, name)
+        lines, following = describe_ingested(made, home, name)
         data = {
             "path": str(made.path),
             "dataset": made.dataset,

@@ -40,20 +40,29 @@ class ChunkWriter(Protocol):
 
 
 @dataclass
-class Pending:
-    """A chunk being filled."""
+class PendingChunk:
+    """A chunk being filled: its rows, the batches that are still to come, and the reason per bad row."""
 
     rows: NDArray[Any]
     left: int
     bad: dict[int, str] = field(default_factory=dict)
 
 
-class Collector:
-    """Places computed batches into chunks and hands full ones to a writing thread, in order."""
+class ChunkCollector:
+    """Places computed batches into chunks and hands full ones to a writing thread.
+
+    One thread writes, so that chunks reach the journal in the order in which they became full, and computing goes on
+    meanwhile.
+
+    Args:
+        writers: per key, what takes the chunks.
+        rows: N.
+        batch: rows of an absolute batch.
+    """
 
     def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:
         self.writers, self.rows, self.batch = writers, rows, batch
-        self.pending: dict[tuple[str, int], Pending] = {}
+        self.pending: dict[tuple[str, int], PendingChunk] = {}
         self.unsaved = dict.fromkeys(writers, 0)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self.saving: dict[Future[None], tuple[str, int]] = {}
@@ -77,10 +86,11 @@ class Collector:
         for key, values in computed.features.items():
             chunk = self.chunk_of(key, batch)
             size = self.writers[key].chunk_rows
+            # Batches of a chunk come in any order from several workers; each has its place by its row numbers.
             part = self.pending.get((key, chunk))
             if part is None:
                 length = min((chunk + 1) * size, self.rows) - chunk * size
-                part = Pending(np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk))
+                part = PendingChunk(np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk))
                 self.pending[key, chunk] = part
             offset = first - chunk * size
             part.rows[offset : offset + len(values)] = values
@@ -91,7 +101,7 @@ class Collector:
                 future = self.thread.submit(self.writers[key].write, chunk, part.rows, part.bad)
                 self.saving[future] = (key, self.batches_in(key, chunk))
 
-    def settle(self, *, block: bool = False) -> None:
+    def collect_writes(self, *, block: bool = False) -> None:
         """Take note of finished writes; ``block`` waits for all. A failed write raises here."""
         if block and self.saving:
             wait(self.saving)

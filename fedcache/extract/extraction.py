@@ -37,7 +37,7 @@ from fedcache.extract.run import ExtractionOptions, check_chunk_rows, extract_ar
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog import resolve_path
+from fedcache.store.catalog.find import resolve_path
 from fedcache.store.cleanup import clean_up
 from fedcache.store.files import make_private, write_atomic
 from fedcache.store.samples import INGESTED

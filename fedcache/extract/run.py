@@ -17,7 +17,7 @@ import numpy as np
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import ComputeSettings, FeatureJob
-from fedcache.extract.chunk_writer import Collector, chunk_rows_for
+from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
@@ -174,7 +174,7 @@ class _Run:
         if self.tasks:
             parallel = workers.workers if self.settings.device == "cpu" else 1
             self._announce(sum(workers.warm().values()), workers.workers, parallel)
-            collector = Collector(self.writers, len(self.data.names), self.settings.batch)
+            collector = ChunkCollector(self.writers, len(self.data.names), self.settings.batch)
             stack.callback(collector.thread.shutdown, wait=True)
             self._timed(
                 lambda: run_batches(

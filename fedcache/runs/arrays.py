@@ -12,7 +12,7 @@ from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
-from fedcache.store.selection import meant, names_of
+from fedcache.store.selection import match_arrays, names_of
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     chosen = []
     for name in names:
         labels = {k: names_of(k, a)[1:] for k, a in info.items()}
-        found = meant(info, name)
+        found = match_arrays(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
             raise FedcacheError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,8 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import read_result
 from fedcache.runs.identity import code_digest
-from fedcache.store.lock import is_held
-from fedcache.store.store import Store
-from fedcache.store.verify import leftover_files
+from fedcache.store.catalog.leftovers import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
 
-DAY = 86_400.0
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""
 
@@ -57,9 +53,14 @@ def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float
     A store that is being written is left alone, and so is a damaged one.
     """
     found: dict[Path, Garbage] = {}
-    finders = {"leftovers": _leftovers, "given-up": _given_up, "old-runs": _old_runs, "old-stores": _old_stores}
+    finders: dict[str, Callable[[], Iterator[tuple[Path, str]]]] = {
+        "leftovers": lambda: _leftovers(home),
+        "given-up": lambda: _given_up(home, idle_days),
+        "old-runs": lambda: _old_runs(home),
+        "old-stores": lambda: old_stores(home),
+    }
     for kind in kinds:
-        for path, why in finders[kind](home, idle_days):
+        for path, why in finders[kind]():
             found.setdefault(path, Garbage(path, kind, why, size_of(path)))
     return sorted(found.values(), key=lambda g: (-g.bytes, str(g.path)))
 
@@ -87,39 +88,20 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     return done
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory."""
-    try:
-        if path.is_file() or path.is_symlink():
-            return path.lstat().st_size
-        return sum(f.lstat().st_size for f in path.rglob("*") if f.is_file())
-    except OSError:
-        return 0
-
-
-def _leftovers(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
     for folder in (home.root, home.stores, home.runs, home.digests):
         for path in sorted(folder.glob(".*.partial")) if folder.is_dir() else ():
-            if not _alive(path):
+            if not is_being_written(path):
                 yield path, "a killed process was writing it"
-    for run in _folders(home.runs):
+    for run in folders_in(home.runs):
         for path in sorted(run.glob(".*.partial")):
-            if not _alive(path):
+            if not is_being_written(path):
                 yield path, "a killed process was writing it"
-    for place in _folders(home.stores):
-        if not place.name.endswith(".zarr") or any(is_held(lock) for lock in place.glob("locks/*.lock")):
-            continue
-        try:
-            store = Store.open(place)
-        except FedcacheError:
-            continue  # what a damaged store holds is for verify and repair
-        for path in leftover_files(store):
-            if not _alive(path):
-                yield path, "neither the manifest nor a journal knows it"
+    yield from leftovers_of_stores(home)
 
 
 def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
-    for run in _folders(home.runs):
+    for run in folders_in(home.runs):
         if (run / "result.json").exists() or not (run / "config.toml").exists():
             continue
         days = (time.time() - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)) / DAY
@@ -127,9 +109,9 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             yield run, f"it has no result and was left {days:,.0f} days ago"
 
 
-def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
+def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
     current: dict[str, str] = {}
-    for run in _folders(home.runs):
+    for run in folders_in(home.runs):
         try:
             result = read_result(run / "result.json")
             method = str(result["method"])
@@ -141,39 +123,3 @@ def _old_runs(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:
             yield run, f"a result of {method} by other code: the same command computes it again"
-
-
-def _old_stores(home: Home, _idle: float) -> Iterator[tuple[Path, str]]:
-    by_name: dict[str, list[tuple[float, Path]]] = {}
-    for place in _folders(home.stores):
-        try:
-            store = Store.open(place)
-        except FedcacheError:
-            continue
-        changed = (place / "manifest.json").stat().st_mtime
-        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, place))
-    for slug, places in by_name.items():
-        for _, place in sorted(places)[:-1]:
-            if not any(is_held(lock) for lock in place.glob("locks/*.lock")):
-                yield place, f"{slug} has been extracted again with other content, into {max(places)[1].name}"
-
-
-def _folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
-
-
-def _alive(path: Path) -> bool:
-    """Whether the process that a temporary name tells of still runs; another host's may, so its files wait a day."""
-    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-    if path.name.endswith(".partial") and pid.isdigit():
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            return True
-        return True
-    try:
-        return path.name.endswith(".partial") and time.time() - path.lstat().st_mtime < DAY
-    except OSError:
-        return True

@@ -40,7 +40,7 @@ DETERMINING = (
     "extract/views.py",
     "extract/text.py",
     "extract/backbones/encoder.py",
-    "extract/backbones/live.py",
+    "extract/backbones/clip_towers.py",
 )
 """Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,
 evaluation, and the decoding of images. Of the methods' own files only those that a method uses are added."""

@@ -16,7 +16,7 @@ from fedcache.federate.partition.partition import Columns, InfeasibleError, Part
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
 from fedcache.store import shard
-from fedcache.store.catalog import ingest_command, is_ingested
+from fedcache.store.catalog.find import ingest_command, is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:

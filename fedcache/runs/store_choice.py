@@ -19,7 +19,7 @@ from fedcache.extract.planning.plan import memory_of, plan, roots_of, store_path
 from fedcache.extract.planning.unfinished import UnfinishedArray, unfinished_arrays_of
 from fedcache.progress import Observer
 from fedcache.runs.arrays import recipe_options, to_extract, wants_encoders
-from fedcache.store.catalog import is_ingested
+from fedcache.store.catalog.find import is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
     return whole
 
 
-def stored(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str) -> NDArray[Any]:
+def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, what: str) -> NDArray[Any]:
     """Rows in their stored dtype, after making sure that every value is one that may be stored.
 
     Args:
@@ -111,7 +111,7 @@ def stored(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, wha
     if (lost & ~empty).any():
         raise FedcacheError(
             Exit.BUG,
-            f"{what}: rows {listed(np.flatnonzero(lost & ~empty) + first)} are marked bad and hold values.",
+            f"{what}: rows {list_rows(np.flatnonzero(lost & ~empty) + first)} are marked bad and hold values.",
             f"A bad row is {'NaN' if floating else '0'} throughout.",
         )
     if not floating:
@@ -126,13 +126,13 @@ def stored(rows: NDArray[Any], dtype: str, bad: Collection[int], first: int, wha
         wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
         if len(wrong):
             raise FedcacheError(
-                Exit.CORRUPT, f"{what}: the feature of {len(wrong)} rows {why}: row {listed(wrong + first)}.", hint
+                Exit.CORRUPT, f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.", hint
             )
     cast[lost] = fill_of(dtype)
     return cast
 
 
-def listed(rows: NDArray[Any]) -> str:
+def list_rows(rows: NDArray[Any]) -> str:
     """The first ten row numbers, for a message."""
     return ", ".join(map(str, rows[:10])) + (" ..." if len(rows) > 10 else "")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fedcache.store.journal import journal_path
-from fedcache.store.lock import if_free
+from fedcache.store.lock import try_lock
 from fedcache.store.manifest import read_manifest
 from fedcache.store.store import Store
 
@@ -21,13 +21,13 @@ def clean_up(store: Store) -> None:
     """
     locks = store.path / "locks"
     for note in locks.glob("*.json"):
-        with if_free(note.with_suffix(".lock")) as free, suppress(OSError):  # what may only be read keeps it
+        with try_lock(note.with_suffix(".lock")) as free, suppress(OSError):  # what may only be read keeps it
             if free:
                 note.unlink(missing_ok=True)
     for key in store.arrays:
         journal = journal_path(store.path, key)
         if not journal.exists():
             continue
-        with if_free(locks / f"{key}.lock") as free, suppress(OSError):
+        with try_lock(locks / f"{key}.lock") as free, suppress(OSError):
             if free and key in read_manifest(store.path).arrays:  # not begun again since the store was opened
                 journal.unlink(missing_ok=True)

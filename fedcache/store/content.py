@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.chunks import stored
+from fedcache.store.chunks import to_stored_dtype
 from fedcache.store.embedding_files import Embeddings
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.manifest import SAFE
@@ -144,6 +144,6 @@ def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
             "A name begins with a letter or digit and has at most 110 characters.",
         )
     try:
-        return stored(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)
+        return to_stored_dtype(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)
     except FedcacheError as error:
         raise FedcacheError(error.code, error.message, "Mend these rows of the file or leave them out.") from error

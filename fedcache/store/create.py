@@ -13,8 +13,9 @@ import numpy as np
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import fsync_directory, sha256_hex, write_atomic
+from fedcache.store.lock import is_alive
 from fedcache.store.manifest import COLUMNS, FORMAT, Manifest, read_manifest, was_store
 from fedcache.store.quarantine import replace_sidecars
 from fedcache.store.samples import Samples
@@ -44,7 +45,7 @@ def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons:
             Exit.STORE, f"{path} exists and is not a fedcache store.", "Choose another place with --store."
         )
     samples = samples.checked()
-    with writing(path, 64 * len(samples.name)):
+    with explain_disk_errors(path, 64 * len(samples.name)):
         temporary = _building_place(path)
         try:
             _write_samples(temporary, samples, dataset, reasons)
@@ -115,7 +116,7 @@ def _building_place(path: Path) -> Path:
     """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         pid = left.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not is_alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process is in the name for this cleanup, the rest keeps its threads apart.
@@ -130,13 +131,3 @@ def remove_partial_files(path: Path) -> None:
                 left.unlink(missing_ok=True)
     for left in (path / "text").rglob(".*.partial"):
         left.unlink(missing_ok=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

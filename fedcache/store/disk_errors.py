@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def writing(place: Path, needed: int) -> Iterator[None]:
+def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
     """Turn the operating system's refusal of a write into an error with its figures.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.content import Content, arrange, value_id
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.embedding_files import Embeddings
 from fedcache.store.file_formats import WRITERS
 from fedcache.store.store import Store
@@ -41,7 +41,7 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     names = [s.name[i] for i in good]
     meta = {"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]}
     temporary = out.with_name(f".{out.name}.partial{out.suffix}")
-    with writing(out, sum(values.nbytes for values in columns.values())):
+    with explain_disk_errors(out, sum(values.nbytes for values in columns.values())):
         try:
             WRITERS[out.suffix](temporary, columns, names, meta)
             temporary.replace(out)
@@ -50,13 +50,13 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     return len(good)
 
 
-def already_there(store: Store, content: Content) -> bool:
+def holds_content(store: Store, content: Content) -> bool:
     """Whether a store holds all of some content, under whatever name its file was."""
     same = bool(store.dataset["digest"] == content.dataset["digest"])
     return same and content.values <= _held(store) and all(store.has_text(name) for name in content.texts)
 
 
-def begun(store: Store, content: Content) -> bool:
+def holds_part_of(store: Store, content: Content) -> bool:
     """Whether a store holds nothing but some content, of which an interrupted ingest left out a part."""
     return bool(store.dataset["digest"] == content.dataset["digest"]) and _held(store) <= content.values
 

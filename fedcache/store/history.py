@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import append_line, read_whole
 from fedcache.store.signed_json import parse_signed, to_signed
 
@@ -19,7 +19,7 @@ NAME = "history.jsonl"
 def append_event(store: Path, event: Mapping[str, Any]) -> None:
     """Append one event; a last line that a power cut tore is cut off first. The caller holds the history's lock."""
     path = store / NAME
-    with writing(path, 0):
+    with explain_disk_errors(path, 0):
         if path.exists():
             raw = read_whole(path)
             if raw and not raw.endswith(b"\n"):

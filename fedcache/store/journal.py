@@ -127,20 +127,22 @@ def read_journal(path: Path) -> Journal:
         raw = read_whole(path)
     except OSError:
         return journal
+    # Believed up to the first line that is torn or wrong: what follows it was written by nobody we know.
     for line in raw.splitlines(keepends=True):
-        if not line.endswith(b"\n") or not _take(journal, line[:-1]):
+        if not line.endswith(b"\n") or not _read_line(journal, line[:-1]):
             break
         journal.valid_bytes += len(line)
     journal.torn = journal.valid_bytes < len(raw)
     return journal
 
 
-def _take(journal: Journal, line: bytes) -> bool:
+def _read_line(journal: Journal, line: bytes) -> bool:
+    """Enter what a line says; False for one that fedcache does not write."""
     try:
         entry = parse_signed(line)
     except ValueError:
         return False
-    if journal.header is None:
+    if journal.header is None:  # the first line is the header, and the only one
         if not _is_header(entry.get("header")):
             return False
         journal.header = entry["header"]
@@ -154,6 +156,7 @@ def _take(journal: Journal, line: bytes) -> bool:
     chunk, crc, bad = entry.get("chunk"), entry.get("crc"), entry.get("bad")
     if type(chunk) is not int or not 0 <= chunk < journal.count or type(crc) is not int or not isinstance(bad, list):
         return False
+    # Bad rows must lie in the chunk whose line names them: a damaged number must not blame another image.
     rows = journal.header["chunk_rows"]
     low, high = chunk * rows, min((chunk + 1) * rows, journal.header["shape"][0])
     for item in bad:

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import write_atomic
 
 
@@ -24,7 +24,18 @@ def _started() -> int:
         return 0
 
 
-def holder(path: Path) -> str:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs, also somebody else's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is there, and not ours
+        return True
+    return True
+
+
+def lock_holder(path: Path) -> str:
     """Who holds a lock, in words."""
     try:
         found = json.loads(path.with_suffix(".json").read_bytes())
@@ -34,7 +45,7 @@ def holder(path: Path) -> str:
 
 
 @contextmanager
-def if_free(path: Path) -> Iterator[bool]:
+def try_lock(path: Path) -> Iterator[bool]:
     """Whether the lock file ``path`` could be taken at once; it is held while the block runs."""
     lock = FileLock(path, timeout=0)
     try:
@@ -50,12 +61,12 @@ def if_free(path: Path) -> Iterator[bool]:
 
 def is_held(path: Path) -> bool:
     """Whether somebody holds the lock file ``path`` now."""
-    with if_free(path) as free:
+    with try_lock(path) as free:
         return not free
 
 
 @contextmanager
-def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
+def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs.
 
     Args:
@@ -73,7 +84,7 @@ def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except Timeout as error:
         raise FedcacheError(
             Exit.STORE,
-            f"{what} is being written by {holder(path)}.",
+            f"{what} is being written by {lock_holder(path)}.",
             "Wait for it with --wait, or end it; its finished chunks are kept.",
         ) from error
     except (OSError, NotImplementedError) as error:
@@ -86,9 +97,22 @@ def held(path: Path, what: str, *, wait: bool) -> Iterator[None]:
         for left in path.parent.glob(f".{path.stem}.json.*.partial"):
             left.unlink(missing_ok=True)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": _started()}
-        with writing(path, 0):
+        with explain_disk_errors(path, 0):
             write_atomic(path.with_suffix(".json"), json.dumps(who).encode())
         yield
     finally:
         path.with_suffix(".json").unlink(missing_ok=True)
         lock.release()
+
+
+@contextmanager
+def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
+    """Hold the lock of a store's manifest, for a moment; others wait.
+
+    Args:
+        store: whose manifest is read, changed and replaced.
+        needed: bytes that are written meanwhile, for the message of a full disk.
+    """
+    lock = store / "locks" / "manifest.lock"
+    with hold_lock(lock, f"the manifest of {store}", wait=True), explain_disk_errors(store, needed):
+        yield

@@ -20,7 +20,7 @@ def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
     return key, backbone, f"{backbone}@{info.recipe.get('size', 0)}"
 
 
-def meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
+def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys of the arrays that a name may mean."""
     return [key for key, info in arrays.items() if name in names_of(key, info)]
 
@@ -44,7 +44,7 @@ def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str
         return list(features)
     chosen = []
     for name in names:
-        found = meant(features, name)
+        found = match_arrays(features, name)
         if len(found) != 1:
             listed = ", ".join(features) or "no features"
             what = "no features" if not found else f"{len(found)} arrays"

@@ -21,12 +21,11 @@ from fedcache.store.columns import read_column, read_samples
 from fedcache.store.content import CHUNK_ROWS, Content
 from fedcache.store.create import create_store, remove_partial_files
 from fedcache.store.describe import describe_store, samples_frame, store_html
-from fedcache.store.disk_errors import writing
 from fedcache.store.files import canonical_json, sha256_hex, write_atomic
 from fedcache.store.from_arrays import arrange_arrays
 from fedcache.store.history import append_event
 from fedcache.store.journal import unfinished_arrays
-from fedcache.store.lock import held
+from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, read_manifest
 from fedcache.store.partitions import partition_names, read_partition
 from fedcache.store.quarantine import read_quarantine
@@ -313,8 +312,7 @@ class Store:
     @contextmanager
     def _edit(self) -> Iterator[Manifest]:
         """The manifest as it is now, to change under its lock; written when the block ends well."""
-        lock = self.path / "locks" / "manifest.lock"
-        with held(lock, f"the manifest of {self.path}", wait=True), writing(self.path, 0):
+        with lock_manifest(self.path):
             manifest = read_manifest(self.path)
             remove_partial_files(self.path)
             yield manifest
@@ -396,5 +394,5 @@ class Store:
 
     def append_history(self, event: Mapping[str, Any]) -> None:
         """Note what was measured; the one file of a store with times in it."""
-        with held(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
+        with hold_lock(self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True):
             append_event(self.path, event)

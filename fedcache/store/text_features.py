@@ -59,7 +59,7 @@ def write_text(
         raise FedcacheError(
             Exit.BUG, f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
         )
-    values = files.stored(values, "float32", (), 0, f"text features of {backbone}")
+    values = files.to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug, rows = slug_of(backbone), max(1, len(values))
     check_name("backbone", slug)
     entry = {"templates": list(templates), "meta": dict(meta)}

@@ -11,10 +11,10 @@ from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store import history, manifest, quarantine
 from fedcache.store.create import sidecars_of
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of, file_sha256, sha256_hex, write_atomic
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
-from fedcache.store.lock import held
+from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import COLUMNS, Manifest, read_manifest
 from fedcache.store.signed_json import to_signed
 from fedcache.store.store import Store
@@ -227,15 +227,15 @@ def repair(path: Path) -> list[str]:
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []
     for key in sorted({p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}):
-        with held(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
+        with hold_lock(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
             done += _reopen(path, key)
     if history.NAME in problems:
-        with held(path / "locks" / "history.lock", f"the history of {path}", wait=True):
+        with hold_lock(path / "locks" / "history.lock", f"the history of {path}", wait=True):
             events, damaged = history.read_history(path)
-            with writing(path, 0):
+            with explain_disk_errors(path, 0):
                 write_atomic(path / history.NAME, *(to_signed(event) + b"\n" for event in events))
         done.append(f"{len(damaged)} damaged lines of the history are gone.")
-    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+    with lock_manifest(path):
         now = read_manifest(path)
         whole = sidecars_of(now)
         for relative in problems:
@@ -268,7 +268,7 @@ def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
 
 def _reopen(path: Path, key: str) -> list[str]:
     """Turn a complete array into an unfinished one. Its journal is in place before the manifest forgets it."""
-    with held(path / "locks" / "manifest.lock", f"the manifest of {path}", wait=True), writing(path, 0):
+    with lock_manifest(path):
         now = read_manifest(path)
         info = now.arrays.pop(key, None)
         if info is None:

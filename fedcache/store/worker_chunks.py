@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of
 from fedcache.store.journal import journal_path, read_journal
 
@@ -89,14 +89,14 @@ class WorkerArray:
                 "the last one the rest.",
             )
         reasons = {int(row): str(why) for row, why in (bad or {}).items() if start <= row < start + expected[0]}
-        return files.stored(rows, self.dtype, [row - start for row in reasons], start, self.key), reasons
+        return files.to_stored_dtype(rows, self.dtype, [row - start for row in reasons], start, self.key), reasons
 
     def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> UncommittedChunk:
         """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
         values, reasons = self.prepare(chunk, rows, bad)
         place = self.chunk_file(chunk)
         file = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(6)}.partial")
-        with writing(place, self.chunk_bytes):
+        with explain_disk_errors(place, self.chunk_bytes):
             crc = files.write_chunk_file(file, values, self.chunk_rows, self.dtype)
         return UncommittedChunk(self.key, chunk, crc, file, reasons)
 

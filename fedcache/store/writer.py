@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256_hex, write_atomic
 from fedcache.store.journal import Journal, journal_path, read_journal
-from fedcache.store.lock import held
+from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
 from fedcache.store.quarantine import commit_of, read_quarantine, replace_sidecars
 from fedcache.store.samples import Samples
@@ -109,9 +109,9 @@ class ArrayWriter:
 
     def __enter__(self) -> ArrayWriter:
         lock = self.store.path / "locks" / f"{self.key}.lock"
-        self._stack.enter_context(held(lock, f"{self.key} in {self.store.path}", wait=self._wait))
+        self._stack.enter_context(hold_lock(lock, f"{self.key} in {self.store.path}", wait=self._wait))
         try:
-            with writing(self.store.path, 0):
+            with explain_disk_errors(self.store.path, 0):
                 self._open()
         except BaseException:
             self._stack.close()
@@ -168,7 +168,7 @@ class ArrayWriter:
 
         Until then only the commit line of that journal says that they are the right ones.
         """
-        with held(self.store.path / "locks" / "manifest.lock", f"the manifest of {self.store.path}", wait=True):
+        with lock_manifest(self.store.path):
             manifest = read_manifest(self.store.path)
             replace_sidecars(self.store.path, manifest, read_quarantine(self.store.path, manifest))
             manifest.write(self.store.path)
@@ -217,7 +217,7 @@ class ArrayWriter:
         values, reasons = array.prepare(chunk, rows, bad)
         self._refuse_finished(chunk)
         place = array.chunk_file(chunk)
-        with writing(place, array.chunk_bytes):
+        with explain_disk_errors(place, array.chunk_bytes):
             crc = files.write_chunk_file(place, values, self.chunk_rows, self.dtype)  # on disk when this returns
             self.add_to_journal(chunk, crc, reasons)
 
@@ -249,7 +249,7 @@ class ArrayWriter:
                 f"{'is missing' if found < 0 else f'has {found:,} bytes instead of {size:,}'}.",
                 "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
             )
-        with writing(place, 0):
+        with explain_disk_errors(place, 0):
             made.file.replace(place)
             fsync_directory(place.parent)  # the name is on disk before the line that speaks of it
             self.add_to_journal(made.chunk, made.crc, made.bad)
@@ -280,7 +280,7 @@ class ArrayWriter:
         size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
         payload = files.read_checked(source, crc, self.key, size=size)
         place = files.chunk_path(self.path, chunk, len(self.shape))
-        with writing(place, size):
+        with explain_disk_errors(place, size):
             files.make_directories(place.parent)
             if not link_atomic(source, place):
                 files.write_payload(place, payload)
@@ -311,8 +311,7 @@ class ArrayWriter:
             raise FedcacheError(
                 Exit.BUG, f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.", "Write them first."
             )
-        lock = self.store.path / "locks" / "manifest.lock"
-        with held(lock, f"the manifest of {self.store.path}", wait=True), writing(self.store.path, self.store.rows):
+        with lock_manifest(self.store.path, self.store.rows):
             manifest = read_manifest(self.store.path)  # as it is now: others may have completed arrays since we opened
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)

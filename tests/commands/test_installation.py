@@ -24,7 +24,7 @@ from fedcache.commands import doctor_torch
 from fedcache.commands.output import table
 from fedcache.config import Home
 from fedcache.extract import backbones
-from fedcache.store.lock import held
+from fedcache.store.lock import hold_lock
 
 
 def entries() -> dict[str, dict[str, str]]:
@@ -100,7 +100,7 @@ def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
     store = fc.Store.from_arrays({"mine": x}, labels=y)
     place = store.path / "locks" / "manifest.lock"
     assert told()["locks"]["found"] == "nobody is writing"
-    with held(place, "it", wait=False):
+    with hold_lock(place, "it", wait=False):
         live = told()["lock"]
         assert live["status"] == "warn"
         assert f"process {os.getpid()}" in live["found"]

@@ -10,7 +10,7 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
-from fedcache.store.lock import held
+from fedcache.store.lock import hold_lock
 from fedcache.store.verify import verify
 
 
@@ -62,7 +62,7 @@ def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home: Path) ->
     (store,) = (home / "stores").glob("*.zarr")
     stray = store / "stray.bin"
     stray.write_bytes(b"x")
-    with held(store / "locks" / "a.lock", "a", wait=False):
+    with hold_lock(store / "locks" / "a.lock", "a", wait=False):
         assert listed() == {}
     assert listed() == {"stray.bin": "leftovers"}
     (store / "manifest.json").write_bytes(b"{}")

@@ -130,7 +130,7 @@ def pull(
     context = Context(DigestMemory(data), roots or {}, data)
     if kind == "paper":
         held = paper.read(name)
-        root = papers.root_of(name, context) or data / name
+        root = context.root_of("paper", name) or data / name
         if not held.pulls:
             raise FedcacheError(
                 Exit.ENVIRONMENT,
@@ -147,7 +147,7 @@ def pull(
             "fedcache datasets list   shows what each dataset needs",
         )
     torchvision.entry_of(name)
-    root = torchvision.root_of(name, context) or data / name
+    root = context.root_of("torchvision", name) or data / name
     torchvision.pull(name, root)
     return root
 
@@ -213,7 +213,7 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
         found = papers.info(rest, context)
         return {**entries[name], **found}
     torchvision.entry_of(rest)
-    root = torchvision.root_of(rest, context)
+    root = context.root_of("torchvision", rest)
     entry = torchvision.TABLE[rest]
     return {
         **entries[name],
@@ -224,7 +224,7 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
     }
 
 
-def _has(entry: torchvision.Entry, split: str) -> bool:
+def _has(entry: torchvision.TorchvisionEntry, split: str) -> bool:
     # A dataset without a test set gets one.
     return split == "test" or {"train": 0, "validation": 2}[split] in {code for _, code in entry.splits}
 

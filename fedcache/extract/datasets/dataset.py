@@ -106,6 +106,13 @@ class Context:
     layout: str | None = None
     progress: Progress | None = None
 
+    def root_of(self, kind: str, name: str) -> Path | None:
+        """Where ``kind:NAME`` is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+        for given in (name, f"{kind}:{name}"):
+            if given in self.roots:
+                return self.roots[given].expanduser()
+        return None if self.data is None else self.data / name
+
 
 def _content_digest(dataset: Dataset) -> str:
     head = {"classes": dataset.classes, "domains": dataset.domains, "names": dataset.names}

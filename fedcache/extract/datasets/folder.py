@@ -133,7 +133,7 @@ def _from_tree(path: Path, context: Context) -> _Rows:
         )
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1 if context.layout is None else len(layout.parse_layout(context.layout))
-    cut = layout.entered(spelled, keep)
+    cut = layout.enter_top_folder(spelled, keep)
     order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
     names = [spelled[i][cut:] for i in order]
     for a, b in pairwise(names):

@@ -58,7 +58,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     return roles
 
 
-def entered(names: Sequence[str], keep: int = 1) -> int:
+def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
     """How many characters of every name belong to single top folders that are entered.
 
     Args:

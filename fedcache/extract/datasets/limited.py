@@ -6,6 +6,7 @@ Evenly spaced over the sorted names, so that every split, domain and class of an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +33,16 @@ def part(data: Dataset, limit: int) -> Dataset:
     if limit >= len(data):
         return data
     rows = np.arange(limit, dtype=np.int64) * len(data) // limit
-    return Dataset(
-        spec=data.spec,
+    return replace(
+        data,
         slug=f"{data.slug}-{limit}",
-        classes=data.classes,
-        domains=data.domains,
         names=tuple(data.names[r] for r in rows),
         label=data.label[rows],
         domain=data.domain[rows],
         split=data.split[rows],
         uid=data.uid[rows],
-        template=data.template,
         reading=f"{data.reading}; {limit:,} rows of it, evenly spaced",
         source=PartSource(data.source, rows),
-        mirror=data.mirror,
     )
 
 

@@ -22,7 +22,7 @@ from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex, dama
 from fedcache.extract.datasets.tree import FilesSource, name_of
 
 
-class Entry(NamedTuple):
+class ImageEntry(NamedTuple):
     """One image file: its name as a row, its path below the images, and what is known of it."""
 
     name: str
@@ -58,7 +58,7 @@ def files_of(place: FoundLayout) -> list[Path]:
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
 
-def _of_files(place: FoundLayout, entries: Sequence[Entry], notes: tuple[str, ...]) -> PaperIndex:
+def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]) -> PaperIndex:
     """The index of image files.
 
     Raises:
@@ -98,7 +98,7 @@ def _of_files(place: FoundLayout, entries: Sequence[Entry], notes: tuple[str, ..
 # Folders and lists: format "files"
 
 
-def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
 
     What else lies beside the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
@@ -118,7 +118,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
         domain = domains.index(top) if top in domains else 0
         for image in tree.scan(folder).paths:
             path = f"{top}/{place.paper.folders[number]}/{image}"
-            yield Entry(path, path, number, domain, SPLITS[split])
+            yield ImageEntry(path, path, number, domain, SPLITS[split])
     for domain, split, file in _lists(place):
         listed = list(_pairs(file) if options["line"] == "pickle" else _lines_of(file, place))
         expected = place.layout.lines.get(file.name, len(listed))
@@ -132,7 +132,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
                 what = f"it names the class {folder_name[:60]!r}, which is not one of {place.paper.title}"
                 raise damaged(file, what)
             name = f"{domains[domain]}/{split}/{kept:05d}/{image}" if options.get("ordered") else image
-            yield Entry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
+            yield ImageEntry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
             kept += 1
 
 
@@ -198,7 +198,7 @@ def _text(path: Path) -> str:
 # CoOp's splits: format "coop"
 
 
-def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """CoOp's ``{"train": [[path, label, class name], ...], "val": ..., "test": ...}``."""
     path = place.path(place.layout.needs[0])
     try:
@@ -212,7 +212,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
         for entry in held[split]:
             match entry:
                 case [str(image), int(label), str(word)] if 0 <= label < len(place.paper.classes):
-                    yield Entry(image, image, label, 0, SPLITS[split])
+                    yield ImageEntry(image, image, label, 0, SPLITS[split])
                     spelled[label] = word
                 case _:
                     raise damaged(path, f"{split} has the entry {str(entry)[:80]}; expected [path, label, class name]")
@@ -237,16 +237,16 @@ def _letters(name: str) -> str:
 # MATLAB tables: formats "flowers" and "cars"
 
 
-def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """``jpg/image_00001.jpg`` with ``imagelabels.mat`` (classes from 1) and ``setid.mat`` (images of each split)."""
     labels = _column(place.base / "imagelabels.mat", "labels", len(place.paper.classes))
     for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
         for i in _column(place.base / "setid.mat", key, len(labels)):
             image = f"image_{i:05d}.jpg"
-            yield Entry(image, image, labels[i - 1] - 1, 0, SPLITS[split])
+            yield ImageEntry(image, image, labels[i - 1] - 1, 0, SPLITS[split])
 
 
-def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
+def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """The development kit: ``annotations`` with ``fname`` and ``class`` (from 1) for each of the two folders."""
     for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
         path = place.base / file
@@ -258,7 +258,7 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[Entry]:
         for image, label in pairs:
             if not 1 <= label <= len(place.paper.classes):
                 raise damaged(path, f"{image[:40]!r} has the class {label}; expected 1 to {len(place.paper.classes)}")
-            yield Entry(f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split])
+            yield ImageEntry(f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split])
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
@@ -284,7 +284,7 @@ def _mat(path: Path) -> dict[str, Any]:
     return held
 
 
-READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[Entry]]] = {
+READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "files": _read_files,
     "coop": _read_coop,
     "flowers": _read_flowers,

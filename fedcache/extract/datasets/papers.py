@@ -29,22 +29,14 @@ WORDS = {0: "train", 1: "test", 2: "validation"}
 """Names of the split codes."""
 
 
-def full(name: str) -> str:
+def full_spec(name: str) -> str:
     """``paper:NAME`` for the bare NAME of a dataset of the papers; any other text as it is."""
     return f"paper:{name}" if name in paper.NAMES else name
 
 
-def root_of(name: str, context: Context) -> Path | None:
-    """Where a dataset is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
-    for given in (name, f"paper:{name}"):
-        if given in context.roots:
-            return context.roots[given].expanduser()
-    return None if context.data is None else context.data / name
-
-
 def ready(name: str, context: Context) -> bool:
     """Whether one of its layouts is recognised where it would be."""
-    root = root_of(name, context)
+    root = context.root_of("paper", name)
     return root is not None and paper.find(paper.read(name), root) is not None
 
 
@@ -112,7 +104,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 def info(name: str, context: Context) -> dict[str, Any]:
     """What the data file says, and whether the dataset is there."""
     held = paper.read(name)
-    root = root_of(name, context)
+    root = context.root_of("paper", name)
     place = paper.find(held, root) if root is not None else None
     return {
         "title": held.title,
@@ -144,7 +136,7 @@ def steps(held: Paper) -> list[str]:
 
 def _require(name: str, context: Context) -> FoundLayout:
     held = paper.read(name)
-    root = root_of(name, context)
+    root = context.root_of("paper", name)
     place = paper.find(held, root) if root is not None else None
     if place is not None:
         return place

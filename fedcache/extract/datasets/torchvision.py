@@ -14,9 +14,11 @@ import contextlib
 import importlib.metadata
 import inspect
 import os
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +29,14 @@ from PIL import Image
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION, Context, Dataset
+from fedcache.extract.datasets.layout import SPLITS
 from fedcache.extract.images import MAX_BYTES, BadImage, quiet
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import HELD_OUT, held_out
 
-_Splits = tuple[tuple[dict[str, Any], int], ...]
-_DIGITS = tuple("0123456789")
-_TRAIN_FLAG = (({"train": True}, TRAIN), ({"train": False}, TEST))
-_TRAIN_TEST = (({"split": "train"}, TRAIN), ({"split": "test"}, TEST))
-_TRAIN_VAL_TEST = (({"split": "train"}, TRAIN), ({"split": "val"}, VALIDATION), ({"split": "test"}, TEST))
-_TRAIN_VAL = (({"split": "train"}, TRAIN), ({"split": "val"}, TEST))
-_WHOLE: _Splits = (({}, TRAIN),)
-
 
 @dataclass(frozen=True)
-class Entry:
+class TorchvisionEntry:
     """How one dataset is constructed.
 
     Attributes:
@@ -55,7 +50,7 @@ class Entry:
         pulls: torchvision can download it.
     """
 
-    splits: _Splits
+    splits: tuple[tuple[dict[str, Any], int], ...]
     files: str
     about: str
     cls: str = ""
@@ -65,83 +60,20 @@ class Entry:
     pulls: bool = True
 
 
-def _emnist(split: str, about: str) -> Entry:
-    return Entry(_TRAIN_FLAG, "EMNIST", about, cls="EMNIST", options={"split": split}, mirror=False)
+def _table() -> dict[str, TorchvisionEntry]:
+    text = (resources.files("fedcache.extract.datasets") / "torchvision.toml").read_text(encoding="utf-8")
+    table = {}
+    for name, given in tomllib.loads(text).items():
+        splits = tuple((options, SPLITS[word]) for options, word in given.pop("splits"))
+        table[name] = TorchvisionEntry(splits, classes=tuple(given.pop("classes", ())), **given)
+    return table
 
 
-TABLE: dict[str, Entry] = {
-    "CIFAR10": Entry(_TRAIN_FLAG, "cifar-10-batches-py", "60,000 objects of 10 classes, 32 x 32"),
-    "CIFAR100": Entry(_TRAIN_FLAG, "cifar-100-python", "60,000 objects of 100 classes, 32 x 32"),
-    "CLEVRClassification": Entry(
-        _TRAIN_VAL, "clevr", "scenes by number of objects; validation set as test", classes=tuple(map(str, range(11)))
-    ),
-    "Caltech101": Entry(_WHOLE, "caltech101", "9,000 objects of 101 classes"),
-    "Caltech256": Entry(_WHOLE, "caltech256", "30,600 objects of 257 classes"),
-    "Country211": Entry(
-        (({"split": "train"}, TRAIN), ({"split": "valid"}, VALIDATION), ({"split": "test"}, TEST)),
-        "country211",
-        "63,300 photographs of 211 countries",
-    ),
-    "DTD": Entry(_TRAIN_VAL_TEST, "dtd", "5,640 textures of 47 classes, partition 1"),
-    "EMNIST-balanced": _emnist("balanced", "131,600 letters and digits, 47 classes, 28 x 28"),
-    "EMNIST-byclass": _emnist("byclass", "814,255 letters and digits, 62 classes, 28 x 28"),
-    "EMNIST-bymerge": _emnist("bymerge", "814,255 letters and digits, 47 classes, 28 x 28"),
-    "EMNIST-digits": _emnist("digits", "280,000 digits, 28 x 28"),
-    "EMNIST-letters": _emnist("letters", "145,600 letters, 26 classes, 28 x 28"),
-    "EMNIST-mnist": _emnist("mnist", "70,000 digits, 28 x 28"),
-    "EuroSAT": Entry(_WHOLE, "eurosat", "27,000 satellite images of 10 classes, 64 x 64"),
-    "FER2013": Entry(
-        _TRAIN_TEST,
-        "fer2013",
-        "35,887 faces of 7 emotions, 48 x 48; by hand",
-        classes=("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral"),
-        pulls=False,
-    ),
-    "FGVCAircraft": Entry(_TRAIN_VAL_TEST, "fgvc-aircraft-2013b", "10,000 aircraft of 100 variants"),
-    "FashionMNIST": Entry(_TRAIN_FLAG, "FashionMNIST", "70,000 articles of clothing, 10 classes, 28 x 28"),
-    "Flowers102": Entry(_TRAIN_VAL_TEST, "flowers-102", "8,189 flowers of 102 classes"),
-    "Food101": Entry(_TRAIN_TEST, "food-101", "101,000 dishes of 101 classes"),
-    "GTSRB": Entry(
-        _TRAIN_TEST,
-        "gtsrb",
-        "German traffic signs, 43 classes",
-        classes=tuple(f"{i:02d}" for i in range(43)),
-        mirror=False,
-    ),
-    "INaturalist": Entry(
-        (({"version": "2021_train_mini"}, TRAIN), ({"version": "2021_valid"}, TEST)),
-        "",
-        "600,000 photographs of 10,000 species (2021, mini)",
-    ),
-    "ImageNet": Entry(_TRAIN_VAL, "", "1.3 million objects of 1,000 classes; by hand", pulls=False),
-    "Imagenette": Entry(_TRAIN_VAL, "imagenette2", "13,000 objects of 10 classes of ImageNet"),
-    "KMNIST": Entry(_TRAIN_FLAG, "KMNIST", "70,000 cursive Japanese characters, 10 classes, 28 x 28", mirror=False),
-    "LFWPeople": Entry(_TRAIN_TEST, "lfw-py", "13,233 faces of 5,749 people"),
-    "MNIST": Entry(_TRAIN_FLAG, "MNIST", "70,000 digits, 28 x 28", classes=_DIGITS, mirror=False),
-    "Omniglot": Entry(_WHOLE, "omniglot-py", "19,280 drawings of 964 characters (background set)", mirror=False),
-    "OxfordIIITPet": Entry(
-        (({"split": "trainval"}, TRAIN), ({"split": "test"}, TEST)), "oxford-iiit-pet", "7,349 pets of 37 breeds"
-    ),
-    "PCAM": Entry(_TRAIN_VAL_TEST, "pcam", "327,680 tissue patches, 96 x 96", classes=("normal", "tumor")),
-    "Places365": Entry(
-        (({"split": "train-standard"}, TRAIN), ({"split": "val"}, TEST)),
-        "",
-        "1.8 million scenes of 365 classes, 256 x 256; validation set as test",
-        options={"small": True},
-    ),
-    "QMNIST": Entry(_TRAIN_FLAG, "QMNIST", "120,000 digits, 28 x 28", classes=_DIGITS, mirror=False),
-    "RenderedSST2": Entry(_TRAIN_VAL_TEST, "rendered-sst2", "9,613 rendered sentences by sentiment", mirror=False),
-    "SEMEION": Entry(_WHOLE, "", "1,593 digits, 16 x 16", classes=_DIGITS, mirror=False),
-    "STL10": Entry(_TRAIN_TEST, "stl10_binary", "13,000 labelled objects of 10 classes, 96 x 96"),
-    "SUN397": Entry(_WHOLE, "SUN397", "108,754 scenes of 397 classes"),
-    "SVHN": Entry(_TRAIN_TEST, "", "99,289 house-number digits, 32 x 32", classes=_DIGITS, mirror=False),
-    "StanfordCars": Entry(_TRAIN_TEST, "stanford_cars", "16,185 cars of 196 models; by hand", pulls=False),
-    "USPS": Entry(_TRAIN_FLAG, "", "9,298 digits, 16 x 16", classes=_DIGITS, mirror=False),
-}
-"""Every dataset that can be named; EMNIST once per split."""
+TABLE = _table()
+"""Every dataset that can be named, from ``torchvision.toml``; EMNIST once per split."""
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> TorchvisionEntry:
     """The entry of a name.
 
     Raises:
@@ -152,17 +84,9 @@ def entry_of(name: str) -> Entry:
     return TABLE[name]
 
 
-def root_of(name: str, context: Context) -> Path | None:
-    """Where a dataset is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
-    for given in (name, f"torchvision:{name}"):
-        if given in context.roots:
-            return context.roots[given].expanduser()
-    return None if context.data is None else context.data / name
-
-
 def ready(name: str, context: Context) -> bool:
     """Whether something lies where the dataset would be (torchvision checks it when it is opened)."""
-    root = root_of(name, context)
+    root = context.root_of("torchvision", name)
     return root is not None and (root / TABLE[name].files).is_dir()
 
 
@@ -285,7 +209,7 @@ class TorchvisionSource:
 
 
 def _require(name: str, context: Context) -> Path:
-    root = root_of(name, context)
+    root = context.root_of("torchvision", name)
     if root is not None and ready(name, context):
         return root
     looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
@@ -331,7 +255,7 @@ def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool
 
 
 def _labels(
-    entry: Entry, source: TorchvisionSource, facts: list[Any], context: Context
+    entry: TorchvisionEntry, source: TorchvisionSource, facts: list[Any], context: Context
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Labels of all rows and the class names, without classes that have no image (EMNIST-letters names one)."""
     fact = context.memory.recall(["labels", dataset.READING, *facts])

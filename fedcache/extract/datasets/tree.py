@@ -15,7 +15,7 @@ import numpy as np
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives
 from fedcache.extract.images import EXTENSIONS, MAX_BYTES, BadImage
-from fedcache.store.files import digest_of
+from fedcache.store.files import at_once, digest_of
 
 
 class FilesSource:
@@ -33,7 +33,7 @@ class FilesSource:
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
         try:
-            with open(f"{self.root}/{self.paths[row]}", "rb", opener=_open_at_once) as file:
+            with open(f"{self.root}/{self.paths[row]}", "rb", opener=at_once) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("it is not a regular file")
@@ -43,11 +43,6 @@ class FilesSource:
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else "unknown error"
             raise BadImage(f"the file cannot be read: {reason}") from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a named pipe would wait for a writer for ever.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.plan import memory_of, roots_of, store_path
 from fedcache.extract.planning.unfinished import unfinished_arrays_of
 from fedcache.progress import Observer
-from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, resolve_path
+from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, resolve_path
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
 

@@ -33,7 +33,7 @@ from fedcache.extract.batches import FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.datasets.incremental import IncrementalDataset, find_earlier_rows, in_earlier_order
 from fedcache.progress import Observer
-from fedcache.store.catalog import is_ingested
+from fedcache.store.catalog.find import is_ingested
 from fedcache.store.chunks import chunk_path
 from fedcache.store.quarantine import VANISHED
 from fedcache.store.store import ArrayWriter, Store

@@ -12,10 +12,10 @@ from fedcache.extract.extraction import remember_last
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.plan import store_path
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, resolve_path, store_option
+from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, resolve_path, store_option
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import already_there, begun
+from fedcache.store.exchange import holds_content, holds_part_of
 from fedcache.store.files import make_private
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
@@ -65,10 +65,10 @@ def ingest_file(
     old = Store.open(found) if found is not None and was_store(found) else None
     if old is None or not is_ingested(old):
         made = Store.from_content(content, target)  # which refuses a store of something else
-    elif already_there(old, content):
+    elif holds_content(old, content):
         observer.note(f"{name} is there already, with the same content: nothing to do.")
         made = old
-    elif begun(old, content):
+    elif holds_part_of(old, content):
         made = Store.from_content(content, old.path)
     elif replace:
         observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
@@ -94,7 +94,7 @@ def _replaced(old: Path, content: Content, target: Path) -> Store:
     return Store.open(place.rename(target) if place != target else place)
 
 
-def described(store: Store, home: Home, name: str) -> tuple[list[str], str]:
+def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
     """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
     s = store.samples
     counts = {word: int((s.split == code).sum()) for code, word in enumerate(("train", "test", "validation"))}

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from fedcache.extract.chunk_writer import Collector
+from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.stats import ExtractionStats
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.local import BatchWorkers, worker_died
@@ -20,7 +20,7 @@ BatchTask = tuple[int, tuple[str, ...]]
 def run_batches(
     tasks: Sequence[BatchTask],
     workers: BatchWorkers,
-    collector: Collector,
+    collector: ChunkCollector,
     *,
     max_bad: int,
     stop: Stop,
@@ -46,7 +46,7 @@ def run_batches(
     begun: set[tuple[str, int]] = set()  # chunks of which a batch was submitted
     following = next(queue, None)
     while True:
-        collector.settle()
+        collector.collect_writes()
         # Submit while workers have room and no array is a whole chunk ahead of its journal.
         while following is not None and len(waiting) < workers.depth:
             batch, keys = following
@@ -75,7 +75,7 @@ def run_batches(
             collector.add(batch, computed)
             observer.advance(computed.decoded)
             if len(stats.bad) > max_bad:
-                collector.settle(block=True)  # what is whole is kept before the refusal
+                collector.collect_writes(block=True)  # what is whole is kept before the refusal
                 stats.check_bad(computed.bad, max_bad)
-    collector.settle(block=True)
+    collector.collect_writes(block=True)
     return not stop.requested

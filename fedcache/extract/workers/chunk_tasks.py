@@ -22,7 +22,7 @@ from fedcache.allocator import keep_freed_memory
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
-from fedcache.extract.chunk_writer import Collector
+from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
@@ -190,12 +190,12 @@ class ChunkWorker:
         """Decode the images of a task, run the backbones, write the chunks."""
         result = TaskResult()
         writers = {key: _TaskWriter(self.spec.arrays[key], result) for key, _ in task.chunks}
-        collector = Collector(writers, self.spec.rows, self.spec.settings.batch)
+        collector = ChunkCollector(writers, self.spec.rows, self.spec.settings.batch)
         try:
             for batch, computed in self._batches(task):
                 result.stats.add(computed)
                 collector.add(batch, computed)
-            collector.settle(block=True)
+            collector.collect_writes(block=True)
         finally:
             collector.thread.shutdown(wait=True)
         return result

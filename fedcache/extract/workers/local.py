@@ -130,6 +130,7 @@ class WorkerProcesses:
 
     def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
         self.count = count
+        # spawn: a fork would copy torch's threads and locks in whatever state they are.
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=initializer, initargs=initargs)
 
@@ -155,6 +156,7 @@ class WorkerProcesses:
 
     def close(self) -> None:
         """End the workers without waiting for what nobody will read."""
+        # shutdown() forgets the processes, so they are noted first; those that compute are ended, not waited for.
         processes = list((self.pool._processes or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -173,7 +175,7 @@ class CpuWorkers:
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """See ``BatchWorkers``."""
-        return self.pool.submit(worker_compute, batch, keys)
+        return self.pool.submit(call_runner, "compute", batch, keys)
 
     def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """The result itself."""
@@ -182,12 +184,12 @@ class CpuWorkers:
 
     def warm(self) -> dict[str, float]:
         """See ``BatchWorkers``; every worker warms up, one answers."""
-        rates: dict[str, float] = self.pool.ask(worker_warm, times=self.workers)
+        rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
         return rates
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
         """See ``BatchWorkers``."""
-        matrix: NDArray[np.float32] = self.pool.ask(worker_text, key, classes, templates)
+        matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
         return matrix
 
     def close(self) -> None:
@@ -240,7 +242,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         connection.wait([sentinel])
-        os._exit(1)
+        os._exit(1)  # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -249,34 +251,20 @@ def init_cpu_worker(
     jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
 ) -> None:
     """Initialise a worker process: signals are the parent's business, threads are fixed, backbones are loaded."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
+    init_decoder()
     keep_freed_memory()
     global _runner
     _runner = make_runner(jobs, source, uid, rows, settings)
 
 
-def worker_warm() -> dict[str, float]:
-    """``BatchRunner.warm`` in a worker."""
-    assert _runner is not None
-    return _runner.warm()
-
-
-def worker_compute(batch: int, keys: Sequence[str]) -> ComputedBatch:
-    """``BatchRunner.compute`` in a worker."""
-    assert _runner is not None
-    return _runner.compute(batch, keys)
-
-
-def worker_text(key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-    """``BatchRunner.text`` in a worker."""
-    assert _runner is not None
-    return _runner.text(key, classes, templates)
+def call_runner(method: str, *args: Any) -> Any:
+    """A method of this worker process's ``BatchRunner``."""
+    return getattr(_runner, method)(*args)
 
 
 def init_decoder() -> None:
     """Initialise a worker that only decodes (the model runs elsewhere)."""
+    # Ctrl-C reaches the whole process group: the parent stops after the chunks under way, which need their workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.engine.encoders import FrozenEncoders
-from fedcache.store.disk_errors import writing
+from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import make_private
 from fedcache.store.memory_limit import memory_limit
 
@@ -264,7 +264,7 @@ def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
     if scratch is None or size <= memory_limit():
         return np.empty(shape, np.float32)
     make_private(scratch)
-    with writing(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
+    with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and later a signal

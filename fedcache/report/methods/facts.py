@@ -12,7 +12,7 @@ import torch
 
 from fedcache.config import Home
 from fedcache.extract import backbones
-from fedcache.extract.backbones.live import load_towers
+from fedcache.extract.backbones.clip_towers import load_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.encoders import FrozenEncoders

@@ -20,7 +20,7 @@ from make_images import png, tree, write_directory, write_tar, write_zip
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.layout import entered, infer
+from fedcache.extract.datasets.layout import enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import MAX_BYTES, BadImage, decode
 from fedcache.store.samples import held_out
@@ -186,7 +186,7 @@ def test_a_layout_whose_split_is_no_split_is_refused(tmp_path, memory):
     ],
 )
 def test_only_a_top_folder_without_meaning_is_entered(names, length):
-    assert entered(names) == length
+    assert enter_top_folder(names) == length
 
 
 def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path, memory):

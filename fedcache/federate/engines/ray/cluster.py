@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.lock import if_free
+from fedcache.store.lock import try_lock
 
 RETRIES = 3
 """How often a call is repeated whose worker or node died."""
@@ -142,7 +142,7 @@ class Cluster:
 
 
 @contextmanager
-def opened(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
+def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
     """A cluster of this machine's own, which ends with the block, or the one at an address, which is left.
 
     Args:
@@ -279,6 +279,6 @@ def _remove(folder: Path) -> None:
 def _remove_dead_clusters() -> None:
     """Remove the folders of drivers that were killed: nobody holds their lock any more."""
     for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
-        with if_free(left) as free:
+        with try_lock(left) as free:
             if free:
                 shutil.rmtree(left.parent, ignore_errors=True)

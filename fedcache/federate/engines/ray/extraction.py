@@ -10,7 +10,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
-from fedcache.federate.engines.ray.cluster import opened
+from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.workers import RayWorkerPool
 from fedcache.progress import Observer
 
@@ -42,7 +42,7 @@ def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer
     threads, on_gpus = spec.settings.threads, needs_gpus(spec.settings)
     gpus = _gpus() if on_gpus else 0
     cpus = cores() if gpus else (workers or max(1, cores() // threads)) * threads
-    with opened(address, cpus=cpus, gpus=gpus) as cluster:
+    with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         nodes = cluster.nodes()
         if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
             shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]

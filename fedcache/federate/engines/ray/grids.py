@@ -20,7 +20,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.device import cores
 from fedcache.extract.stop import Stop
-from fedcache.federate.engines.ray.cluster import opened
+from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.workers import RayWorkerPool
 from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.methods import find_method
@@ -109,7 +109,7 @@ def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
     pieces, many = slices(request), len(request.points)
     cpus = threads * jobs if jobs > 1 else max(cores(), threads)
-    with opened(address, cpus=cpus, gpus=gpus) as cluster:
+    with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         task = GridTask(request, threads)
         pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
         _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
@@ -236,7 +236,7 @@ def train_runs(
     live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
     gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
     made: set[Path] = set()
-    with opened(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
+    with open_cluster(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
         pool = RayWorkerPool(
             cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
         )

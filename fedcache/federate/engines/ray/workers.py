@@ -70,6 +70,7 @@ class RayWorkerPool:
         self.cluster, self.cpus, self.gpus, self.most = cluster, cpus, gpus, most or 1 << 20
         self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
+        # Sent with every call, small; the setup is stored once in the cluster and fetched by the workers.
         self._head = (make, use, secrets.token_hex(8), worker_environment(cluster.home), [ray.put(setup)])
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
@@ -94,6 +95,7 @@ class RayWorkerPool:
         if not self.gpus:
             self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
             return
+        # A call goes to the actor with the fewest under way: a GPU never waits while another has two calls queued.
         counts = [sum(a == i for _, a in self._waiting.values()) for i in range(len(self._actors))]
         least = counts.index(min(counts))
         self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
@@ -106,6 +108,7 @@ class RayWorkerPool:
         """
         ray = self.cluster.ray
         refs = list(self._waiting)
+        # All that have ended at once; only where none has, the first one to end.
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         if not done:
             done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
@@ -185,7 +188,8 @@ def worker_environment(home: str | None) -> WorkerEnvironment:
     return WorkerEnvironment(package_digest(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})})
 
 
-_made: dict[str, Any] = {}
+_sessions: dict[str, Any] = {}
+"""In a worker: what ``make`` gave, by session; at most one."""
 
 
 def call(
@@ -193,15 +197,15 @@ def call(
 ) -> dict[str, Any]:
     """In a worker: one use of what this process made of the setup, which it fetches once."""
     try:
-        if session not in _made:
+        if session not in _sessions:  # the first call of this process: become like the driver, then load
             import ray
 
             check_code(environment.code)
             os.environ.update(environment.variables)
             with suppress(OSError):
                 os.chdir(environment.folder)
-            _made.clear()
-            _made[session] = make(ray.get(box[0]))
-        return use(_made[session], *args)
+            _sessions.clear()  # of an earlier session of this process: two sets of backbones may not fit its memory
+            _sessions[session] = make(ray.get(box[0]))
+        return use(_sessions[session], *args)
     except FedcacheError as error:
         return {"error": error}

@@ -1,4 +1,4 @@
-"""Live towers: a loaded CLIP whose inputs take a gradient and whose weights do not.
+"""Both towers of a loaded CLIP, differentiable: inputs take a gradient and weights do not.
 
 The image tower is the extraction's own encoder without its ``inference_mode``, so live features are the cached ones
 before they are stored. The text tower runs open_clip's ``encode_text`` from token embeddings on; under a causal mask
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LiveText:
+class ClipTextTower:
     """The text tower of an open_clip ``CLIP``, or the ``TextTransformer`` of a ``CustomTextCLIP``.
 
     Args:
@@ -87,7 +87,7 @@ class LiveText:
         return nn.functional.normalize(x.float(), dim=-1)
 
 
-class LiveImage:
+class ClipImageTower:
     """The image tower of a loaded encoder."""
 
     def __init__(self, encoder: ModuleEncoder) -> None:
@@ -105,7 +105,7 @@ class LiveImage:
 
 
 @dataclass(frozen=True)
-class LiveTowers:
+class ClipTowers:
     """Both towers of one backbone, in float32.
 
     Attributes:
@@ -120,17 +120,17 @@ class LiveTowers:
     name: str
     template: str
     scale: float
-    text: LiveText
-    image: LiveImage
+    text: ClipTextTower
+    image: ClipImageTower
     encoder: ModuleEncoder
 
-    def to(self, device: str | torch.device) -> LiveTowers:
+    def to(self, device: str | torch.device) -> ClipTowers:
         """The same towers on another device; moved, not copied."""
         self.encoder.to(device)
         return self
 
 
-def towers_of(name: str, template: str, encoder: ModuleEncoder) -> LiveTowers:
+def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers:
     """The towers of a loaded encoder.
 
     Raises:
@@ -140,12 +140,12 @@ def towers_of(name: str, template: str, encoder: ModuleEncoder) -> LiveTowers:
         raise no_text(name)
     clip: Any = encoder.module
     scale = float(clip.logit_scale.exp().reshape(-1)[0])
-    return LiveTowers(name, template, scale, LiveText(name, encoder), LiveImage(encoder), encoder)
+    return ClipTowers(name, template, scale, ClipTextTower(name, encoder), ClipImageTower(encoder), encoder)
 
 
 def load_towers(
     backbone: Backbone, weights: Weights, recipe: Recipe, template: str, *, device: str | torch.device = "cpu"
-) -> LiveTowers:
+) -> ClipTowers:
     """Load a backbone as two live towers; the arguments are those of ``backbones.load``.
 
     Raises:
@@ -154,4 +154,4 @@ def load_towers(
     encoder = load(backbone, weights, recipe, device=device)
     if not isinstance(encoder, ModuleEncoder):
         raise no_text(backbone.name)
-    return towers_of(backbone.name, template, encoder)
+    return split_towers(backbone.name, template, encoder)

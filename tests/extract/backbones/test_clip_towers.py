@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import Weights, glyph_clip, lookup
+from fedcache.extract.backbones.clip_towers import load_towers, split_towers
 from fedcache.extract.backbones.encoder import clip_encoder
-from fedcache.extract.backbones.live import load_towers, towers_of
 from fedcache.extract.recipe import NORMS, Recipe
 from fedcache.heads.prompt import slots, weave
 
@@ -55,7 +55,7 @@ def glyph():
 def towers(request):
     if request.param == "glyph-clip":
         return glyph()
-    return towers_of("tiny-clip", "a photo of a {}.", small_clip(request.param))
+    return split_towers("tiny-clip", "a photo of a {}.", small_clip(request.param))
 
 
 def test_untrained_prompts_have_the_text_features_of_the_extraction(towers):
@@ -131,11 +131,11 @@ def test_words_before_the_name_are_the_templates_tokens(towers):
 
 def test_the_scale_is_the_models_own():
     encoder = small_clip("clip")
-    assert towers_of("x", "{}", encoder).scale == pytest.approx(float(encoder.module.logit_scale.exp()))
+    assert split_towers("x", "{}", encoder).scale == pytest.approx(float(encoder.module.logit_scale.exp()))
 
 
 def test_moving_keeps_the_towers():
-    towers = towers_of("x", "{}", small_clip("clip"))
+    towers = split_towers("x", "{}", small_clip("clip"))
     before = towers.text.encode(*towers.text.embed(PROMPTS))
     assert torch.equal(towers.to("cpu").text.encode(*towers.text.embed(PROMPTS)), before)
 
@@ -143,7 +143,7 @@ def test_moving_keeps_the_towers():
 @pytest.mark.parametrize("kind", ["last", "cls"])
 def test_text_towers_without_one_end_token_are_refused(kind):
     with pytest.raises(FedcacheError, match="cannot read trained prompts") as info:
-        towers_of("tiny-clip", "{}", small_clip(kind))
+        split_towers("tiny-clip", "{}", small_clip(kind))
     assert info.value.code == Exit.USAGE
 
 
