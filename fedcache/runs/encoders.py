@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
-from fedcache.extract.backbones import live
+from fedcache.extract.backbones import clip_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.text import prompts
@@ -83,4 +83,4 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
         )
     known = store.templates(backbone.name)
     template = known[0] if known else backbone.template or "a photo of a {}."
-    return live.load_towers(backbone, weights, recipe, template)
+    return clip_towers.load_towers(backbone, weights, recipe, template)

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.store.content import Content, arrange, value_id
+from fedcache.store.content import Content, value_id
 from fedcache.store.disk_errors import explain_disk_errors
-from fedcache.store.embedding_files import Embeddings
 from fedcache.store.file_formats import WRITERS
 from fedcache.store.store import Store
 
@@ -63,12 +62,3 @@ def holds_part_of(store: Store, content: Content) -> bool:
 
 def _held(store: Store) -> set[tuple[str, int]]:
     return {value_id(info.recipe) for info in store.arrays.values()}
-
-
-def ingest(embeddings: Embeddings, path: Path, name: str) -> Store:
-    """Embeddings as a store at ``path``; what an interrupted ingest left there is completed.
-
-    Raises:
-        FedcacheError: as ``arrange`` and ``Store.create``.
-    """
-    return Store.from_content(arrange(embeddings, name), path)

@@ -193,7 +193,7 @@ def test_an_actor_that_dies_is_replaced(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
     run = quiet.start(sys.executable, "-c", ACTORS, *words, "--engine", "ray", "--store", store)
     until(20, store, run)
-    actor = next(p for p in family(run) if "ray::Holder" in " ".join(p.cmdline()))
+    actor = next(p for p in family(run) if "ray::GpuActor" in " ".join(p.cmdline()))
     actor.kill()
     quiet.end(run)
     assert content(store) == content(whole)

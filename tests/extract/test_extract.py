@@ -14,6 +14,8 @@ import pytest
 from command import apart, fedcache, ok, start
 from pictures import folder, zipped
 
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.stats import ExtractionStats
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
@@ -295,10 +297,10 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fedcache as fc
-    from fedcache import allocator
 
     calls: list[None] = []
-    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: calls.append(None))
+    for module in ("commands.extract", "extract.workers.local", "extract.workers.chunk_tasks"):
+        monkeypatch.setattr(f"fedcache.{module}.keep_freed_memory", lambda: calls.append(None))
     fc.extract(f"folder:{images}", backbones=["random-projection"], workers=0)
     assert not calls
     assert extract(images).code == 0
@@ -452,3 +454,11 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
     ok(*words)
     after = {str(f.relative_to(store)) for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
     assert after <= before
+
+
+def test_more_bad_images_found_earlier_than_may_be_end_a_resumed_run_with_the_last_of_them():
+    resumed = ExtractionStats(bad={3: "broken", 8: "cut off"})
+    resumed.check_bad({}, max_bad=2)
+    with pytest.raises(FedcacheError, match=r"2 images could not be read.*the last is row 8: cut off") as caught:
+        resumed.check_bad({}, max_bad=1)
+    assert caught.value.code is Exit.CORRUPT

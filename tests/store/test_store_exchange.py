@@ -20,8 +20,10 @@ from safetensors.numpy import save_file
 from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.content import arrange
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import arrange, export, ingest
+from fedcache.store.exchange import export
+from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 ENDINGS = ("npz", "h5", "hdf5", "parquet", "safetensors")
@@ -33,7 +35,7 @@ def test_what_is_exported_is_ingested_unchanged(tmp_path: Path, ending: str) -> 
     store = whole(tmp_path / "s.zarr")
     out = tmp_path / f"e.{ending}"
     assert export(store, out, KEYS) == len(GOOD)
-    back = ingest(read_embeddings(out), tmp_path / "back.zarr", "back")
+    back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
     a, b = store.samples, back.samples
     assert b.name == tuple(a.name[i] for i in GOOD)
     for column in ("label", "domain", "split", "ok"):
@@ -51,7 +53,7 @@ def test_what_is_exported_is_ingested_unchanged(tmp_path: Path, ending: str) -> 
 def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     np.savez(tmp_path / "v.npz", **{"features/net": x})
-    store = ingest(read_embeddings(tmp_path / "v.npz"), tmp_path / "v.zarr", "v")
+    store = Store.from_content(arrange(read_embeddings(tmp_path / "v.npz"), "v"), tmp_path / "v.zarr")
     (key,) = store.arrays
     export(store, tmp_path / f"w.{ending}", [key])
     assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
@@ -60,7 +62,7 @@ def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
 def test_a_bare_matrix_is_a_store_without_labels(tmp_path: Path) -> None:
     x = np.arange(12, dtype=np.float64).reshape(4, 3)
     np.save(tmp_path / "clip.npy", x)
-    store = ingest(read_embeddings(tmp_path / "clip.npy"), tmp_path / "s.zarr", "mine")
+    store = Store.from_content(arrange(read_embeddings(tmp_path / "clip.npy"), "mine"), tmp_path / "s.zarr")
     assert store.samples.label.tolist() == [-1] * 4
     (key,) = store.arrays
     assert store.arrays[key].recipe["backbone"] == "clip"
@@ -107,7 +109,7 @@ def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(
     x[3, 1] = value
     np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
     with pytest.raises(FedcacheError, match=f"{words}: row 3") as caught:
-        ingest(read_embeddings(tmp_path / "x.npz"), tmp_path / "s.zarr", "x")
+        Store.from_content(arrange(read_embeddings(tmp_path / "x.npz"), "x"), tmp_path / "s.zarr")
     assert caught.value.code is Exit.CORRUPT
     assert not (tmp_path / "s.zarr").exists()
 
@@ -284,12 +286,12 @@ def test_columns_that_do_not_fit_each_other_are_named(tmp_path: Path, columns: d
 def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path: Path) -> None:
     save_file({"features/net": np.eye(4, dtype=np.float32)}, tmp_path / "a.safetensors")
     save_file({"features/net": np.eye(4, dtype=np.float32) * 2}, tmp_path / "b.safetensors")
-    first = ingest(read_embeddings(tmp_path / "a.safetensors"), tmp_path / "s.zarr", "net")
+    first = Store.from_content(arrange(read_embeddings(tmp_path / "a.safetensors"), "net"), tmp_path / "s.zarr")
     before = {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
-    ingest(read_embeddings(tmp_path / "a.safetensors"), tmp_path / "s.zarr", "net")
+    Store.from_content(arrange(read_embeddings(tmp_path / "a.safetensors"), "net"), tmp_path / "s.zarr")
     assert before == {f: f.stat().st_mtime_ns for f in first.path.rglob("c/*") if f.is_file()}
     with pytest.raises(FedcacheError, match="holds net with digest") as caught:
-        ingest(read_embeddings(tmp_path / "b.safetensors"), tmp_path / "s.zarr", "net")
+        Store.from_content(arrange(read_embeddings(tmp_path / "b.safetensors"), "net"), tmp_path / "s.zarr")
     assert caught.value.code is Exit.STORE
 
 
