@@ -17,6 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
@@ -28,6 +29,12 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     labels = data.labels(data.positions())
     member = one_hot(labels, ctx.env.classes).double() * mask.double().unsqueeze(-1)  # [.., R, C]
     return {}, {"sum": member.mT @ x.double(), "count": member.sum(-2)}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """What leaves a client; an upload with another name, shape or type is refused."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {"sum": UploadTensor((C, D), torch.float64), "count": UploadTensor((C,), torch.float64, counts_rows=True)}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -57,6 +64,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=20, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     additive=lambda _hp: True,

@@ -94,10 +94,10 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
     for _ in range(1 if method.one_shot else 2):
         tree = run.down()
         ups = [run.fit_one(tree, client) for client in range(2)]
-        pool = run.pool([0, 1], tree, None)
+        pipeline = run.upload_pipeline([0, 1], tree, None)
         for client, up in enumerate(ups):
-            pool.add(up, float(rows), client)
-        run.finish([0, 1], tree, run.taken(pool), [run.sent(up) for up in ups])
+            pipeline.add(up, client)
+        run.finish([0, 1], tree, run.pooled(pipeline), [run.upload_size(up) for up in ups])
     return Wire(pack(Parcel({}, [tree])).bytes, pack(Parcel({}, [ups[0]])).bytes, run, tree, ups[0])
 
 
@@ -115,9 +115,9 @@ def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
         return statistics.median(taken)
 
     def pooled() -> None:
-        pool = made.run.pool(range(2), made.tree, None)
+        pipeline = made.run.upload_pipeline(range(2), made.tree, None)
         for client in range(2):
-            pool.add(made.upload, 160.0, client)
+            pipeline.add(made.upload, client)
 
     return typical(lambda: pack(Parcel({}, [made.tree]))), typical(lambda: unpack(packed)), typical(pooled) / 2
 

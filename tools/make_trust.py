@@ -93,13 +93,13 @@ PROMISES = (
             ("tests/project/test_gates.py -k another_machine",),
             ("../tests/conftest.py", 'guarded("connect")\n', "pass\n", "tests/project/test_gates.py -k another_machine")),
     Promise("F1", "A malformed upload is refused with client and round; the model stays finite",
-            ("tests/federate/trust/test_gate.py",),
-            ("federate/trust/update_validation.py", 'if norm != norm or norm == float("inf"):', "if False:",
-             "tests/federate/trust/test_gate.py -k own_uploads")),
+            ("tests/federate/trust/test_update_validation.py",),
+            ("federate/trust/update_validation.py", "return math.isfinite(total) or bool(torch.isfinite(t).all())", "return True",
+             "tests/federate/trust/test_update_validation.py -k own_uploads")),
     Promise("F2", "Robust rules stay within their published bounds under every attack",
-            ("tests/federate/trust/test_robust.py",),
+            ("tests/federate/trust/test_robust_rules.py",),
             ("federate/trust/robust_rules.py", "return V.sort(0).values[count : len(V) - count].mean(0)", "return V.mean(0)",
-             "tests/federate/trust/test_robust.py -k no_attack")),
+             "tests/federate/trust/test_robust_rules.py -k no_attack")),
     Promise("F3", "20 % of clients that flip signs x 10 break the mean, and no robust rule by more than 3 points",
             (f"{FEDERATED} -k sign_flippers",),
             ("federate/trust/robust_rules.py", "return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2", "return V.mean(0)",
@@ -111,7 +111,7 @@ PROMISES = (
              f"{FEDERATED} -k threads", "tests/federate/execution/test_memo.py -k runs_alone", "tests/grids/test_grid.py -k jobs")),
     Promise("R3", "Fed3R on any partition is the central ridge", (f"{FEDERATED} -k central_ridge",)),
     Promise("R4", "200 rounds keep memory and descriptors flat", (f"{FEDERATED} -k two_hundred",)),
-    Promise("A1", "Epsilon is the reference's, by two accountants", ("tests/federate/trust/test_guarded.py -k accounting",)),
+    Promise("A1", "Epsilon is the reference's, by two accountants", ("tests/federate/trust/test_upload_pipeline.py -k accounting",)),
     Promise("E1", "Every command answers --help, wrong flags and missing files in one sentence",
             ("tests/commands/test_cli.py", "tests/commands/test_refusals.py")),
     Promise("E2", "Every exit code comes out of the command line, and every error has a hint",
@@ -235,10 +235,12 @@ training heads is not privacy.
 pip-audit audits nothing and calls that success; the command prints how many packages were really audited.
 
 ## Uploads
-Every upload passes update validation (`federate/trust/update_validation.py`): names, shapes, dtypes, finiteness, counts, norm and round.
-`--on-bad-update fail` ends the run and names client and round, `reject` goes on without it and counts it in the
-records. `--aggregate` chooses a robust rule; `--byzantine` is the share of liars it expects (0.2). `--attack`
-lets a share of clients lie, to see what a rule withstands.
+Every upload of every engine and execution passes update validation (`federate/trust/update_validation.py`): it is
+compared with what the method declares (`Method.uploads`: names, shapes, types, which tensors count rows), and its
+numbers must be finite, its counts whole and no more than the client's rows, its round this one.
+`--on-bad-update fail` (the default) ends the run and names client and round, `reject` goes on without it and counts it
+in the records; `--max-update-norm` bounds an update. `--aggregate` chooses a robust rule; `--byzantine` is the share of
+liars it expects (0.2). `--attack` lets a share of clients lie, to see what a rule withstands.
 
 ## Differential privacy
 `--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every

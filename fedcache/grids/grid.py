@@ -20,7 +20,7 @@ import torch
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.stop import Stop
-from fedcache.federate.engine.run_state import sampled as clients_a_round
+from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.execution.grid_cache import GridCache
 from fedcache.federate.execution.load import shares_uploads
@@ -96,7 +96,7 @@ class GridRequest:
             try:
                 trust = policy_from_config(config, find_method(name))
                 if clients is not None and config.participation is not None:
-                    trust.check_round(clients_a_round(parse_participation(config.participation), clients))
+                    trust.check_round(clients_per_round(parse_participation(config.participation), clients))
             except FedcacheError as error:
                 raise FedcacheError(error.code, f"{self.words_of(number)}: {error.message}", error.hint) from error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.engine.run import plan
-from fedcache.federate.engine.run_state import sampled
 from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.execution.load import ExecutionPlan, free_memory
 from fedcache.federate.execution.memory import Forecast, forecast, refuse_too_much
@@ -38,7 +38,7 @@ def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple
         FedcacheError: USAGE for a forced execution that cannot serve, and for a robust rule that a round's clients
             cannot carry; ENVIRONMENT when the peak does not fit into memory.
     """
-    spec.trust.check_round(sampled(spec.participation, len(inputs.clients)))
+    spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
     found = forecast(
         load,

@@ -8,7 +8,7 @@ from typing import Any
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.run_state import sampled
+from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_privacy
@@ -78,7 +78,7 @@ def privacy_cost(
     """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
     if policy.privacy is None:
         return {}
-    cost = policy.privacy.cost(rounds, sampled(participation, clients) / clients)
+    cost = policy.privacy.cost(rounds, clients_per_round(participation, clients) / clients)
     return {k: None if v == float("inf") else v for k, v in cost.items()}
 
 

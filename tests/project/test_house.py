@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 AGAINST_THE_LAYERS = 0
 CIRCLES = 1  # 0
 INSIDE_FUNCTIONS = 72  # 40, each to keep torch out of start-up
-PACKAGE_LINES = 47_200  # 43,000
+PACKAGE_LINES = 47_950  # 43,000
 LONG = {"file": 1, "function": 10, "parameters": 10, "class": 3}  # 0 of each
 
 

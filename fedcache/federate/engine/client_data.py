@@ -147,6 +147,17 @@ class ClientData:
         return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
+class AllClients:
+    """Every client's training rows as one client, for methods that are not federated."""
+
+    name = "all"
+
+    def __init__(self, clients: Sequence[ClientRows]) -> None:
+        # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
+        self.train = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in clients]))
+        self.test = np.empty(0, np.int64)
+
+
 def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
     """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)

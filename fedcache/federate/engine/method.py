@@ -16,6 +16,7 @@ from fedcache.errors import unknown
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
+from fedcache.federate.engine.uploads import Uploads
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
@@ -51,6 +52,7 @@ Server = Callable[[Tree, Ctx], Tree]
 Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
+DeclareUploads = Callable[[Tree, Ctx], Uploads]
 
 
 ON_ROWS = ("loop", "stack", "dual")
@@ -127,6 +129,8 @@ class Method:
         defaults: the paper's setting.
         init: (ctx) -> server; no leading axes, called once.
         fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
+        uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared;
+            None to have it derived from what ``fit`` makes of a few rows of noise.
         predict: (down, state, data, x, ctx) -> scores [.., N, C]; with an empty state the global model.
         enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
             names under ``rows/`` have one row per sample.
@@ -175,6 +179,7 @@ class Method:
     fit: Fit
     predict: Predict
     paper_count: Callable[[int, int, int, Hp], tuple[int, int]] | None
+    uploads: DeclareUploads | None = None
     enter: Enter = no_state
     deploy: Deploy = keep_down
     broadcast: Server = send_all

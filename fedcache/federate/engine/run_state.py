@@ -15,62 +15,28 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.aggregate import Pool
-from fedcache.federate.engine.client_data import ClientData, ClientRows, Data, cut_out, stack_clients
+from fedcache.federate.engine.client_data import AllClients, ClientData, ClientRows, Data, cut_out, stack_clients
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
+from fedcache.federate.engine.upload_probe import probe_uploads
+from fedcache.federate.engine.uploads import Uploads
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
-from fedcache.federate.trust.pipeline import Guarded, RejectedUpload
+from fedcache.federate.trust.attacks import flipped_labels
+from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
+from fedcache.federate.trust.upload_round import RejectedUpload, UploadRound
 from fedcache.heads.linear import Tree
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
-
-TOLD = 5
-"""RejectedUpload uploads that a run's warnings name one by one; the records count all of them."""
-
-
-def sampled(participation: int | float | None, clients: int) -> int:
-    """Clients a round: all for None, a number for an int, a share (at least one client) for a float.
-
-    Raises:
-        FedcacheError: exit 2 for a number below 1 or a share outside (0, 1].
-    """
-    if participation is None:
-        return clients
-    if isinstance(participation, int):
-        if participation < 1:
-            raise _bad_participation(participation)
-        return min(participation, clients)
-    if not 0.0 < participation <= 1.0:
-        raise _bad_participation(participation)
-    return max(1, round(participation * clients))
-
-
-def _bad_participation(found: float) -> FedcacheError:
-    return FedcacheError(
-        Exit.USAGE,
-        f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
-        "For example --participation 10, --participation 0.1 or --participation 100%.",
-    )
-
-
-class _All:
-    """Every client's training rows as one client, for methods that are not federated."""
-
-    name = "all"
-
-    def __init__(self, clients: Sequence[ClientRows]) -> None:
-        # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
-        self.train = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in clients]))
-        self.test = np.empty(0, np.int64)
 
 
 class RunState:
@@ -99,7 +65,7 @@ class RunState:
         check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
-        self.lanes: Sequence[ClientRows] = [_All(clients)] if method.central else clients
+        self.lanes: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = RunConstants(
             data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
@@ -109,7 +75,7 @@ class RunState:
             self.env = replace(self.env, watch=watch)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
-        names = [lane.name for lane in self.lanes]
+        names = self.client_names
         self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
         if self.trust.attack is not None and not self.liars:
             self.warnings.append(
@@ -117,7 +83,7 @@ class RunState:
             )
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
-        self.unguarded = 0
+        self.unprotected_classes = 0
         self.round = 0
         self.server: Tree = {}
         self.states = ClientStates()
@@ -141,17 +107,8 @@ class RunState:
         y = self.data.y.to(self.data.x.device)
         if self.trust.attack is None or self.trust.attack.name != "label-flip":
             return y
-        lied = {c: np.asarray(self.lanes[c].train, np.int64) for c in range(len(self.lanes))}
-        theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(lied[c] for c in self.liars)]))
-        if any(np.isin(rows, theirs).any() for c, rows in lied.items() if c not in self.liars):
-            raise FedcacheError(
-                Exit.USAGE,
-                "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
-                "Use a partition without overlap, or another attack.",
-            )
-        flipped, at = y.clone(), torch.from_numpy(theirs).to(y.device)
-        flipped[at] = torch.where(y[at] >= 0, self.data.classes - 1 - y[at], y[at])
-        return flipped
+        rows = {c: np.asarray(lane.train, np.int64) for c, lane in enumerate(self.lanes)}
+        return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> list[int]:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
@@ -264,7 +221,7 @@ class RunState:
 
     def sample(self, participation: int | float | None) -> list[int]:
         """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
-        k = min(sampled(participation, len(self.lanes)), len(self.eligible))
+        k = min(clients_per_round(participation, len(self.lanes)), len(self.eligible))
         by_name = sorted(self.eligible, key=lambda i: self.lanes[i].name)
         if self.trust.privacy is not None:  # each by itself, as its accounting assumes
             drawn = generator(self.seed, "poisson", self.round).random(len(by_name)) < self.share(participation)
@@ -274,45 +231,77 @@ class RunState:
 
     def share(self, participation: int | float | None) -> float:
         """The expected share of clients in a round."""
-        return sampled(participation, len(self.lanes)) / len(self.lanes)
+        return clients_per_round(participation, len(self.lanes)) / len(self.lanes)
 
-    def pool(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> Pool:
-        """What takes the uploads of this round's clients."""
-        if self.trust.plain:
-            return Pool(self.method.pool(self.hp), len(ids))
-        return Guarded(
-            self.trust, self.method, self.hp, len(ids), down,
-            round_=self.round, seed=self.seed, liars=self.liars, names=[lane.name for lane in self.lanes],
-            expected=self.share(participation) * len(self.eligible),
-            total_rows=float(sum(len(self.lanes[c].train) for c in self.eligible)),
-            generator=torch.Generator().manual_seed(key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1),
+    def expected_uploads(self) -> Uploads:
+        """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
+
+        Raises:
+            FedcacheError: USAGE, when it can be neither read nor derived.
+        """
+        if self.method.uploads is not None:
+            return self.method.uploads(self.server, self.server_ctx())
+        return self._probed_uploads
+
+    @cached_property
+    def _probed_uploads(self) -> Uploads:
+        return probe_uploads(self.method, self.data, self.server_ctx(), labelled=self.labels is not None)
+
+    def update_validation(self) -> UpdateValidation:
+        """What every upload of this round must be."""
+        return UpdateValidation(self.expected_uploads(), self.round + 1)
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        """Of every client."""
+        return [lane.name for lane in self.lanes]
+
+    @cached_property
+    def client_rows(self) -> list[float]:
+        """n_i, training rows of every client."""
+        return [float(len(lane.train)) for lane in self.lanes]
+
+    def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
+        """What takes the uploads of this round's clients.
+
+        Args:
+            ids: of the clients that take part.
+            down: what they are sent.
+            participation: as in ``sample``.
+        """
+        private = self.trust.privacy is not None
+        noise_key = key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1
+        return UploadPipeline(
+            UploadRound(
+                self.method, self.hp, self.trust, self.expected_uploads(), down,
+                number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
+                clients=len(ids), attackers=self.liars,
+                expected_clients=self.share(participation) * len(self.eligible),
+                expected_rows=sum(self.client_rows[c] for c in self.eligible) if private else 0.0,
+                noise=torch.Generator().manual_seed(noise_key) if private else None,
+            )
         )  # fmt: skip
 
-    def sent(self, up: Tree) -> tuple[int, int]:
-        """(scalars, bytes of one) that an upload costs; one that the gate will refuse is counted number by number."""
+    def upload_size(self, up: Tree) -> tuple[int, int]:
+        """(scalars, bytes of one) that an upload costs; one that will be rejected is counted number by number."""
         try:
             return self.method.sent(up, self.server_ctx()), itemsize(up)
-        except (KeyError, IndexError, RuntimeError):
+        except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
-                raise  # uploads of this package are never malformed
-            return sum(t.numel() for t in up.values()), itemsize(up)
+                raise  # it is validated by now
+            tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)} if isinstance(up, dict) else {}
+            return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
-    def taken(self, pool: Pool) -> Tree:
-        """What a pool has made of the uploads; who was refused is noted."""
-        pooled = pool.done()
-        if isinstance(pool, Guarded):
-            self.rejected += pool.rejected
-            if pool.unguarded and not self.unguarded:
-                self.warnings.append(
-                    f"round {self.round + 1}: {pool.unguarded} classes have so few owners that --aggregate "
-                    f"{self.trust.rule.text} expects no liar among them: their prototypes are not protected"
-                )
-            self.unguarded += pool.unguarded
-            for r in pool.rejected[: max(0, TOLD - len(self.rejected) + len(pool.rejected))]:
-                name = self.lanes[r.client].name
-                self.warnings.append(
-                    f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
-                )
+    def pooled(self, pipeline: UploadPipeline) -> Tree:
+        """What a pipeline has made of the uploads of the round; who was rejected is noted.
+
+        Raises:
+            FedcacheError: FEDERATED for a malformed upload that is not to be left out.
+        """
+        pooled = pipeline.pooled()
+        self.warnings += pipeline.warnings(len(self.rejected), self.unprotected_classes)
+        self.rejected += pipeline.rejected
+        self.unprotected_classes += pipeline.unprotected_classes
         return pooled
 
     def fit_one(self, down: Tree, client: int) -> Tree:
@@ -322,27 +311,32 @@ class RunState:
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
         if self.trust.on_bad == "fail":
-            self.finite({**up, **state}, [client], 0)
+            for tree in (up, state):  # names of both may be the same, and what is kept may differ from what is sent
+                self.check_finite(tree, [client], 0)
         if state:
             self.states[client] = {k: t.contiguous() for k, t in state.items()}
         return up
 
-    def finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
-        """Refuse a result that is not finite, naming the client; a finite sum proves all its terms finite."""
-        for name, t in tree.items():
-            if not t.is_floating_point() or torch.isfinite(t.sum()) or torch.isfinite(t).all():
+    def check_finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
+        """Refuse a result that is not finite.
+
+        Args:
+            tree: what was computed; what is no tensor is left to update validation.
+            ids: clients on the leading axis.
+            axes: 1 with a leading axis of clients, 0 for one client without.
+
+        Raises:
+            FedcacheError: FEDERATED, naming tensor, round and client.
+        """
+        for name, t in tree.items() if isinstance(tree, dict) else ():
+            if not isinstance(t, Tensor) or not t.is_floating_point() or is_finite(t):
                 continue
-            lanes = t.flatten(1) if axes else t.reshape(1, -1)
-            bad = int((~torch.isfinite(lanes).all(1)).nonzero()[0])
-            client = ids[bad if lanes.shape[0] > 1 else 0]
-            word = "nan" if torch.isnan(lanes[bad]).any() else "inf"
-            rates = [h.name for h in self.method.hparams if h.help.startswith("learning rate")]
-            known = f" ({', '.join(f'{r} is {self.hp[r]}' for r in rates)})" if rates else ""
-            raise FedcacheError(
-                Exit.FEDERATED,
-                f"{name} is {word} in round {self.round + 1} for client {client} ({self.lanes[client].name!r}).",
-                f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
-            )
+            of_clients = t.flatten(1) if axes else t.reshape(1, -1)
+            bad = int((~torch.isfinite(of_clients).all(1)).nonzero()[0])
+            client = ids[bad if len(of_clients) > 1 else 0]
+            rates = {h.name: self.hp[h.name] for h in self.method.hparams if h.help.startswith("learning rate")}
+            where = f"round {self.round + 1} for client {client} ({self.lanes[client].name!r})"
+            raise not_finite(name, of_clients[bad], where, rates)
 
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the state now; labels are read here as in any evaluation."""
@@ -361,7 +355,7 @@ class RunState:
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
-        self.finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
+        self.check_finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
         traffic = self._count(ids, delivered, ups)

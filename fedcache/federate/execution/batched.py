@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedcache.federate.engine.aggregate import Pool
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.traffic import RoundTraffic, itemsize
 from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.grid_cache import Sent
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load
+from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 SMALL_HEAD = 64 << 10
@@ -58,22 +59,29 @@ class Batched(Executor):
     def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
         """Chunk by chunk, the clients with most rows first."""
         batch, sent = self.batch, dict[int, Sent]()
-        pool = batch.points[0].pool(ids, downs[0], batch.participation)
-        self.fit_all(batch.by_rows(ids), batch.broadcasts(downs), pool, sent)
-        return batch.finish(ids, downs, pool, sent)
+        pipeline = batch.points[0].upload_pipeline(ids, downs[0], batch.participation)
+        try:
+            self.fit_all(batch.by_rows(ids), batch.broadcasts(downs), pipeline, sent)
+        except FedcacheError as error:
+            if error.code is Exit.INTERRUPTED:
+                raise
+            return batch.fail(error)
+        return batch.finish(ids, downs, pipeline, sent)
 
-    def fit_all(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def fit_all(self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
         """Train the clients of a round.
 
         Args:
             order: clients by falling rows.
             down: what they are sent, with leading axes.
-            pool: takes their uploads.
+            pipeline: takes their uploads.
             sent: client -> what it sends for each point, filled here.
         """
-        self.fit_chunks(order, self.batch.plan.chunk, down, pool, sent)
+        self.fit_chunks(order, self.batch.plan.chunk, down, pipeline, sent)
 
-    def fit_chunks(self, order: Sequence[int], width: int, down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def fit_chunks(
+        self, order: Sequence[int], width: int, down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+    ) -> None:
         """The same, ``width`` clients at once."""
         batch, first = self.batch, self.batch.points[0]
         for start in range(0, len(order), width):
@@ -81,12 +89,12 @@ class Batched(Executor):
             first.env.watch()
             ctx, data = batch.ctx(chunk), first.rows(chunk, batch.axes)
             state, up = first.method.fit(down, batch.states(chunk, down), data, ctx)
-            batch.check_finite({**up, **state}, chunk)
+            accepted = batch.accepts(up, state, chunk, pipeline, sent)
             batch.store(chunk, state)
             # Uploads leave the chunk one by one, as they would leave the clients.
-            for j, c in enumerate(chunk):
+            for j, c in enumerate(chunk if accepted else ()):
                 own = batch.of_client(up, j)
-                pool.add(own, float(batch.rows_of(c)), c)
+                pipeline.add(own, c, validated=True, finite=True)
                 batch.note_sent(c, own, itemsize(up), sent)
 
 

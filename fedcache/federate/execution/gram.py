@@ -23,7 +23,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.context import split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, numel
@@ -37,6 +36,7 @@ from fedcache.federate.execution.gram_states import KeptCoordinates, restore
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import inner, outer
 from fedcache.heads.linear import Tree
 
@@ -98,14 +98,16 @@ class Gram(Batched):
         clients = max(1, budget // (client * points))
         return ExecutionPlan(cls.name, min(load.clients, chunk or clients), points, rest)
 
-    def fit_all(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def fit_all(self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]) -> None:
         """Those with many rows first, batched; then those with few, in coordinates."""
         few = [c for c in order if c in self.grams.n]
-        self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pool, sent)
+        self.fit_chunks([c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent)
         for start in range(0, len(few), self.batch.plan.chunk):
-            self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pool, sent)
+            self._fit_in_coordinates(few[start : start + self.batch.plan.chunk], down, pipeline, sent)
 
-    def _fit_in_coordinates(self, order: Sequence[int], down: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def _fit_in_coordinates(
+        self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+    ) -> None:
         """A chunk of clients whose first map is in coordinates."""
         batch, first = self.batch, self.batch.points[0]
         first.env.watch()
@@ -120,16 +122,20 @@ class Gram(Batched):
         rows = first.rows(order, batch.axes)
         data = GramClientData(rows.x, rows.y, rows.rows, rows.n, basis=frame.basis())
         state, up = first.method.fit(down, state, data, ctx)
-        batch.check_finite({**up, **state}, order)
-        # 3. Pool the uploads and count them.
-        self._pool(frame, order, up, pool, sent)
+        # 3. Validate the uploads, pool and count them; maps have the shape of their coordinates.
+        shape = (len(frame.bases) + rows.rows.shape[-1], frame.seen[0].shape[2])
+        coordinates = {n: shape for n in pipeline.expected if is_first(n)}
+        if batch.accepts(up, state, order, pipeline, sent, coordinates):
+            self._pool(frame, order, up, pipeline, sent)
         # 4. Keep what stays with the clients: a map that travels as itself, one that stays as coordinates.
         if travels:
             batch.store(order, {**state, **{n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)}})
         else:
             self._keep(order, state)
 
-    def _pool(self, frame: ChunkBases, order: Sequence[int], up: Tree, pool: Pool, sent: dict[int, Sent]) -> None:
+    def _pool(
+        self, frame: ChunkBases, order: Sequence[int], up: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
+    ) -> None:
         """Add the uploads of a chunk to the pool and note what each client sends."""
         batch = self.batch
         maps = {n: t for n, t in up.items() if is_first(n)}
@@ -139,22 +145,22 @@ class Gram(Batched):
         # Maps that are stacked: every client's own.
         each: dict[str, list[Tensor]] = {}
         for name, W in maps.items():
-            if pool.rule(name) == "stack":
+            if pipeline.rule(name) == "stack":
                 each[name] = frame.each(W)
             else:
-                total = frame.pooled(W, [pool.factor(name, w) for w in weights])
-                pool.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
+                total = frame.pooled(W, [pipeline.factor(name, w) for w in weights])
+                pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
-        stacked = {n: t for n, t in rest.items() if pool.rule(n) == "stack"}
+        stacked = {n: t for n, t in rest.items() if pipeline.rule(n) == "stack"}
         for name in rest.keys() - stacked.keys():
-            total = batch.weighted_sum(rest[name], [pool.factor(name, w) for w in weights])
-            pool.add_sum(name, total, rest[name].dtype)
+            total = batch.weighted_sum(rest[name], [pipeline.factor(name, w) for w in weights])
+            pipeline.add_sum(name, total, rest[name].dtype)
         if not stacked and not each:
-            pool.weigh(weights)  # sums do not say how many clients are in them
+            pipeline.add_weights(order)  # sums do not say how many clients are in them
         else:
             for j, c in enumerate(order):
                 whole = {n: parts[j] if batch.axes == 2 else parts[j][0] for n, parts in each.items()}
-                pool.add({**batch.of_client(stacked, j), **whole}, weights[j], c)
+                pipeline.add({**batch.of_client(stacked, j), **whole}, c, validated=True, finite=True)
         # What travels is the map, whatever it was computed in; only its size is asked for.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
         like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}

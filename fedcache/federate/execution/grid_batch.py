@@ -7,14 +7,13 @@ leading axes (G, M), and that of one point has the axis (M,).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.context import Ctx, copied, pad_stack, split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
@@ -22,6 +21,7 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import ExecutionPlan
+from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 
 
@@ -138,6 +138,46 @@ class GridBatch:
                 for g, point in enumerate(self.points)
             ]
 
+    def accepts(
+        self,
+        up: Tree,
+        state: Tree,
+        order: Sequence[int],
+        pipeline: UploadPipeline,
+        sent: dict[int, Sent],
+        coordinates: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> bool:
+        """Validate what ``fit`` returned for a chunk of clients.
+
+        Args:
+            up: the uploads.
+            state: what the clients keep; names of both may be the same, and the tensors differ.
+            order: the clients.
+            pipeline: of the round.
+            sent: client -> what it sends, filled here for uploads that are rejected.
+            coordinates: as ``UploadPipeline.accepts_batch`` takes it.
+
+        Returns:
+            False when the uploads of all of them are rejected.
+
+        Raises:
+            FedcacheError: FEDERATED for a malformed upload that is not to be left out; a number that is not finite
+                ends its point alone.
+        """
+        accepted = pipeline.accepts_batch(up, order, self.ctx(order).lead, coordinates)
+        if accepted:
+            self.check_finite(up, order)
+        else:
+            numbers, size = self.points[0].upload_size(up)
+            sent.update({c: [(numbers // len(order), size)] for c in order})
+        self.check_finite(state, order)
+        return accepted
+
+    def fail(self, error: FedcacheError) -> list[RoundTraffic | None]:
+        """End every point that has not ended yet."""
+        self.failed |= {g: error for g in range(len(self.points)) if g not in self.failed}
+        return [None] * len(self.points)
+
     def check_finite(self, tree: Tree, order: Sequence[int]) -> None:
         """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
         bad = {n: t for n, t in tree.items() if t.is_floating_point() and not torch.isfinite(t.sum())}
@@ -145,19 +185,18 @@ class GridBatch:
             return
         for g, point in enumerate(self.points):
             try:
-                point.finite(self.of_point(bad, g), order, 1)
+                point.check_finite(self.of_point(bad, g), order, 1)
             except FedcacheError as error:
                 self.failed.setdefault(g, error)
 
     def finish(
-        self, ids: Sequence[int], downs: Sequence[Tree], pool: Pool, sent: dict[int, Sent]
+        self, ids: Sequence[int], downs: Sequence[Tree], pipeline: UploadPipeline, sent: dict[int, Sent]
     ) -> list[RoundTraffic | None]:
         """Hand every server its pooled uploads; returns as ``Executor.one_round``."""
         try:
-            pooled = self.points[0].taken(pool)
+            pooled = self.points[0].pooled(pipeline)
         except FedcacheError as error:
-            self.failed |= {g: error for g in range(len(self.points)) if g not in self.failed}
-            return [None] * len(self.points)
+            return self.fail(error)
         found: list[RoundTraffic | None] = []
         for g, point in enumerate(self.points):
             if g in self.failed:
@@ -165,7 +204,7 @@ class GridBatch:
                 continue
             mine = pooled
             if self.axes == 2:  # what is stacked has the clients before the points
-                mine = {k: t[:, g] if pool.rule(k) == "stack" else t[g] for k, t in pooled.items()}
+                mine = {k: t[:, g] if pipeline.rule(k) == "stack" else t[g] for k, t in pooled.items()}
             try:
                 found.append(point.finish(ids, downs[g], mine, [sent[c][g] for c in ids]))
             except FedcacheError as error:

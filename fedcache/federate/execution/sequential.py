@@ -78,10 +78,10 @@ class Sequential(Executor):
         return pooled, sent
 
     def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
-        pool = point.pool(ids, down, self.batch.participation)
+        pipeline = point.upload_pipeline(ids, down, self.batch.participation)
         sent: Sent = []
         for c in ids:
             up = point.fit_one(down, c)
-            pool.add(up, float(self.batch.rows_of(c)), c)
-            sent.append(point.sent(up))
-        return point.taken(pool), sent
+            pipeline.add(up, c, finite=True)
+            sent.append(point.upload_size(up))
+        return point.pooled(pipeline), sent

@@ -16,6 +16,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     TRAINING,
@@ -84,6 +85,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
     init=init_model,
     fit=fit,
+    uploads=server_tensors(names),
     predict=predict,
     check=check_model,
     one_shot=True,

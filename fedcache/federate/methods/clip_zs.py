@@ -12,6 +12,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 
@@ -32,6 +33,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
     init=lambda _ctx: {},
     fit=lambda _down, _state, _data, _ctx: ({}, {}),
+    uploads=sends_nothing,
     predict=predict,
     needs=frozenset({"text"}),
     gradient=False,

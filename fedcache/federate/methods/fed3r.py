@@ -28,6 +28,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.engine.rng import generator
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree
@@ -69,6 +70,19 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """The statistics, and nothing kept: a personal model makes them again from the rows, which hold less."""
     return {}, statistics(data, ctx)
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
+    C, D = ctx.env.classes, ctx.count("rff_dim") or ctx.env.width
+    sums = {
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
+        "class_sum": UploadTensor((C, D), torch.float64),
+    }
+    if ctx.hp["bias"]:
+        sums["sum"] = UploadTensor((D,), torch.float64)
+        sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)
+    return sums
 
 
 def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -146,7 +160,8 @@ METHOD = Method(
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {}, fit=fit, pool=lambda _hp: {"": "sum"}, aggregate=aggregate, prepare=prepare, predict=scores,
+    init=lambda _ctx: {}, fit=fit, uploads=uploads, pool=lambda _hp: {"": "sum"},
+    aggregate=aggregate, prepare=prepare, predict=scores,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     gradient=False, one_shot=True, paper_count=paper_count,

@@ -9,12 +9,14 @@ half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree
@@ -27,6 +29,15 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     z = x.double() * mask.double().unsqueeze(-1)
     total, _ = class_sums(z, data, ctx.env.classes, mask.double())
     return {}, {"gram": gram(z), "class_sum": total}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """The triangle of A_i [D (D + 1) / 2] and B_i [C, D]."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
+        "class_sum": UploadTensor((C, D), torch.float64),
+    }
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:
@@ -66,6 +77,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     prepare=prepare,

@@ -10,6 +10,7 @@ is no guarantee of privacy either. Limit: a = 0 is ``clip-zs``.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
@@ -17,6 +18,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.fedncm import class_sums
 from fedcache.federate.methods.tip_local import CACHE, cached_logits
 from fedcache.heads.linear import Tree
@@ -29,6 +31,12 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     has = count >= ctx.count("min_rows")
     key = normalize(total, dim=-1) * has.unsqueeze(-1)
     return {}, {"key": key.to(ctx.env.dtype), "has": has}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """Unit class means [C, D], and which of them exist [C]."""
+    C = ctx.env.classes
+    return {"key": UploadTensor((C, ctx.env.width), ctx.env.dtype), "has": UploadTensor((C,), torch.bool)}
 
 
 def sent(up: Tree, _ctx: Ctx) -> int:
@@ -57,6 +65,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     predict=predict,

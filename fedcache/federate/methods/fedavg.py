@@ -19,6 +19,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -81,6 +82,7 @@ METHOD = Method(
     init=init_model,
     enter=enter,
     fit=local(ce_loss, names, trained, sent_names),
+    uploads=server_tensors(sent_names),
     predict=predict,
     protocol=protocol,
     check=check_model,

@@ -17,6 +17,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, local
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
@@ -79,6 +80,7 @@ METHOD = Method(
     defaults=Defaults(rounds=50, participation=None, clients=5, scheme="feature-shift"),
     init=init,
     fit=fit,
+    uploads=server_tensors(names),
     predict=predict,
     check=simclr.check,
     needs=frozenset({"labels", "pixels"}),

@@ -8,6 +8,7 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 from __future__ import annotations
 
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.simclr import (
     ENCODER,
     PROBE,
@@ -18,6 +19,7 @@ from fedcache.federate.methods.common.simclr import (
     fit_with,
     init,
     loss,
+    names,
     needs,
     parameters,
     predict,
@@ -36,6 +38,7 @@ METHOD = Method(
     init=init,
     enter=enter,
     fit=fit_with(loss, send=True),
+    uploads=server_tensors(names),
     predict=predict,
     deploy=probe,
     check=check,

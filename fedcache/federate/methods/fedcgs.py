@@ -19,6 +19,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree
@@ -32,6 +33,16 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     z = x.double() * mask.double().unsqueeze(-1)
     total, count = class_sums(z, data, ctx.env.classes, mask.double())
     return {}, {"gram": gram(z), "class_sum": total, "count": count}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """G_i, packed [D (D + 1) / 2], S_c [C, D] and N_c [C]."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
+        "class_sum": UploadTensor((C, D), torch.float64),
+        "count": UploadTensor((C,), torch.float64, counts_rows=True),
+    }
 
 
 def means(up: Tree) -> torch.Tensor:
@@ -97,6 +108,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     prepare=prepare,

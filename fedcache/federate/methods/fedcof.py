@@ -27,7 +27,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import class_sums, predict
+from fedcache.federate.methods.fedncm import class_sums, predict, uploads
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
@@ -97,6 +97,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     broadcast=broadcast,

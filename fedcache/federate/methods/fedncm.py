@@ -17,6 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
@@ -40,6 +41,12 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
     x, mask = data.full()
     total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
     return {}, {"sum": total, "count": count}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """S_c [C, D] and N_c [C]."""
+    C, D = ctx.env.classes, ctx.env.width
+    return {"sum": UploadTensor((C, D), torch.float64), "count": UploadTensor((C,), torch.float64, counts_rows=True)}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -72,6 +79,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
     init=lambda _ctx: {},
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     additive=lambda _hp: True,

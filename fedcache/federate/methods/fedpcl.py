@@ -41,6 +41,7 @@ from fedcache.federate.methods.common.switches import (
     TRAINING,
     declare,
     owned_rows,
+    prototype_uploads,
 )
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import set_contrast
@@ -158,7 +159,8 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
     lifts=ON_ROWS,
-    init=init, broadcast=broadcast, enter=enter, fit=fit, pool=lambda _hp: {"": "stack"},
+    init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototype_uploads,
+    pool=lambda _hp: {"": "stack"},
     aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),
     sent=owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
 )  # fmt: skip

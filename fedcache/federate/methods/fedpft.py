@@ -27,6 +27,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, ce_loss, declare, without
 from fedcache.federate.methods.fedncm import predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
@@ -56,6 +57,14 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
             up["count"][i, c] = len(z)
     sent = {k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()}
     return {}, {k: t.half() if t.is_floating_point() else t for k, t in sent.items()}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """mean [C, K, D], scale [C, K, S] and weight [C, K] of K Gaussians a class in 16 bits, and count [C]."""
+    C, K, D = ctx.env.classes, ctx.count("k_mix"), ctx.env.width
+    shapes = {"mean": (C, K, D), "scale": (C, K, scale_size(str(ctx.hp["cov"]), D)), "weight": (C, K)}
+    gaussians = {name: UploadTensor(shape, torch.float16) for name, shape in shapes.items()}
+    return {**gaussians, "count": UploadTensor((C,), torch.int64, counts_rows=True)}
 
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
@@ -151,6 +160,7 @@ METHOD = Method(
         ),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {}, fit=fit, pool=lambda _hp: {"": "stack"}, aggregate=aggregate, predict=predict,
+    init=lambda _ctx: {}, fit=fit, uploads=uploads, pool=lambda _hp: {"": "stack"},
+    aggregate=aggregate, predict=predict,
     gradient=False, one_shot=True, sent=sent, paper_count=paper_count,
 )  # fmt: skip

@@ -36,6 +36,7 @@ from fedcache.federate.methods.common.switches import (
     init_model,
     names,
     owned_rows,
+    prototype_uploads,
     trained,
 )
 from fedcache.heads.linear import Tree
@@ -145,6 +146,7 @@ METHOD = Method(
     init=init,
     enter=enter,
     fit=fit,
+    uploads=prototype_uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     merges="classes",

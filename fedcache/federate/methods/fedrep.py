@@ -24,6 +24,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -105,6 +106,7 @@ METHOD = Method(
     init=init,
     enter=enter,
     fit=fit,
+    uploads=server_tensors(shared),
     predict=predict,
     protocol=personal_model,
     paper_count=paper_count,

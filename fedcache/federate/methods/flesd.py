@@ -23,6 +23,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.federate.methods.common import distillation, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree
@@ -56,6 +57,14 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     public = ctx.public[:, 0]
     R = distillation.unit(encoder, public.reshape((1,) * len(ctx.lead) + tuple(public.shape)), ctx)
     return kept, {"R": R} if ctx.hp["send"] == "reps" else {"M": R @ R.mT}
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """R_k [Np, d] of the public rows, or M_k [Np, Np]."""
+    encoder, Np = simclr.encoder_of(ctx.hp), len(ctx.public)
+    d = encoder.proj if ctx.hp["sim_at"] == "projection" else encoder.width
+    name, columns = ("R", d) if ctx.hp["send"] == "reps" else ("M", Np)
+    return {name: UploadTensor((Np, columns), ctx.env.dtype)}
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -102,6 +111,7 @@ METHOD = Method(
     enter=enter,
     broadcast=broadcast,
     fit=fit,
+    uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     predict=simclr.predict,

@@ -32,6 +32,7 @@ from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Defaults, Method
 from fedcache.federate.engine.metrics import self_training
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods import central
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
 from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
@@ -98,6 +99,11 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
 
 
+def sent_names(hp: Hp) -> tuple[str, ...]:
+    """The head; nothing where the server trains alone."""
+    return () if hp["ablation"] == "tsamp_central" else NAMES
+
+
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The uniform mean; ``tsamp_central`` instead trains the server's head on ``central_rows`` rows per class."""
     if ctx.hp["ablation"] != "tsamp_central":
@@ -148,7 +154,8 @@ METHOD = Method(
         HParam("pseudo", "text", "choice", "first soft labels: eq 2, or the control", choices=("text", "uniform")),
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
-    init=init_model, enter=enter, fit=fit, aggregate=aggregate, predict=central.predict,
+    init=init_model, enter=enter, fit=fit, uploads=server_tensors(sent_names),
+    aggregate=aggregate, predict=central.predict,
     needs=frozenset({"text"}),
     fidelity=lambda hp, _views:
         "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",

@@ -14,6 +14,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods import tpfl
 from fedcache.heads.linear import Tree
 
@@ -50,6 +51,7 @@ METHOD = replace(
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,
+    uploads=sends_nothing,
     deploy=deploy,
     predict=predict,
     protocol=everywhere,

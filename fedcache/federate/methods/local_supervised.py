@@ -17,6 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, everywhere
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.switches import declare
@@ -58,6 +59,7 @@ METHOD = replace(
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,
+    uploads=sends_nothing,
     deploy=deploy,
     predict=predict,
     protocol=everywhere,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Defaults, everywhere
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.simclr import fit_with, init, loss
 from fedcache.federate.methods.common.switches import declare
@@ -32,6 +33,7 @@ METHOD = replace(
     init=lambda _ctx: {},
     enter=enter,
     fit=fit_with(loss, send=False),
+    uploads=sends_nothing,
     protocol=everywhere,
     headline="min",
     mixed=frozenset({"backbones", "hidden", "proj"}),

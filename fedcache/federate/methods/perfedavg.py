@@ -29,6 +29,7 @@ from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -127,6 +128,7 @@ METHOD = Method(
     lifts=ON_ROWS,
     init=init_model,
     fit=fit,
+    uploads=server_tensors(names),
     predict=predict,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),

@@ -29,6 +29,7 @@ from fedcache.federate.engine.context import Ctx, over, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, Step, grads, minibatches, scan
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,
@@ -119,6 +120,7 @@ METHOD = Method(
     init=init_model,
     enter=enter,
     fit=fit,
+    uploads=server_tensors(names),
     aggregate=aggregate,
     predict=predict,
     protocol=protocol,

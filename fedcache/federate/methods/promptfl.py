@@ -25,6 +25,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import whole_server
 from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,
@@ -99,6 +100,7 @@ METHOD = Method(
     init=lambda ctx: {"ctx": init_context(ctx)},
     enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
     fit=fit,
+    uploads=whole_server,
     deploy=deploy,
     predict=predict,
     needs=frozenset({"labels", "text tower"}),

@@ -27,6 +27,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import batch_sizes, train
+from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
@@ -129,6 +130,7 @@ METHOD = replace(
     init=init,
     enter=enter,
     fit=fit,
+    uploads=server_tensors(lambda hp: (*fedavg.sent_names(hp), *variates(hp))),
     pool=lambda _hp: {"": "uniform"},
     aggregate=aggregate,
     paper_count=paper_count,

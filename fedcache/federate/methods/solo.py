@@ -16,6 +16,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     MODEL,
@@ -54,6 +55,7 @@ METHOD = Method(
     init=lambda _ctx: {},
     enter=enter,
     fit=local(ce_loss, names, trained, send=lambda _hp: ()),
+    uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
     mixed=frozenset({"backbones", "dim"}),

@@ -24,6 +24,7 @@ from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods.common.prototypes import (
     OWN_PROTOTYPES,
     TAU,
@@ -84,6 +85,7 @@ METHOD = Method(
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,
+    uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
     fidelity=cached_views,

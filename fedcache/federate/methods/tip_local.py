@@ -17,6 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method, personal_model
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 
@@ -64,6 +65,7 @@ METHOD = Method(
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
     init=lambda _ctx: {},
     fit=lambda _down, _state, _data, _ctx: ({}, {}),
+    uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),

@@ -21,6 +21,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.engine.uploads import whole_server
 from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,
@@ -88,6 +89,7 @@ METHOD = Method(
     init=init,
     enter=lambda down, _data, ctx: keep_optimiser(down, tuple(down), ctx),
     fit=fit,
+    uploads=whole_server,
     deploy=deploy,
     predict=predict,
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),

@@ -1,8 +1,8 @@
 """Clients that lie, for studying what a federation withstands (``--attack name:share:scale``).
 
 An attacker knows what the honest clients of its round send (the strongest usual assumption) and works on the same rows
-V [m, d] as ``federate.robust``: updates, statistics per row of data, prototypes. Counts are left alone, because a wrong
-count is malformed and the gate finds it. Who lies is drawn once per run and seed.
+V [m, d] as robust rules: updates, statistics per row of data, prototypes. Counts are left alone, because a wrong count
+is malformed and update validation finds it. Who lies is drawn once per run and seed.
 
 Sources: ALIE, Baruch et al., NeurIPS 2019; inner-product manipulation, Xie et al., UAI 2019; mimic, Karimireddy et al.,
 ICLR 2022.
@@ -11,10 +11,11 @@ ICLR 2022.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,6 +105,30 @@ class Attack:
         honest = max(1, m - liars)
         share = (honest - (m // 2 + 1 - liars)) / honest
         return NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6))
+
+
+def flipped_labels(y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozenset[int], classes: int) -> Tensor:
+    """Labels [N] with class c as class C - 1 - c on the rows of attackers; rows without a label stay without.
+
+    Args:
+        y: [N] labels, -1 for none.
+        rows: client -> numbers of its training rows.
+        attackers: clients that lie.
+        classes: C.
+
+    Raises:
+        FedcacheError: USAGE, when attackers and honest clients share rows.
+    """
+    theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
+    if any(np.isin(own, theirs).any() for c, own in rows.items() if c not in attackers):
+        raise FedcacheError(
+            Exit.USAGE,
+            "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
+            "Use a partition without overlap, or another attack.",
+        )
+    flipped, at = y.clone(), torch.from_numpy(theirs).to(y.device)
+    flipped[at] = torch.where(y[at] >= 0, classes - 1 - y[at], y[at])
+    return flipped
 
 
 def parse_attack(text: str) -> Attack:

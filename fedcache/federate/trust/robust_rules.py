@@ -1,12 +1,12 @@
 """Robust aggregation: what m uploads say together when f of them may say anything.
 
 A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus what was broadcast), statistics
-per row of data, or prototypes of one class; see ``federate.guarded``. Every rule but ``mean`` gives each client one
+per row of data, or prototypes of one class; see ``pipeline.py``. Every rule but ``mean`` gives each client one
 vote, whatever number of rows it says it holds: a weight is something to lie about too.
 
 Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median (smoothed Weiszfeld), Pillutla
 et al., IEEE TSP 2022; Krum and multi-Krum, Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al.,
-AISTATS 2023, whose (f, kappa) constants are the bounds that tests/federate/trust/test_robust.py holds these rules to.
+AISTATS 2023, whose (f, kappa) constants are the bounds that test_robust_rules.py holds these rules to.
 """
 
 from __future__ import annotations

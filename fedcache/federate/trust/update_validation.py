@@ -1,99 +1,183 @@
 """Update validation: what an upload must be before ``aggregate`` sees it, whichever engine brought it.
 
-The server knows what a method's upload looks like (names, shapes, dtypes), how many rows each client holds and which
-round it is. An upload that differs, or holds a number that is not finite, is refused with the client and the round
-named; what is done then is the run's choice (``--on-bad-update``). A sound upload may still lie: against that stand
-``federate.trust.robust_rules`` and a bound on its norm.
+The method declares what its clients send (``Method.uploads``); the server knows how many rows each client holds and
+which round it is. An upload that differs, or holds a number that is not finite, is refused with the client and the
+round named; what is done then is the run's choice (``--on-bad-update``). A sound upload may still lie: against that
+stand ``federate.trust.robust_rules`` and a bound on its norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.uploads import Uploads
 
 SLACK = 1e-4
 """Relative rounding of counts that were added in float32."""
 
-
-def is_count(name: str) -> bool:
-    """Whether a tensor of an upload holds numbers of rows per class."""
-    return name.rsplit("/", 1)[-1] in ("count", "counts")
+FEW = 64
+"""Numbers that are summed without a kernel."""
 
 
-@dataclass(frozen=True)
 class UpdateValidation:
-    """What uploads of one round must be.
+    """What the uploads of one round must be.
 
-    Attributes:
-        like: name -> (shape, dtype) of a sound upload.
-        round: 1-based, the one that is being collected.
+    Args:
+        expected: what the method declares.
+        number: of the round that is being collected, from 1.
     """
 
-    like: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-    round: int
+    def __init__(self, expected: Uploads, number: int) -> None:
+        self.expected, self.number = expected, number
+        # Laid out once for the round, so that comparing an upload costs a few microseconds.
+        self._layout = tuple((name, torch.Size(t.shape), t.dtype) for name, t in expected.items())
+        self._counts = tuple(name for name, t in expected.items() if t.counts_rows)
 
-    @staticmethod
-    def shape_of(up: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """The ``like`` of an upload that is known to be sound."""
-        return {name: (tuple(t.shape), t.dtype) for name, t in up.items()}
-
-    def problem(self, up: object, rows: float, sent_in: int | None = None) -> str | None:
-        """The first thing wrong with an upload, in words; None for a sound one.
+    def problem(self, up: object, rows: float, *, sent_in: int | None = None, finite: bool = False) -> str | None:
+        """The first thing wrong with one client's upload, in words; None for a sound one.
 
         Args:
             up: what came, of which nothing is known.
             rows: n_i, training rows of the client.
             sent_in: the round the client says it answers, None where the engine cannot be answered late.
+            finite: whether its floats are known to be finite.
         """
-        if sent_in is not None and sent_in != self.round:
-            return f"it answers round {sent_in}, and this is round {self.round}"
+        if sent_in is not None and sent_in != self.number:
+            return f"it answers round {sent_in}, and this is round {self.number}"
+        if not self._looks_sound(up) and (why := self.structure_problem(up)):
+            return why
+        assert isinstance(up, dict)
+        for name in self._counts:
+            if why := _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]:
+                return why
+        return None if finite else self.finite_problem(up)
+
+    def _looks_sound(self, up: object) -> bool:
+        """Whether names, shapes and types of one client's upload are as declared: a microsecond, but no reason why."""
+        if type(up) is not dict or len(up) != len(self._layout):
+            return False
+        for name, shape, dtype in self._layout:
+            t = up.get(name)
+            if type(t) is not Tensor or t.shape != shape or t.dtype is not dtype:
+                return False
+        return True
+
+    def structure_problem(
+        self, up: object, lead: tuple[int, ...] = (), coordinates: Mapping[str, tuple[int, ...]] | None = None
+    ) -> str | None:
+        """What is wrong with the names, shapes and types of an upload; None when nothing is.
+
+        Args:
+            up: what came.
+            lead: leading axes (M,) or (G, M) of a batch of clients; each may be 1 for what all have in common.
+            coordinates: name -> shape that takes the place of the declared one.
+        """
         if not isinstance(up, dict) or not all(isinstance(t, Tensor) for t in up.values()):
             return "it is no dictionary of tensors"
-        if missing := sorted(self.like.keys() - up.keys()):
-            return f"it lacks {', '.join(missing)}"
-        if extra := sorted(map(str, up.keys() - self.like.keys())):
-            return f"it holds {', '.join(extra)}, which nobody asked for"
-        for name, (shape, dtype) in self.like.items():
+        if up.keys() != self.expected.keys():
+            if missing := sorted(self.expected.keys() - up.keys()):
+                return f"it lacks {', '.join(missing)}"
+            return f"it holds {', '.join(sorted(map(str, up.keys() - self.expected.keys())))}, which nobody asked for"
+        axes = len(lead)
+        for name, declared, dtype in self._layout:
             t = up[name]
-            if tuple(t.shape) != shape:
-                return f"{name} has shape {tuple(t.shape)}, expected {shape}"
+            shape = torch.Size(coordinates[name]) if coordinates and name in coordinates else declared
+            if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
+                return f"{name} has shape {tuple(t.shape[axes:] or t.shape)}, expected {tuple(shape)}"
             if t.dtype != dtype:
                 return f"{name} is {_short(t.dtype)}, expected {_short(dtype)}"
-            if is_count(name) and (wrong := _wrong_count(name, t, rows)):
-                return wrong
-            if not t.is_floating_point():
-                continue
-            norm = float(torch.linalg.vector_norm(t, dtype=torch.float64)) if t.numel() else 0.0
-            if norm != norm or norm == float("inf"):
-                bad = t[~torch.isfinite(t)]
-                word = "nan" if not len(bad) or torch.isnan(bad).any() else "inf"
-                return f"{name} is {word}"
+        return None
+
+    def count_problems(self, up: Mapping[str, Tensor], rows: Sequence[float]) -> dict[int, str]:
+        """Place in a batch -> what is wrong with that client's counts of rows, for the clients with wrong ones.
+
+        Args:
+            up: of a batch, with leading axes (M,) or (G, M) and names and shapes as declared.
+            rows: n_i of each of its M clients.
+        """
+        found: dict[int, str] = {}
+        for name in self._counts:
+            core = len(self.expected[name].shape)
+            t = up[name]
+            t = t.reshape(-1, *t.shape[t.dim() - core - 1 :])  # points, clients, classes
+            for of_point in t.expand(t.shape[0], len(rows), *t.shape[2:]):
+                for place, why in enumerate(_wrong_counts(name, of_point, rows)):
+                    if why:
+                        found.setdefault(place, why)
+        return found
+
+    def finite_problem(self, up: Mapping[str, Tensor]) -> str | None:
+        """The first tensor of an upload that holds NaN or infinity, in words; None when all are finite."""
+        for name, t in up.items():
+            if t.is_floating_point() and not is_finite(t):
+                return f"{name} is {'nan' if torch.isnan(t).any() else 'inf'}"
         return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
         """The error of ``--on-bad-update fail``."""
         return FedcacheError(
             Exit.FEDERATED,
-            f"Round {self.round}: the upload of client {client} ({name!r}) is refused: {why}.",
+            f"Round {self.number}: the upload of client {client} ({name!r}) is refused: {why}.",
             "Leave such uploads out with --on-bad-update reject, or look at that client.",
         )
 
 
-def _wrong_count(name: str, t: Tensor, rows: float) -> str | None:
-    values = t.double()
-    if not torch.isfinite(values).all():
+def is_finite(t: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite; a finite sum proves it, and is cheap."""
+    # Of a few numbers Python's own sum is cheaper than starting a kernel.
+    total = sum(t.tolist()) if t.dim() == 1 and t.shape[0] <= FEW else t.sum().item()
+    return math.isfinite(total) or bool(torch.isfinite(t).all())
+
+
+def not_finite(name: str, t: Tensor, where: str, rates: Mapping[str, object]) -> FedcacheError:
+    """The error of a result that is not finite.
+
+    Args:
+        name: of the tensor.
+        t: its numbers.
+        where: round and client, in words.
+        rates: the learning rates it was computed with.
+    """
+    known = f" ({', '.join(f'{name} is {value}' for name, value in rates.items())})" if rates else ""
+    return FedcacheError(
+        Exit.FEDERATED,
+        f"{name} is {'nan' if torch.isnan(t).any() else 'inf'} in {where}.",
+        f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
+    )
+
+
+def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
+    """Whether leading axes are full or 1."""
+    return len(found) == len(lead) and all(n in (1, full) for n, full in zip(found, lead, strict=True))
+
+
+def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
+    """For each of M clients what is wrong with its numbers of rows [M, ..], "" where nothing is."""
+    flat = counts.double().flatten(1)
+    n = torch.tensor(rows, dtype=torch.float64, device=flat.device)
+    total = flat.sum(1)
+    whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
+    sound = torch.isfinite(flat).all(1) & (flat >= 0).all(1) & whole.all(1) & (total <= n * (1.0 + SLACK) + SLACK)
+    if sound.all():
+        return [""] * len(rows)
+    return ["" if good else _count_problem(name, row, n_i) for good, row, n_i in zip(sound, flat, rows, strict=True)]
+
+
+def _count_problem(name: str, counts: Tensor, rows: float) -> str:
+    """What is wrong with one client's numbers of rows, of which something is."""
+    if not torch.isfinite(counts).all():
         return f"{name} is not finite"
-    if (values < 0).any():
-        return f"{name} holds a negative number of rows ({float(values.min()):g})"
-    if float(values.sum()) > rows * (1.0 + SLACK) + SLACK:
-        return f"{name} counts {float(values.sum()):g} rows, and the client holds {rows:g}"
-    return None
+    if (counts < 0).any():
+        return f"{name} holds a negative number of rows ({float(counts.min()):g})"
+    if float(counts.sum()) > rows * (1.0 + SLACK) + SLACK:
+        return f"{name} counts {float(counts.sum()):g} rows, and the client holds {rows:g}"
+    broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
+    return f"{name} holds {float(broken[0]):g} rows, which is no whole number"
 
 
 def _short(dtype: object) -> str:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedcache.federate.engine.method import Pooling
-from fedcache.federate.trust.update_validation import is_count
+from fedcache.federate.engine.uploads import Uploads
 from fedcache.heads.linear import Tree
 
 
 class UploadLayout:
-    """Which numbers of an upload stand in a row of V, and where."""
+    """Which numbers of an upload stand in a row of V, and where: all floats but counts, tensor by tensor by name.
 
-    def __init__(self, like: Tree, down: Tree, rules: Mapping[str, Pooling]) -> None:
+    Args:
+        expected: what the method declares.
+        broadcast: what clients were sent; a tensor that is averaged stands in V as its difference from this.
+        rules: name -> how the method pools it; what is summed stands in V per row of the client's data.
+    """
+
+    def __init__(self, expected: Uploads, broadcast: Tree, rules: Mapping[str, Pooling]) -> None:
         self.rules = rules
-        self.like = like
-        self.names = sorted(n for n, t in like.items() if t.is_floating_point() and not is_count(n))
+        self.expected = expected
+        self.names = sorted(n for n, t in expected.items() if t.dtype.is_floating_point and not t.counts_rows)
         self.base = {
-            n: down[n].double() for n in self.names if n in down and down[n].shape == like[n].shape and self._delta(n)
+            n: broadcast[n].double()
+            for n in self.names
+            if n in broadcast and tuple(broadcast[n].shape) == expected[n].shape and rules[n] in ("mean", "uniform")
         }
-
-    def _delta(self, name: str) -> bool:
-        return self.rules[name] in ("mean", "uniform")
 
     def vector(self, up: Tree, rows: float) -> Tensor:
         """[d] float64 of an upload by a client with that many rows."""
@@ -39,9 +45,15 @@ class UploadLayout:
         """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
         out, start = dict(rest), 0
         for name in self.names:
-            like = self.like[name]
-            t = v[start : start + like.numel()].view(like.shape)
-            start += like.numel()
+            shape = self.expected[name].shape
+            size = math.prod(shape)
+            t = v[start : start + size].view(shape)
+            start += size
             t = t * rows if self.rules[name] == "sum" else t
-            out[name] = (t + self.base[name] if name in self.base else t).to(like.dtype)
+            out[name] = (t + self.base[name] if name in self.base else t).to(self.expected[name].dtype)
         return out
+
+    @property
+    def size(self) -> int:
+        """d, numbers in a row."""
+        return sum(math.prod(self.expected[name].shape) for name in self.names)

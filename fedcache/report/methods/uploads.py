@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
-from fedcache.federate.trust.update_validation import UpdateValidation, is_count
+from fedcache.federate.engine.upload_probe import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.facts import traffic_of
 from fedcache.report.methods.sizes import Sizes
@@ -76,7 +76,7 @@ def kind_of(name: str) -> tuple[str, str]:
     """(what a tensor of this name is, what it tells); KeyError for a name that nobody described."""
     if name.startswith("c/"):
         return _CONTROL
-    if is_count(name):
+    if counts_rows(name):
         return _KINDS["count"]
     if name in _KINDS:
         return _KINDS[name]
@@ -96,9 +96,9 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
         return [Part((), (), "", *_ALL)]
     traffic_of(replace(method, fit=fit), sizes or Sizes())
     parts: dict[tuple[str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
-    for name, (shape, dtype) in UpdateValidation.shape_of(seen[-1]).items():
+    for name, t in seen[-1].items():
         what, tells = kind_of(name)
-        parts.setdefault((what, tells, str(dtype).removeprefix("torch.")), []).append((name, shape))
+        parts.setdefault((what, tells, str(t.dtype).removeprefix("torch.")), []).append((name, tuple(t.shape)))
     made = [
         Part(tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells)
         for (what, tells, dtype), tensors in parts.items()

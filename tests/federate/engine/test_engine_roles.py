@@ -21,6 +21,7 @@ from federation import (
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.method import everywhere
+from fedcache.federate.engine.uploads import sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 
@@ -172,7 +173,8 @@ def test_images_stay_bytes():
         return {}, {}
 
     method = replace(
-        METHODS["fedncm"], needs=frozenset({"labels", "pixels"}), fit=fit, pool=lambda _hp: {"": "sum"},
+        METHODS["fedncm"], needs=frozenset({"labels", "pixels"}), fit=fit, uploads=sends_nothing,
+        pool=lambda _hp: {"": "sum"},
         aggregate=lambda server, _up, _ctx: server,
         predict=lambda _d, _s, _l, x, ctx: torch.zeros(len(x), ctx.env.classes),
     )  # fmt: skip

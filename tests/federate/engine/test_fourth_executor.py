@@ -30,12 +30,12 @@ class LastFirst(Executor):
                 traffic.append(None)
                 continue
             try:
-                pool, sent = point.pool(ids, down, self.batch.participation), {}
+                pipeline, sent = point.upload_pipeline(ids, down, self.batch.participation), {}
                 for client in reversed(ids):
                     upload = point.fit_one(down, client)
-                    pool.add(upload, float(self.batch.rows_of(client)), client)
-                    sent[client] = point.sent(upload)
-                traffic.append(point.finish(ids, down, point.taken(pool), [sent[c] for c in ids]))
+                    pipeline.add(upload, client)
+                    sent[client] = point.upload_size(upload)
+                traffic.append(point.finish(ids, down, point.pooled(pipeline), [sent[c] for c in ids]))
             except FedcacheError as error:
                 self.batch.failed[g] = error
                 traffic.append(None)

@@ -2,8 +2,8 @@
 
 The runs are ``RunState`` as the in-process engine has them, over clients that have a name and a number of rows and no
 row. All points and seeds that a site takes part in travel in one message, because a message costs seconds whatever is
-in it. A site that does not answer, or whose upload the gate refuses, is left out of the round and said so; what it
-holds stays as it was after the last round in which the server has its upload.
+in it. A site that does not answer, or whose upload is refused by update validation, is left out of the round and said
+so; what it holds stays as it was after the last round in which the server has its upload.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from fedcache.federate.engines.flower.messages import Parcel
 from fedcache.federate.engines.flower.scoring import scored
 from fedcache.federate.engines.flower.site import Job
 from fedcache.federate.engines.flower.sites import Missed, Roster, refusal_of
-from fedcache.federate.engines.flower.upload_shapes import expected_upload, most_common
-from fedcache.federate.trust.pipeline import RejectedUpload
-from fedcache.federate.trust.update_validation import UpdateValidation
+from fedcache.federate.trust.upload_round import RejectedUpload
 from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
@@ -57,7 +55,6 @@ class Running:
         dealt: the labels that ``evaluation`` is about.
         failed: what ended it.
         told: called after every round.
-        like: of a sound upload.
         shapes: of what the server held at the beginning.
         latest: client -> the last round in which the server has its upload.
     """
@@ -72,7 +69,6 @@ class Running:
     evaluation: Evaluation | None = None
     dealt: Data | None = None
     failed: FedcacheError | None = None
-    like: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, int] = field(default_factory=dict)
 
@@ -115,7 +111,6 @@ class Server:
         rounds = 1 if spec.method.one_shot else spec.rounds
         made = Running(job_id, run, rounds, spec.participation, told)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
-        made.like = expected_upload(run)
         if state is not None:
             made.records = resume_job(run, state)
             made.latest = {client: r.round for r in made.records for client in r.clients}
@@ -183,7 +178,7 @@ class Server:
         return found
 
     def _checked(self, job: Running, client: int, answer: Parcel, place: int) -> Tree | str:
-        """An upload that may go to the gate, or why it may not."""
+        """An upload that update validation accepts, or why it does not."""
         try:
             told, up = answer.words["jobs"][place], dict(answer.trees[place])
             if told["id"] != job.id:
@@ -192,10 +187,8 @@ class Server:
             outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in told["outline"].items()}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             return f"its words are malformed ({type(error).__name__})"
-        like = job.like if job.like is not None else UpdateValidation.shape_of(up)
-        why = UpdateValidation(like, job.run.round + 1).problem(
-            up, float(self.roster.members[client].facts.train), sent_in
-        )
+        rows = float(self.roster.members[client].facts.train)
+        why = job.run.update_validation().problem(up, rows, sent_in=sent_in)
         if why is None:
             job.outline = outline or job.outline
         return up if why is None else why
@@ -207,10 +200,6 @@ class Server:
         run, number = job.run, job.run.round + 1
         ups = {c: up for c, up in got.items() if not isinstance(up, str)}
         reasons = {c: str(got.get(c, "it was not asked")) for c in sample if c not in ups}
-        if job.like is None:
-            odd = most_common(ups)
-            reasons |= odd
-            ups = {c: up for c, up in ups.items() if c not in odd}
         try:
             for client, why in sorted(reasons.items()):
                 self._left_out(job, client, number, why)
@@ -222,12 +211,12 @@ class Server:
                     f"{self.roster.terms.quorum} are needed.",
                     "Start the missing sites and run again: it goes on after the last whole round.",
                 )
-            pool = run.pool(ids, down, job.participation)
+            pipeline = run.upload_pipeline(ids, down, job.participation)
             sent = []
             for client in ids:
-                pool.add(ups[client], float(len(run.lanes[client].train)), client)
-                sent.append(run.sent(ups[client]))
-            traffic = run.finish(ids, down, run.taken(pool), sent)
+                pipeline.add(ups[client], client, validated=True, finite=True)
+                sent.append(run.upload_size(ups[client]))
+            traffic = run.finish(ids, down, run.pooled(pipeline), sent)
         except FedcacheError as error:
             job.failed = error
             return None
@@ -235,7 +224,7 @@ class Server:
         return ids, traffic
 
     def _left_out(self, job: Running, client: int, number: int, why: str) -> None:
-        """Note a site whose upload is not in a round; one the gate refuses ends a run that was not told otherwise."""
+        """Note a site whose upload is not in a round; one that is refused ends a run that was not told otherwise."""
         name, run = self.roster.members[client].facts.name, job.run
         if why.startswith(NO_ANSWER):
             entry = Missed(number, name, why.removeprefix(NO_ANSWER))
@@ -245,7 +234,7 @@ class Server:
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
         if run.trust.on_bad == "fail":
-            raise UpdateValidation({}, number).refusal(client, name, why)
+            raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
         self.roster.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
         self.roster.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")

@@ -13,6 +13,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
+from fedcache.federate.engine.uploads import Uploads, UploadTensor
 from fedcache.heads.linear import Tree, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
@@ -164,6 +165,12 @@ def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Mean cross-entropy of the model's logits, one value per lane, and BatchNorm's updates."""
     u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])
     return cross_entropy(u, batch["y"], batch["w"]), updates
+
+
+def prototype_uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
+    C, dtype = ctx.env.classes, ctx.env.dtype
+    return {"proto": UploadTensor((C, ctx.count("dim")), dtype), "count": UploadTensor((C,), dtype, counts_rows=True)}
 
 
 def owned_rows(up: Tree, _ctx: Ctx) -> int:

@@ -1,0 +1,303 @@
+"""No malformed upload of any method reaches ``aggregate``, and what a run does about one is its choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, fitted, go, run, run_points, scaled, small, tiny, wide
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.upload_probe import counts_rows
+from fedcache.federate.engine.uploads import UploadTensor
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.update_validation import UpdateValidation
+
+QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
+"""Clients of these send nothing."""
+
+SENDING = [n for n, m in METHODS.items() if not m.central and n not in QUIET]
+ROWS = 12.0
+
+
+@cache
+def upload(name):
+    """What the first client of a run really sends, and what it holds."""
+    method, found = METHODS[name], []
+
+    def spy(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        found.append((up, float(data.n[0])))
+        return state, up
+
+    data, clients = tiny()
+    data = fitted(method, data)
+    run(replace(method, fit=spy), method.resolve("paper", scaled(small(name))), data, clients, rounds=1,
+        participation=3, lift="loop")  # fmt: skip
+    return found[0]
+
+
+def declared(up):
+    """The declaration of an upload that is known to be sound."""
+    return {n: replace(UploadTensor.like(t), counts_rows=counts_rows(n)) for n, t in up.items()}
+
+
+def first_float(up):
+    return next(n for n, t in sorted(up.items()) if t.is_floating_point() and not counts_rows(n))
+
+
+def spoilt(kind, up):
+    """A copy of an upload with one thing wrong."""
+    up = {k: t.clone() for k, t in up.items()}
+    name = first_float(up)
+    t = up[name]
+    if kind == "nan":
+        t.view(-1)[0] = math.nan
+    elif kind == "inf":
+        t.view(-1)[-1] = math.inf
+    elif kind == "minus inf":
+        t.view(-1)[-1] = -math.inf
+    elif kind == "shape":
+        up[name] = t.flatten()[:-1]
+    elif kind == "one more axis":
+        up[name] = t.unsqueeze(0)
+    elif kind == "dtype":
+        up[name] = t.double() if t.dtype != torch.float64 else t.float()
+    elif kind == "integers":
+        up[name] = t.long()
+    elif kind == "extra":
+        up["bonus"] = torch.zeros(1)
+    elif kind == "missing":
+        del up[name]
+    elif kind == "no tensor":
+        up[name] = t.tolist()
+    elif kind == "nothing":
+        return None
+    return up
+
+
+KINDS = ("nan", "inf", "minus inf", "shape", "one more axis", "dtype", "integers", "extra", "missing", "no tensor",
+         "nothing")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SENDING)
+def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
+    up, rows = upload(name)
+    validation = UpdateValidation(declared(up), 3)
+    assert validation.problem(up, rows) is None
+    assert validation.problem(up, rows, sent_in=3) is None
+    assert "round 2" in validation.problem(up, rows, sent_in=2)
+    for kind in KINDS:
+        assert validation.problem(spoilt(kind, up), rows), kind
+    for count in (n for n in up if counts_rows(n)):
+        for value, word in ((-1.0, "negative"), (1e18, "holds"), (0.5, "no whole number"),
+                            (math.nan, "not finite"), (math.inf, "not finite")):  # fmt: skip
+            if not up[count].is_floating_point() and value != round(value if math.isfinite(value) else 0.5):
+                continue
+            lied = {k: t.clone() for k, t in up.items()}
+            lied[count].view(-1)[0] = value
+            assert word in validation.problem(lied, rows)
+        none = {k: torch.zeros_like(t) if k == count else t for k, t in up.items()}
+        assert validation.problem(none, rows) is None  # a client may own no class
+
+
+def test_a_finite_number_whose_square_is_not_is_sound():
+    huge = {"W": torch.full((2, 2), 3e38), "b": torch.zeros(1)}
+    assert UpdateValidation(declared(huge), 1).problem(huge, 1.0) is None
+
+
+def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    hp, norms = method.resolve("paper", {"opt": "sgd", "lr": 0.1}), []
+
+    def spy(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
+        return state, up
+
+    how = {"rounds": 1, "lift": "loop", "dtype": torch.float64}
+    run(replace(method, fit=spy), hp, data, clients, **how)
+    for bound in sorted(norms)[1:-1:2]:
+        trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
+        out = run(method, hp, data, clients, trust=trust, **how)
+        assert out.records[0].diagnostics["rejected"] == sum(n > bound * (1 + 1e-9) for n in norms) > 0
+
+
+def liar(method, kind, victim, when=None):
+    """The method with one client whose upload is malformed; in a batch a number is spoilt in its lane alone."""
+
+    def fit(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        if victim not in ctx.ids or (when is not None and ctx.round != when):
+            return state, up
+        if kind != "nan" or not ctx.lead:
+            return state, spoilt(kind, up)
+        name = first_float(up)
+        t = up[name].expand(*ctx.lead, *up[name].shape[len(ctx.lead) :]).clone()
+        t.select(len(ctx.lead) - 1, ctx.ids.index(victim))[:] = math.nan
+        return state, {**up, name: t}
+
+    return replace(method, fit=fit)
+
+
+SERVED = [(n, lift) for n in SENDING for lift in METHODS[n].lifts]
+
+
+@pytest.mark.parametrize(("name", "lift"), SERVED)
+def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, lift):
+    method = METHODS[name]
+    data, clients = wide() if lift == "dual" else tiny()
+    data = fitted(method, data)
+    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if lift == "dual" else {})})
+    known = {h.name for h in method.hparams}
+    hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
+    for kind in ("missing", "extra", "shape", "dtype", "nan"):
+        # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
+        chunk = {} if lift == "loop" or kind == "nan" else {"chunk": 1}
+        with pytest.raises(FedcacheError) as error:
+            run(liar(method, kind, 1), hp, data, clients, rounds=1, lift=lift, **chunk)
+        assert error.value.code is Exit.FEDERATED, kind
+        assert f"client 1 ({clients[1].name!r})" in str(error.value), kind
+        assert "ound 1" in str(error.value), kind
+
+
+@pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("lift", ["stack", "dual"])
+def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, lift):
+    method = METHODS[name]
+    data, clients = federation()
+    hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.01, 0.02)]
+    points = run_points(liar(method, kind, 3), hps, data, clients, rounds=1, lift=lift)
+    for point in points:
+        assert isinstance(point, FedcacheError)
+        assert "Round 1: the upload of client 0 ('client-0') is refused: " in str(point)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS)))
+def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
+    # A run refuses what is not declared, so that it runs is the law.
+    method = METHODS[name]
+    assert method.uploads is not None
+    data, clients = tiny()
+    data = fitted(method, data)
+    base = {k: v for k, v in scaled(small(name)).items() if k in {h.name for h in method.hparams}}
+    base |= {k: 1 for k in ("epochs", "esd_epochs", "probe_epochs", "K", "personal_epochs") if k in base}
+    variants = [{}]
+    for h in method.hparams:
+        values = h.choices if h.kind == "choice" else ("true", "false") if h.kind == "bool" else ()
+        variants += [{h.name: v} for v in values if v != h.default and h.name not in CHEAP_TO_SKIP]
+    if "rff_dim" in {h.name for h in method.hparams}:
+        variants += [{"rff_dim": 4}, {"rff_dim": 4, "bias": True, "class_weight": "local"}]
+    ran = 0
+    for variant in variants:
+        hp = method.resolve("paper", {**base, **variant})
+        try:
+            run(method, hp, data, clients, rounds=1, participation=3, lift="loop")
+            ran += 1
+        except FedcacheError as error:
+            assert error.code in (Exit.USAGE, Exit.STORE), (variant, str(error))  # noqa: PT017
+    assert ran > len(variants) // 2
+
+
+CHEAP_TO_SKIP = {"feat_post", "train_view", "flip", "vp_template", "vp_init", "proto_infer"}
+"""Switches of what is read or predicted, which cost a run with towers and change nothing that is sent."""
+
+
+def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_noise():
+    data, clients = federation()
+    method, how = METHODS["fedproto"], {"rounds": 2, "dtype": torch.float64}
+    undeclared, hp = replace(method, uploads=None), method.resolve()
+    assert difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how)) == 0.0
+    with pytest.raises(FedcacheError, match="lacks proto"):
+        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, lift="loop", **how)
+
+    def fit(_down, _state, data, _ctx):
+        raise ValueError(f"{data.n} rows are too few")
+
+    with pytest.raises(FedcacheError, match="does not say what its clients send") as error:
+        run(replace(undeclared, fit=fit), hp, data, clients, **how)
+    assert error.value.code is Exit.USAGE
+    assert "uploads=" in error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "shape", "extra", "missing", "dtype"])
+@pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedncm"])
+@pytest.mark.parametrize("lift", ["loop", "stack"])
+def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, lift):
+    data, clients = federation()
+    method = METHODS[name]
+    settings = {"rounds": 2, "lift": lift, "chunk": 1, "dtype": torch.float64}
+    hp = method.resolve()
+    trust = parse_policy(on_bad_update="reject")
+    out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
+    honest = [replace(c, train=c.train[:0]) if i == 1 else c for i, c in enumerate(clients)]
+    without = run(method, hp, data, honest, trust=trust, **settings)
+    assert all(torch.allclose(out.server[k].double(), t.double(), atol=1e-12) for k, t in without.server.items())
+    rounds = 1 if method.one_shot else 2
+    assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
+    assert f"the upload of client 1 ({clients[1].name!r}) is rejected" in out.warnings[-1]
+
+
+@pytest.mark.parametrize("policy", [parse_policy(), parse_policy(max_update_norm=1e9)], ids=["default", "bounded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_malformed_upload_ends_the_run_and_is_named(kind, policy):
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    with pytest.raises(FedcacheError) as error:
+        run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="loop", trust=policy)
+    assert error.value.code is Exit.FEDERATED
+    assert "client 1" in str(error.value)
+    assert clients[1].name in str(error.value)
+    assert "ound 2" in str(error.value)
+
+
+@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(lift):
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    x = data.x.clone()
+    x[clients[2].train[0]] = math.nan
+    with pytest.raises(FedcacheError, match="client 2"):
+        run(
+            method, method.resolve("paper", {"opt": "sgd", "lr": 0.1}), replace(data, x=x), clients, rounds=1, lift=lift
+        )
+
+
+def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
+        run(method, method.resolve(), data, clients[:8], rounds=1, lift="loop",
+            trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
+
+
+VALIDATED = ("fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg")
+
+
+@pytest.mark.parametrize(("name", "lift"), [(name, lift) for name in VALIDATED for lift in METHODS[name].lifts])
+def test_validation_that_finds_nothing_changes_nothing(name, lift):
+    settings = {"opt": "sgd", "lr": 0.05} if lift == "dual" else {}
+    plain = go(name, settings, lift=lift)
+    guarded = go(name, settings, lift=lift, trust=parse_policy(on_bad_update="reject"))
+    assert difference(plain, guarded) < 1e-12
+    assert plain.traffic == guarded.traffic
+    assert plain.server.keys() == guarded.server.keys()
+    assert all(not r.diagnostics["rejected"] for r in guarded.records)
+
+
+def test_warnings_name_a_few_and_records_count_all():
+    data, clients = federation()
+    method = METHODS["fedavg"]
+    trust = parse_policy(attack="nan:0.4", on_bad_update="reject")
+    out = run(method, method.resolve(), data, clients, rounds=4, trust=trust)
+    assert len(out.attackers) == int(0.4 * len(clients))
+    assert sum(r.diagnostics["rejected"] for r in out.records) == 4 * len(out.attackers)
+    assert sum("rejected" in w for w in out.warnings) == 5
+    assert np.isfinite(out.accuracy)
