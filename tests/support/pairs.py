@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from draws import one_of_each
 from federation import ids
 
 from fedcache.federate.execution.choose import executors
@@ -43,12 +44,22 @@ def served(
     return mark
 
 
+def kind_of(case: Case) -> Hashable:
+    """What an execution can see of a method: its needs, steps, server and own executions."""
+    method, settings = METHODS[case[0]], case[1]
+    return method.needs, method.one_shot, method.central, method.lifts, settings.get("opt"), settings.get("bn")
+
+
 def parametrize(metafunc: Any, lifts: Sequence[str] = ()) -> None:
-    """Parametrise a law that ``served`` has marked, over its own executions or over ``lifts``."""
+    """Parametrise a law that ``served`` has marked, over its own executions.
+
+    With ``lifts``, over those, and in the short draw over one case of each kind.
+    """
     law = metafunc.function
     if not hasattr(law, "pairs"):
         return
     cases, own = law.pairs
+    cases = one_of_each(cases, kind_of) if lifts else cases
     pairs = [(case, fitting(case, lift), lift) for lift in lifts or own for case in cases]
     found = [(fitted, lift, f"{lift}-{ids(case)}") for case, fitted, lift in pairs if fitted is not None]
     metafunc.parametrize(("case", "lift"), [(case, lift) for case, lift, _ in found], ids=[name for *_, name in found])
