@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What there may be of each fault. A limit goes down when faults are mended, and never up; the aim stands beside it.
 AGAINST_THE_LAYERS = 0
-CIRCLES = 1  # 0
-INSIDE_FUNCTIONS = 72  # 40, each to keep torch out of start-up
+CIRCLES = 0
+INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
 PACKAGE_LINES = 47_950  # 43,000
-LONG = {"file": 1, "function": 10, "parameters": 10, "class": 3}  # 0 of each
+LONG = {"file": 1, "function": 5, "parameters": 9, "class": 0}  # 0 of each
 
 
 @pytest.fixture(scope="module")
