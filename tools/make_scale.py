@@ -22,7 +22,7 @@ from fedcache.extract.chunk_writer import chunk_rows_for
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engines.flower.messages import Parcel, pack, unpack
+from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.store.chunks import CRC_BYTES, array_bytes
@@ -98,13 +98,13 @@ def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
         for client, up in enumerate(ups):
             pipeline.add(up, client)
         run.finish([0, 1], tree, run.pooled(pipeline), [run.upload_size(up) for up in ups])
-    return Wire(pack(Parcel({}, [tree])).bytes, pack(Parcel({}, [ups[0]])).bytes, run, tree, ups[0])
+    return Wire(pack(SiteMessage({}, [tree])).bytes, pack(SiteMessage({}, [ups[0]])).bytes, run, tree, ups[0])
 
 
 def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
     """Seconds to pack a broadcast, to unpack an upload and to pool it."""
     made = wire(name)
-    packed = pack(Parcel({}, [made.upload]))
+    packed = pack(SiteMessage({}, [made.upload]))
 
     def typical(call: object) -> float:
         taken = []
@@ -119,7 +119,7 @@ def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
         for client in range(2):
             pipeline.add(made.upload, client)
 
-    return typical(lambda: pack(Parcel({}, [made.tree]))), typical(lambda: unpack(packed)), typical(pooled) / 2
+    return typical(lambda: pack(SiteMessage({}, [made.tree]))), typical(lambda: unpack(packed)), typical(pooled) / 2
 
 
 def section() -> str:

@@ -29,9 +29,9 @@ from fedcache.commands.train import (
 )
 from fedcache.config import TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
-from fedcache.federate.engines.flower.requirement import need_flower
 
 flower = typer.Typer(
     name="flower",

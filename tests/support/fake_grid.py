@@ -1,4 +1,4 @@
-"""Sites in this process behind a carrier that packs and unpacks every message, and can fail as a network does."""
+"""Sites in this process behind a transport that packs and unpacks every message, and can fail as a network does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, pack, unpack
+from fedcache.federate.engines.flower.messages import MalformedError, PackedMessage, SiteMessage, pack, unpack
 from fedcache.federate.engines.flower.site_store import ShardSite
 
-Meddle = Callable[[str, int, Packed], "Packed | str"]
+Meddle = Callable[[str, int, PackedMessage], "PackedMessage | str"]
 """(kind, number of the question, answer) -> another answer, or why there is none."""
 
 
-def as_is(_kind: str, _number: int, packed: Packed) -> Packed:
+def as_is(_kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
     return packed
 
 
 @dataclass
 class FakeGrid:
-    """A carrier over sites that are here.
+    """A transport over sites that are here.
 
     Attributes:
         sites: node -> site.
@@ -39,12 +39,12 @@ class FakeGrid:
         self.hidden = {node: left - 1 for node, left in self.hidden.items() if left > 0}
         return [node for node in self.sites if node not in self.hidden]
 
-    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
-        self.log.append((kind, tuple(parcels)))
+    def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+        self.log.append((kind, tuple(messages)))
         number = sum(k == kind for k, _ in self.log)
-        found: dict[int, Parcel | str] = {}
-        for node, parcel in parcels.items():
-            packed = pack(parcel)
+        found: dict[int, SiteMessage | str] = {}
+        for node, message in messages.items():
+            packed = pack(message)
             self.bytes_down += packed.bytes
             answer = pack(self.sites[node].answer(kind, unpack(packed)))
             back = self.meddle.get(node, as_is)(kind, number, answer)

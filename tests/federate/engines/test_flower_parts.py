@@ -22,13 +22,20 @@ from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower import network
 from fedcache.federate.engines.flower.app import read_app, write_app
-from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, Raw, pack, unpack
+from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.messages import (
+    MalformedError,
+    PackedMessage,
+    RawTensor,
+    SiteMessage,
+    pack,
+    unpack,
+)
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import Process, free_port, start
-from fedcache.federate.engines.flower.session import federate
 from fedcache.federate.engines.flower.site_store import ShardSite
-from fedcache.federate.engines.flower.supported import why_not
+from fedcache.federate.engines.flower.supported_methods import why_not
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent
 from fedcache.runs.loop import train
@@ -133,7 +140,7 @@ def test_points_that_differ_at_the_server_share_one_upload(sites: Path, tmp_path
 
 def test_a_prototype_of_an_absent_class_does_not_travel() -> None:
     proto = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
-    packed = pack(Parcel({}, [{"proto": proto, "count": torch.tensor([2.0, 0.0, 1.0, 0.0])}]))
+    packed = pack(SiteMessage({}, [{"proto": proto, "count": torch.tensor([2.0, 0.0, 1.0, 0.0])}]))
     assert packed.arrays["0"].shape == (2, 2)
     assert np.frombuffer(packed.arrays["0/rows"].data, "<i4").tolist() == [0, 2]
     back = unpack(packed).trees[0]
@@ -152,7 +159,7 @@ def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: in
         {"a": torch.from_numpy(np.asarray(values))},
         {"b": torch.from_numpy(np.asarray(values)), "c": torch.ones(1)},
     ]
-    packed = pack(Parcel({"round": 3, "x": None}, trees))
+    packed = pack(SiteMessage({"round": 3, "x": None}, trees))
     back = unpack(packed)
     assert back.words == {"round": 3, "x": None}
     for tree, other in zip(trees, back.trees, strict=True):
@@ -162,42 +169,42 @@ def test_trees_come_back_bit_for_bit(shape: tuple[int, ...], kind: str, seed: in
             assert other[name].numpy().tobytes() == tree[name].numpy().tobytes()
 
 
-GOOD = pack(Parcel({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
+GOOD = pack(SiteMessage({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
 RAW = GOOD.arrays["0"]
 
 
 @pytest.mark.parametrize(
     "packed",
     [
-        Packed("", GOOD.arrays),
-        Packed("[]", GOOD.arrays),
-        Packed("{}", GOOD.arrays),
-        Packed(GOOD.words, {}),
-        Packed(GOOD.words.replace("[2, 3]", "[3, 2]"), GOOD.arrays),
-        Packed(GOOD.words.replace("[2, 3]", "[-2, -3]"), GOOD.arrays),
-        Packed(GOOD.words.replace("[2, 3]", "[1000000000000, 3]"), GOOD.arrays),
-        Packed(GOOD.words.replace("[2, 3]", '"xy"'), GOOD.arrays),
-        Packed(GOOD.words, {"0": dataclasses.replace(RAW, data=RAW.data[:-1])}),
-        Packed(GOOD.words, {"0": dataclasses.replace(RAW, dtype="object")}),
-        Packed(GOOD.words, {"0": dataclasses.replace(RAW, shape=(10**9, 10**9))}),
-        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (2,), np.array([0, 2], "<i4").tobytes())}),
-        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (2,), np.array([1, 0], "<i4").tobytes())}),
-        Packed(GOOD.words, {"0": RAW, "0/rows": Raw("int32", (1,), np.array([-1], "<i4").tobytes())}),
-        Packed("[" * 100_000, GOOD.arrays),
+        PackedMessage("", GOOD.arrays),
+        PackedMessage("[]", GOOD.arrays),
+        PackedMessage("{}", GOOD.arrays),
+        PackedMessage(GOOD.words, {}),
+        PackedMessage(GOOD.words.replace("[2, 3]", "[3, 2]"), GOOD.arrays),
+        PackedMessage(GOOD.words.replace("[2, 3]", "[-2, -3]"), GOOD.arrays),
+        PackedMessage(GOOD.words.replace("[2, 3]", "[1000000000000, 3]"), GOOD.arrays),
+        PackedMessage(GOOD.words.replace("[2, 3]", '"xy"'), GOOD.arrays),
+        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, data=RAW.data[:-1])}),
+        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, dtype="object")}),
+        PackedMessage(GOOD.words, {"0": dataclasses.replace(RAW, shape=(10**9, 10**9))}),
+        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (2,), np.array([0, 2], "<i4").tobytes())}),
+        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (2,), np.array([1, 0], "<i4").tobytes())}),
+        PackedMessage(GOOD.words, {"0": RAW, "0/rows": RawTensor("int32", (1,), np.array([-1], "<i4").tobytes())}),
+        PackedMessage("[" * 100_000, GOOD.arrays),
     ],
 )
-def test_a_malformed_message_is_refused_whatever_is_wrong(packed: Packed) -> None:
+def test_a_malformed_message_is_refused_whatever_is_wrong(packed: PackedMessage) -> None:
     with pytest.raises(MalformedError):
         unpack(packed)
 
 
-def changed(packed: Packed, change: Any) -> Packed:
+def changed(packed: PackedMessage, change: Any) -> PackedMessage:
     """An answer with another tree in it."""
-    parcel = unpack(packed)
-    words = json.loads(json.dumps(parcel.words))
-    trees = [dict(tree) for tree in parcel.trees]
+    message = unpack(packed)
+    words = json.loads(json.dumps(message.words))
+    trees = [dict(tree) for tree in message.trees]
     change(words, trees)
-    return pack(Parcel(words, trees))
+    return pack(SiteMessage(words, trees))
 
 
 def first(name: str, value: Any) -> Any:
@@ -244,7 +251,7 @@ def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path,
 
 def test_an_answer_that_is_no_parcel_is_no_upload(sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
-    grid.meddle[101] = lambda kind, _n, packed: Packed("?", {}) if kind == "fit" else packed
+    grid.meddle[101] = lambda kind, _n, packed: PackedMessage("?", {}) if kind == "fit" else packed
     (run,) = together(plan("fed3r"), grid, tmp_path)
     (missed,) = run.result["federation"]["missed"]
     assert "malformed" in missed["why"]
@@ -284,11 +291,11 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_pat
     answer, asked = site.answer, []
 
     class Away:
-        def answer(self, kind: str, parcel: Parcel) -> Parcel:
+        def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
             asked.append(kind)
             if asked.count("fit") == 2 and kind == "fit":
-                return Parcel({"refused": {"code": 7, "message": "lost", "hint": ""}})
-            return answer(kind, parcel)
+                return SiteMessage({"refused": {"code": 7, "message": "lost", "hint": ""}})
+            return answer(kind, message)
 
     never.sites[100] = Away()  # type: ignore[assignment]
     (second_run,) = together(plan("ditto", rounds=3), never, tmp_path / "2")
@@ -298,7 +305,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites: Path, tmp_pat
 def test_a_site_that_lost_what_it_held_says_so(sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
 
-    def forget(kind: str, number: int, packed: Packed) -> Packed:
+    def forget(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
         if (kind, number) == ("fit", 1):
             for file in grid.sites[100].state.rglob("after-*"):
                 file.unlink()
@@ -486,7 +493,7 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
 
         raise PackageNotFoundError
 
-    monkeypatch.setattr("fedcache.federate.engines.flower.requirement.version", absent)
+    monkeypatch.setattr("fedcache.federate.engines.flower.installed.version", absent)
     for words in (
         ("up", "--shards", sites, "--method", "fed3r"),
         ("site", "--shard", next(sites.glob("*.zarr")), "--superlink", "127.0.0.1:8000", "--insecure"),

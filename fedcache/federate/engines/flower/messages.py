@@ -1,6 +1,6 @@
 """What travels between server and sites: words as JSON, and trees of tensors as raw bytes. Nothing is unpickled.
 
-A parcel holds the trees of many points. Equal tensors travel once however many points share them, so the first
+A message holds the trees of many points. Equal tensors travel once however many points share them, so the first
 broadcast of a grid is as small as that of one run, and so is an upload that the swept numbers do not change. Rows that
 are all zero bits do not travel either: the prototype of a class that a client lacks is absent, and not a row of zeros.
 
@@ -26,7 +26,7 @@ DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 """Types of a tensor that may travel."""
 
 MOST_BYTES = (1 << 31) - 1
-"""Of a parcel, unfolded or not: what one message of Flower may hold."""
+"""Of a message, unfolded or not: what one message of Flower may hold."""
 
 
 class MalformedError(ValueError):
@@ -34,7 +34,7 @@ class MalformedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawTensor:
     """A tensor on the wire."""
 
     dtype: str
@@ -43,7 +43,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class SiteMessage:
     """A message's content.
 
     Attributes:
@@ -56,24 +56,24 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A parcel on the wire."""
+class PackedMessage:
+    """A message on the wire."""
 
     words: str
-    arrays: Mapping[str, Raw]
+    arrays: Mapping[str, RawTensor]
 
     @property
     def bytes(self) -> int:
-        """What travels, without what the carrier adds."""
+        """What travels, without what the transport adds."""
         return len(self.words.encode()) + sum(len(a.data) for a in self.arrays.values())
 
 
-def pack(parcel: Parcel) -> Packed:
-    """A parcel as bytes."""
-    arrays: dict[str, Raw] = {}
+def pack(message: SiteMessage) -> PackedMessage:
+    """A message as bytes."""
+    arrays: dict[str, RawTensor] = {}
     known: dict[bytes, str] = {}
     trees = []
-    for tree in parcel.trees:
+    for tree in message.trees:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
             values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))  # which makes 0-d 1-d
@@ -83,10 +83,10 @@ def pack(parcel: Parcel) -> Packed:
                 arrays |= {f"{at}{suffix}": raw for suffix, raw in _rows(values).items()}
             entry[name] = {"at": known[key], "shape": list(values.shape)}
         trees.append(entry)
-    return Packed(json.dumps({**parcel.words, "trees": trees}), arrays)
+    return PackedMessage(json.dumps({**message.words, "trees": trees}), arrays)
 
 
-def unpack(packed: Packed) -> Parcel:
+def unpack(packed: PackedMessage) -> SiteMessage:
     """The inverse of ``pack``, of bytes that anybody may have sent.
 
     Raises:
@@ -114,13 +114,13 @@ def unpack(packed: Packed) -> Parcel:
         raise MalformedError(f"{type(error).__name__}: {error}") from error
     if not isinstance(words, dict):
         raise MalformedError("its words are no table")
-    return Parcel(words, tuple(made))
+    return SiteMessage(words, tuple(made))
 
 
-def _rows(values: np.ndarray) -> dict[str, Raw]:
+def _rows(values: np.ndarray) -> dict[str, RawTensor]:
     """An array as bytes, without the rows of its last axis that are all zero bits, where that saves any."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    whole = {"": Raw(str(values.dtype), values.shape, little.tobytes())}
+    whole = {"": RawTensor(str(values.dtype), values.shape, little.tobytes())}
     if values.ndim < 2 or not values.size:
         return whole
     flat = little.reshape(-1, values.shape[-1])
@@ -128,16 +128,19 @@ def _rows(values: np.ndarray) -> dict[str, Raw]:
     if 4 * len(there) >= (len(flat) - len(there)) * flat[0].nbytes:
         return whole
     kept = flat[there]
-    return {"": Raw(str(values.dtype), kept.shape, kept.tobytes()), "/rows": Raw("int32", there.shape, there.tobytes())}
+    return {
+        "": RawTensor(str(values.dtype), kept.shape, kept.tobytes()),
+        "/rows": RawTensor("int32", there.shape, there.tobytes()),
+    }
 
 
-def _type(raw: Raw) -> np.dtype[Any]:
+def _type(raw: RawTensor) -> np.dtype[Any]:
     if raw.dtype not in DTYPES:
         raise MalformedError(f"a tensor is of type {raw.dtype!r:.40}")
     return np.dtype(raw.dtype).newbyteorder("<")
 
 
-def _array(raw: Raw) -> np.ndarray:
+def _array(raw: RawTensor) -> np.ndarray:
     """The bytes of a tensor as an array; its size is checked before anything is made of it."""
     kind = _type(raw)
     if math.prod(raw.shape) * kind.itemsize != len(raw.data) or any(n < 0 for n in raw.shape):
@@ -145,7 +148,7 @@ def _array(raw: Raw) -> np.ndarray:
     return np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype)).reshape(raw.shape)
 
 
-def _values(raw: Raw, rows: Raw | None, shape: tuple[int, ...]) -> np.ndarray:
+def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> np.ndarray:
     values = _array(raw)
     if rows is None:
         if values.shape != shape:

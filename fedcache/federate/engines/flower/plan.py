@@ -10,7 +10,7 @@ from typing import Any
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.sites import Terms
-from fedcache.federate.engines.flower.supported import check_suited
+from fedcache.federate.engines.flower.supported_methods import check_suited
 from fedcache.federate.methods import find_method
 from fedcache.grids.sweeps import check_sweeps, split_key
 from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds

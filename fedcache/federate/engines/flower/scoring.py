@@ -18,10 +18,10 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engines.flower.membership import Facts, Rows
+from fedcache.federate.engines.flower.site_facts import RowCounts, SiteFacts
 
 
-def scored(run: RunState, facts: Sequence[Facts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
+def scored(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
 
     Args:
@@ -36,7 +36,7 @@ def scored(run: RunState, facts: Sequence[Facts], counts: Mapping[int, Tensor]) 
     start = 0
     for i, known in enumerate(facts):
         if i not in counts:
-            clients.append(Rows(known.name, np.empty(0, np.int64), np.empty(0, np.int64)))
+            clients.append(RowCounts(known.name, np.empty(0, np.int64), np.empty(0, np.int64)))
             continue
         key = str(i) if own else known.tests
         if key not in first:
@@ -48,7 +48,7 @@ def scored(run: RunState, facts: Sequence[Facts], counts: Mapping[int, Tensor]) 
             guess.append(np.where(taken == C, -1, taken))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
-        clients.append(Rows(known.name, first[key], first[key]))
+        clients.append(RowCounts(known.name, first[key], first[key]))
     y, of, predicted = (np.concatenate([np.empty(0, np.int64), *parts]) for parts in (label, domain, guess))
     data = Data(torch.empty(len(y), 1, 0), torch.from_numpy(y), C, domain=torch.from_numpy(of))
 
@@ -67,6 +67,6 @@ def scored(run: RunState, facts: Sequence[Facts], counts: Mapping[int, Tensor]) 
     return evaluate_personal(model, data, clients, headline=run.method.headline), data
 
 
-def domain_names(facts: Sequence[Facts]) -> list[str]:
+def domain_names(facts: Sequence[SiteFacts]) -> list[str]:
     """Names of the domains of all sites, in the order in which they are first told."""
     return list(dict.fromkeys(name for known in facts for name in known.domains))

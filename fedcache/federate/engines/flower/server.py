@@ -24,15 +24,15 @@ from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, 
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import TrainingRun
-from fedcache.federate.engines.flower.membership import (
-    Facts,
+from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.federate.engines.flower.scoring import scored
+from fedcache.federate.engines.flower.site_facts import (
     Member,
+    SiteFacts,
     rows_of,
 )
-from fedcache.federate.engines.flower.messages import Parcel
-from fedcache.federate.engines.flower.scoring import scored
-from fedcache.federate.engines.flower.site import Job
-from fedcache.federate.engines.flower.sites import Missed, Roster, refusal_of
+from fedcache.federate.engines.flower.site_training import SiteJob
+from fedcache.federate.engines.flower.sites import MissedSite, Sites, refusal_of
 from fedcache.federate.trust.upload_round import RejectedUpload
 from fedcache.heads.linear import Tree
 
@@ -41,7 +41,7 @@ OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]]
 
 
 @dataclass
-class Running:
+class ServerJob:
     """One point and seed on its way.
 
     Attributes:
@@ -54,7 +54,7 @@ class Running:
         evaluation: of the last round that was scored.
         dealt: the labels that ``evaluation`` is about.
         failed: what ended it.
-        told: called after every round.
+        on_round: called after every round.
         shapes: of what the server held at the beginning.
         latest: client -> the last round in which the server has its upload.
     """
@@ -63,7 +63,7 @@ class Running:
     run: RunState
     rounds: int
     participation: int | float | None
-    told: OnRound
+    on_round: OnRound
     records: list[RoundRecord] = field(default_factory=list)
     outline: Tree = field(default_factory=dict)
     evaluation: Evaluation | None = None
@@ -82,41 +82,41 @@ class Server:
     """A federation as its server sees it.
 
     Args:
-        roster: the sites, gathered.
+        sites: the sites, gathered.
     """
 
-    def __init__(self, roster: Roster) -> None:
-        self.roster = roster
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
 
     def start(
         self,
         spec: TrainingRun,
         hp: Mapping[str, Value],
         job_id: str,
-        told: OnRound,
+        on_round: OnRound,
         state: Snapshot | None = None,
-    ) -> Running:
+    ) -> ServerJob:
         """One point and seed, from the beginning or from a snapshot.
 
         Args:
             spec: as in ``engine.run``; its data has no row: widths, views, classes and text are read of it.
             hp: hyperparameters.
             job_id: names it to the sites.
-            told: called after every round.
+            on_round: called after every round.
             state: a snapshot to go on from.
         """
-        clients = [rows_of(m.facts) for m in self.roster.members]
+        clients = [rows_of(m.facts) for m in self.sites.members]
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=spec.trust)
         run.start()
         rounds = 1 if spec.method.one_shot else spec.rounds
-        made = Running(job_id, run, rounds, spec.participation, told)
+        made = ServerJob(job_id, run, rounds, spec.participation, on_round)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         if state is not None:
             made.records = resume_job(run, state)
             made.latest = {client: r.round for r in made.records for client in r.clients}
         return made
 
-    def train(self, jobs: Sequence[Running], eval_every: int, common: Mapping[str, Any]) -> None:
+    def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
         """All rounds of all jobs, as many as are open in one message to each site.
 
         Args:
@@ -128,7 +128,7 @@ class Server:
             FedcacheError: FEDERATED, when too few sites answer.
         """
         while going := [job for job in jobs if job.open]:
-            for member in self.roster.newcomers(going[0].run.round + 1):
+            for member in self.sites.newcomers(going[0].run.round + 1):
                 self._join(going, member)
             began = time.perf_counter()
             samples = [job.run.sample(job.participation) for job in going]
@@ -150,22 +150,22 @@ class Server:
 
     def _round(
         self,
-        jobs: Sequence[Running],
+        jobs: Sequence[ServerJob],
         samples: Sequence[Sequence[int]],
         downs: Sequence[Tree],
         common: Mapping[str, Any],
     ) -> list[dict[int, Tree | str]]:
         """For each job the uploads of its clients, or why there is none."""
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
-        parcels, about = {}, {}
-        for client, member in enumerate(self.roster.members):
+        messages, about = {}, {}
+        for client, member in enumerate(self.sites.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
                 told = [self._words(jobs[g], client, jobs[g].run.round + 1) for g in mine]
-                words = {**common, "jobs": told, "clients": len(self.roster.members), "client": client}
-                parcels[member.node] = Parcel(words, [downs[g] for g in mine])
+                words = {**common, "jobs": told, "clients": len(self.sites.members), "client": client}
+                messages[member.node] = SiteMessage(words, [downs[g] for g in mine])
                 about[member.node] = (client, mine)
-        for node, answer in self.roster.ask("fit", parcels).items():
+        for node, answer in self.sites.ask("fit", messages).items():
             client, mine = about[node]
             why = answer if isinstance(answer, str) else None
             if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
@@ -177,7 +177,7 @@ class Server:
                     found[g][client] = f"{NO_ANSWER}{why}"
         return found
 
-    def _checked(self, job: Running, client: int, answer: Parcel, place: int) -> Tree | str:
+    def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
         """An upload that update validation accepts, or why it does not."""
         try:
             told, up = answer.words["jobs"][place], dict(answer.trees[place])
@@ -187,14 +187,14 @@ class Server:
             outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in told["outline"].items()}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             return f"its words are malformed ({type(error).__name__})"
-        rows = float(self.roster.members[client].facts.train)
+        rows = float(self.sites.members[client].facts.train)
         why = job.run.update_validation().problem(up, rows, sent_in=sent_in)
         if why is None:
             job.outline = outline or job.outline
         return up if why is None else why
 
     def _merge(
-        self, job: Running, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str]
+        self, job: ServerJob, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str]
     ) -> tuple[list[int], Any] | None:
         """Pool what came and end the round; None when that ended the job."""
         run, number = job.run, job.run.round + 1
@@ -204,11 +204,11 @@ class Server:
             for client, why in sorted(reasons.items()):
                 self._left_out(job, client, number, why)
             ids = sorted(ups)
-            if len(ids) < self.roster.terms.quorum and (sample or run.trust.privacy is None):
+            if len(ids) < self.sites.terms.quorum and (sample or run.trust.privacy is None):
                 raise FedcacheError(
                     Exit.FEDERATED,
                     f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-                    f"{self.roster.terms.quorum} are needed.",
+                    f"{self.sites.terms.quorum} are needed.",
                     "Start the missing sites and run again: it goes on after the last whole round.",
                 )
             pipeline = run.upload_pipeline(ids, down, job.participation)
@@ -223,40 +223,40 @@ class Server:
         job.latest |= dict.fromkeys(ids, number)
         return ids, traffic
 
-    def _left_out(self, job: Running, client: int, number: int, why: str) -> None:
+    def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
         """Note a site whose upload is not in a round; one that is refused ends a run that was not told otherwise."""
-        name, run = self.roster.members[client].facts.name, job.run
+        name, run = self.sites.members[client].facts.name, job.run
         if why.startswith(NO_ANSWER):
-            entry = Missed(number, name, why.removeprefix(NO_ANSWER))
-            if entry not in self.roster.missed:
-                self.roster.missed.append(entry)
-                self.roster.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
+            entry = MissedSite(number, name, why.removeprefix(NO_ANSWER))
+            if entry not in self.sites.missed:
+                self.sites.missed.append(entry)
+                self.sites.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
         if run.trust.on_bad == "fail":
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
-        self.roster.missed.append(Missed(number, name, f"its upload is rejected: {why}"))
-        self.roster.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
+        self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
+        self.sites.say(f"warning: round {number}: the upload of site {name!r} is rejected: {why}.")
         run.warnings.append(f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}")
 
-    def _score(self, jobs: Sequence[Running], common: Mapping[str, Any]) -> None:
+    def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
         """Ask every site for its counts, and make of them what the in-process evaluation makes of predictions."""
         if not jobs:
             return
         downs = [job.run.down() for job in jobs]
-        parcels = {
-            m.node: Parcel(
+        messages = {
+            m.node: SiteMessage(
                 {**common, "jobs": [self._words(job, c, job.run.round) for job in jobs],
-                 "clients": len(self.roster.members), "client": c},
+                 "clients": len(self.sites.members), "client": c},
                 downs,
             )
-            for c, m in enumerate(self.roster.members)
+            for c, m in enumerate(self.sites.members)
         }  # fmt: skip
-        answers = self.roster.ask("score", parcels)
+        answers = self.sites.ask("score", messages)
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
-            for client, member in enumerate(self.roster.members):
+            for client, member in enumerate(self.sites.members):
                 answer = answers[member.node]
                 problem = answer if isinstance(answer, str) else None
                 if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
@@ -267,14 +267,14 @@ class Server:
                         counts[client] = read
                         continue
                     problem = read
-                entry = Missed(job.run.round, member.facts.name, f"not scored: {problem}")
-                if entry not in self.roster.missed:
-                    self.roster.missed.append(entry)
-                    self.roster.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
+                entry = MissedSite(job.run.round, member.facts.name, f"not scored: {problem}")
+                if entry not in self.sites.missed:
+                    self.sites.missed.append(entry)
+                    self.sites.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
                 job.run.warnings.append(f"site {member.facts.name!r} is not scored: {problem}")
-            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.roster.members], counts)
+            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.sites.members], counts)
 
-    def _record(self, job: Running, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
+    def _record(self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
         run = job.run
         diagnostics = run.diagnose() if measured else {}
         if run.trust.on_bad == "reject" or not run.trust.plain:
@@ -282,13 +282,13 @@ class Server:
         accuracy = job.evaluation.accuracy if measured and job.evaluation is not None else None
         job.records.append(RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics))
         metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(ids), **diagnostics}
-        job.told(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
+        job.on_round(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
 
-    def _words(self, job: Running, client: int, number: int) -> dict[str, Any]:
+    def _words(self, job: ServerJob, client: int, number: int) -> dict[str, Any]:
         hp = {k: v for k, v in job.run.hp.items() if not isinstance(v, Tensor)}
-        return Job(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
+        return SiteJob(job.id, hp, job.run.seed, number, job.latest.get(client, 0)).to_words()
 
-    def _join(self, jobs: Sequence[Running], member: Member) -> None:
+    def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
         name, number = member.facts.name, jobs[0].run.round + 1
         for job in jobs:
             run = job.run
@@ -298,10 +298,10 @@ class Server:
             )  # fmt: skip
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
-                self.roster.say(
+                self.sites.say(
                     f"warning: site {name!r} came late: {run.method.name} keeps a place for each site it began with."
                 )
-                self.roster.missed.append(Missed(number, name, "came late, and the method has no place for it"))
+                self.sites.missed.append(MissedSite(number, name, "came late, and the method has no place for it"))
                 return
             wider.server, wider.round, wider.warnings, wider.rejected = (
                 run.server,
@@ -316,16 +316,16 @@ class Server:
             wider.met[: len(run.met)] = run.met
             wider.warnings.append(f"site {name!r} joined in round {number}")
             job.run = wider
-        self.roster.members.append(member)
-        self.roster.joined.append(Missed(number, name, "joined"))
-        self.roster.say(f"Site {name!r} joins in round {number}.")
+        self.sites.members.append(member)
+        self.sites.joined.append(MissedSite(number, name, "joined"))
+        self.sites.say(f"Site {name!r} joins in round {number}.")
 
 
 NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
 
 
-def counted(answer: Parcel, place: int, facts: Facts) -> Tensor | str:
+def counted(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
     """The counts of one job, checked, or what is wrong with them."""
     C = len(facts.classes)
     try:
@@ -339,7 +339,7 @@ def counted(answer: Parcel, place: int, facts: Facts) -> Tensor | str:
     return counts
 
 
-def outcome_of(job: Running, members: Sequence[Member]) -> TrainingOutput:
+def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     """What the in-process engine returns of a run."""
     run, evaluation = job.run, job.evaluation
     assert evaluation is not None

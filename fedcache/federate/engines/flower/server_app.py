@@ -10,10 +10,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
+from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.session import federate
-from fedcache.federate.engines.flower.transport import FlowerCarrier
+from fedcache.federate.engines.flower.transport import FlowerTransport
 from fedcache.progress import Round, Silent
 
 app = ServerApp()
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     """
     try:
         plan = Plan.from_config(context.run_config)
-        runs = federate(plan, FlowerCarrier(grid), Home.from_environment(), Logged())
+        runs = federate(plan, FlowerTransport(grid), Home.from_environment(), Logged())
     except FedcacheError as error:
         tell(error={"code": int(error.code), "message": error.message, "hint": error.hint})
         raise FailedError(error.message) from None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import read_keys, read_site_keys
 from fedcache.federate.engines.flower.network import EVERYWHERE, Address, register, start_superlink, start_supernode
 from fedcache.federate.engines.flower.processes import Process, free_port
-from fedcache.federate.engines.flower.requirement import need_flower
 from fedcache.federate.engines.flower.site_store import state_of
 from fedcache.store.files import make_private
 from fedcache.store.store import Store

@@ -12,8 +12,8 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engines.flower.membership import Facts
 from fedcache.federate.engines.flower.scoring import domain_names
+from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of
@@ -27,7 +27,7 @@ class SiteRows:
         text: [C, D] class text features; None where the method reads none.
     """
 
-    def __init__(self, facts: Sequence[Facts], text: torch.Tensor | None) -> None:
+    def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
         self.facts, self.text = list(facts), text
         self._stores = digest_of([[f.name, f.dataset] for f in facts])
 

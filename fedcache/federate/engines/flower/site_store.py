@@ -18,10 +18,10 @@ from fedcache.config import TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.metrics import classes_owned
-from fedcache.federate.engines.flower.membership import Facts
-from fedcache.federate.engines.flower.messages import Parcel
-from fedcache.federate.engines.flower.site import Site
-from fedcache.federate.engines.flower.supported import check_suited
+from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.federate.engines.flower.site_facts import SiteFacts
+from fedcache.federate.engines.flower.site_training import Site
+from fedcache.federate.engines.flower.supported_methods import check_suited
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.heads.linear import Tree
@@ -34,7 +34,7 @@ from fedcache.store.store import Store
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredClientMemory:
     """What a client holds between rounds, one file per job and round.
 
     Attributes:
@@ -86,32 +86,32 @@ class ShardSite:
     state: Path
     name: str | None = None
 
-    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+    def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """What is sent back; what cannot be done comes back as a refusal, in words."""
         try:
-            asked = Asked.of(parcel.words, Store.open(self.path))
+            request = SiteRequest.of(message.words, Store.open(self.path))
             if kind == "facts":
-                return Parcel({"facts": asked.facts(self.name).to_words()})
+                return SiteMessage({"facts": request.facts(self.name).to_words()})
             if kind == "text":
-                text = asked.text()
-                return Parcel({}, [{} if text is None else {"text": torch.from_numpy(text)}])
-            want = parcel.words.get("recipes")
-            if list(want or []) != asked.recipes:
+                text = request.text()
+                return SiteMessage({}, [{} if text is None else {"text": torch.from_numpy(text)}])
+            want = message.words.get("recipes")
+            if list(want or []) != request.recipes:
                 raise FedcacheError(
                     Exit.STORE,
                     f"{self.path.name} holds features of another recipe than the run began with.",
                     "Start the run again.",
                 )
-            data, client = asked.data(str(parcel.words["feat_post"])), asked.client(self.name)
-            domains = len(asked.store.samples.domains)
-            return Site(asked.method, data, client, Held(self.state), domains).answer(kind, parcel)
+            data, client = request.data(str(message.words["feat_post"])), request.client(self.name)
+            domains = len(request.store.samples.domains)
+            return Site(request.method, data, client, StoredClientMemory(self.state), domains).answer(kind, message)
         except FedcacheError as error:
             words = {"code": int(error.code), "message": error.message, "hint": error.hint}
-            return Parcel({"refused": words})
+            return SiteMessage({"refused": words})
 
 
 @dataclass(frozen=True)
-class Asked:
+class SiteRequest:
     """A store, and the configuration that a message is about."""
 
     store: Store
@@ -121,7 +121,7 @@ class Asked:
         check_suited(self.method, self.hp, self.config)
 
     @classmethod
-    def of(cls, words: Mapping[str, Any], store: Store) -> Asked:
+    def of(cls, words: Mapping[str, Any], store: Store) -> SiteRequest:
         """From the words of a message."""
         return cls(store, resolve(TrainConfig, dict(words["train"]), {}, "the message"))
 
@@ -163,7 +163,7 @@ class Asked:
         called = name or str(shard["client"])  # type: ignore[index]
         return Client(called, np.flatnonzero(good & (s.split == 0)), np.flatnonzero(good & (s.split == 1)))
 
-    def facts(self, name: str | None) -> Facts:
+    def facts(self, name: str | None) -> SiteFacts:
         """What the site says of itself."""
         store, keys, client = self.store, self.keys, self.client(name)
         text, templates = text_of(self.method, self.hp, store, keys)
@@ -176,9 +176,9 @@ class Asked:
                 "Add labels to the dataset, then extract or shard again.",
             )
         views = [store.arrays[key].shape[1] for key in keys]
-        asked = "feat_post" in self.config.set
+        requested = "feat_post" in self.config.set
         tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
-        return Facts(
+        return SiteFacts(
             name=client.name,
             number=None if shard is None else int(shard["number"]),
             train=len(client.train),
@@ -194,7 +194,7 @@ class Asked:
             views=min(views),
             text="" if text is None else sha256_hex(text.tobytes()),
             templates=tuple(templates),
-            feat_post=feat_post_for(self.hp, asked, self.config.preset, store, keys),
+            feat_post=feat_post_for(self.hp, requested, self.config.preset, store, keys),
             dataset=str(store.dataset["digest"]),
             parent="" if shard is None else str(shard["parent"]),
             slug=str(store.dataset["slug"]),

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.membership import Facts, Member, agreeing, difference, in_order, known_twice
-from fedcache.federate.engines.flower.messages import Parcel
+from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.federate.engines.flower.site_facts import Member, SiteFacts, agreeing, difference, in_order, known_twice
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
 
-class Carrier(Protocol):
-    """What brings parcels to nodes and back; ``carrier.FlowerCarrier`` is Flower's.
+class Transport(Protocol):
+    """What brings messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
 
     Attributes:
-        bytes_down: sent so far, without what the carrier adds.
+        bytes_down: sent so far, without what the transport adds.
         bytes_up: received so far.
     """
 
@@ -30,8 +30,8 @@ class Carrier(Protocol):
     def nodes(self) -> list[int]:
         """Nodes that can be reached now."""
 
-    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
-        """Send one parcel to each node: what each answers, or why it does not, in words."""
+    def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+        """Send one message to each node: what each answers, or why it does not, in words."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Terms:
 
 
 @dataclass
-class Missed:
+class MissedSite:
     """A site without which a round was made, and why."""
 
     round: int
@@ -64,11 +64,11 @@ class Missed:
     why: str
 
 
-class Roster:
+class Sites:
     """Who takes part.
 
     Args:
-        carrier: brings messages.
+        transport: brings messages.
         terms: how long it waits, and for how many.
         say: told the story, a line at a time.
 
@@ -78,11 +78,11 @@ class Roster:
         joined: sites that came after the beginning.
     """
 
-    def __init__(self, carrier: Carrier, terms: Terms, say: Callable[[str], None]) -> None:
-        self.carrier, self.terms, self.say = carrier, terms, say
+    def __init__(self, transport: Transport, terms: Terms, say: Callable[[str], None]) -> None:
+        self.transport, self.terms, self.say = transport, terms, say
         self.members: list[Member] = []
-        self.missed: list[Missed] = []
-        self.joined: list[Missed] = []
+        self.missed: list[MissedSite] = []
+        self.joined: list[MissedSite] = []
         self._question: dict[str, Any] = {}
         self._met: set[int] = set()
 
@@ -101,7 +101,7 @@ class Roster:
         last = time.monotonic() + self.terms.wait
         self.say(f"Waiting for {self.terms.sites} sites.")
         while True:
-            self._ask_facts(set(self.carrier.nodes()) - self._met, came, lacking)
+            self._ask_facts(set(self.transport.nodes()) - self._met, came, lacking)
             kept, refused = agreeing(list(came.values()))
             if len(kept) >= self.terms.sites:
                 break
@@ -112,7 +112,7 @@ class Roster:
             raise twice
         for member, why, hint in refused:
             self.say(f"warning: site {member.facts.name!r} is refused: {why}. {hint}")
-            self.missed.append(Missed(0, member.facts.name, f"refused: {why}"))
+            self.missed.append(MissedSite(0, member.facts.name, f"refused: {why}"))
         enough = self.terms.sites if time.monotonic() < last else self.terms.start_with
         if len(kept) < enough:
             raise self._too_few(kept, refused, lacking)
@@ -124,7 +124,7 @@ class Roster:
     def _ask_facts(self, nodes: set[int], came: dict[int, Member], lacking: dict[int, FedcacheError | str]) -> None:
         if not nodes:
             return
-        answers = self.ask("facts", {n: Parcel(self._question) for n in nodes})
+        answers = self.ask("facts", {n: SiteMessage(self._question) for n in nodes})
         for node, answer in answers.items():
             self._met.add(node)
             if isinstance(answer, str):
@@ -136,7 +136,7 @@ class Roster:
                 self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
-                facts = Facts.from_words(answer.words["facts"])
+                facts = SiteFacts.from_words(answer.words["facts"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 lacking[node] = f"its facts are malformed: {error}"
                 continue
@@ -166,7 +166,7 @@ class Roster:
             FedcacheError: FEDERATED.
         """
         node = self.members[0].node
-        answer = self.ask("text", {node: Parcel(self._question)})[node]
+        answer = self.ask("text", {node: SiteMessage(self._question)})[node]
         if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:
             why = answer if isinstance(answer, str) else "it sent none"
             raise FedcacheError(
@@ -178,7 +178,7 @@ class Roster:
 
     def newcomers(self, round_: int) -> list[Member]:
         """Sites that have come since and are not of the members yet; one that came back takes its place again."""
-        new = set(self.carrier.nodes()) - self._met
+        new = set(self.transport.nodes()) - self._met
         came: dict[int, Member] = {}
         self._ask_facts(new, came, {})
         fresh: list[Member] = []
@@ -187,7 +187,7 @@ class Roster:
             place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
             if (found := difference(member.facts, self.members[0].facts)) is not None:
                 self.say(f"warning: site {name!r} is refused: {found[0]}. {found[1]}")
-                self.missed.append(Missed(round_, name, f"refused: {found[0]}"))
+                self.missed.append(MissedSite(round_, name, f"refused: {found[0]}"))
             elif place is not None and self.members[place].facts == member.facts:
                 self.members[place] = member
                 self.say(f"Site {name!r} is back.")
@@ -197,12 +197,12 @@ class Roster:
                 fresh.append(member)
         return fresh
 
-    def ask(self, kind: str, parcels: Mapping[int, Parcel]) -> dict[int, Parcel | str]:
-        """See ``Carrier.ask``, with the terms' timeout."""
-        return self.carrier.ask(kind, parcels, self.terms.timeout) if parcels else {}
+    def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
+        """See ``Transport.ask``, with the terms' timeout."""
+        return self.transport.ask(kind, messages, self.terms.timeout) if messages else {}
 
 
-def refusal_of(answer: Parcel) -> FedcacheError | None:
+def refusal_of(answer: SiteMessage) -> FedcacheError | None:
     """The error that a site answers with, or None."""
     found = answer.words.get("refused")
     if not isinstance(found, dict):

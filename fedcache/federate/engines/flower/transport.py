@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcache.federate.engines.flower.messages import MalformedError, Packed, Parcel, Raw, pack, unpack
+from fedcache.federate.engines.flower.messages import (
+    MalformedError,
+    PackedMessage,
+    RawTensor,
+    SiteMessage,
+    pack,
+    unpack,
+)
 
 STYPE = "fedcache.raw"
 """How the bytes of an array are to be read: as they lie, little endian."""
@@ -28,13 +35,13 @@ WHY = {
 """Flower's error codes, in words."""
 
 
-def to_record(packed: Packed) -> RecordDict:
-    """A packed parcel as Flower carries it."""
+def to_record(packed: PackedMessage) -> RecordDict:
+    """A packed message as Flower carries it."""
     arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
     return RecordDict({"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)})
 
 
-def from_record(record: RecordDict) -> Packed:
+def from_record(record: RecordDict) -> PackedMessage:
     """The inverse of ``to_record``; ``unpack`` looks at what is in it.
 
     Raises:
@@ -50,12 +57,12 @@ def from_record(record: RecordDict) -> Packed:
     for name, array in arrays.items():
         if array.stype != STYPE:
             raise MalformedError(f"array {name} is {array.stype!r:.40}, expected {STYPE!r}")
-        raws[str(name)] = Raw(array.dtype, tuple(array.shape), array.data)
-    return Packed(text, raws)
+        raws[str(name)] = RawTensor(array.dtype, tuple(array.shape), array.data)
+    return PackedMessage(text, raws)
 
 
-class FlowerCarrier:
-    """A ``Carrier`` over Flower's grid.
+class FlowerTransport:
+    """A ``Transport`` over Flower's grid.
 
     Args:
         grid: of the running ServerApp.
@@ -69,19 +76,19 @@ class FlowerCarrier:
         """Nodes that are online."""
         return sorted(self._grid.get_node_ids())
 
-    def ask(self, kind: str, parcels: Mapping[int, Parcel], timeout: float) -> dict[int, Parcel | str]:
-        """Send one parcel to each node; what each answers, or why it does not."""
-        found: dict[int, Parcel | str] = {}
+    def ask(self, kind: str, contents: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+        """Send one message to each node; what each answers, or why it does not."""
+        found: dict[int, SiteMessage | str] = {}
         waiting: dict[str, int] = {}
-        for node, parcel in parcels.items():
+        for node, content in contents.items():
             # One at a time: a request that holds the messages of all nodes can be too large.
-            packed = pack(parcel)
+            packed = pack(content)
             self.bytes_down += packed.bytes
             message = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
             for number in self._grid.push_messages([message]):
                 if number:
                     waiting[number] = node
-        for node in parcels:
+        for node in contents:
             if node not in waiting.values():
                 found[node] = "the SuperLink did not take the message"
         last = time.monotonic() + timeout

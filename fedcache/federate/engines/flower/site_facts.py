@@ -20,7 +20,7 @@ MOST_NAME = 200
 
 
 @dataclass(frozen=True)
-class Facts:
+class SiteFacts:
     """What a site says of itself.
 
     Attributes:
@@ -74,7 +74,7 @@ class Facts:
     version: str
 
     @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> Facts:
+    def from_words(cls, words: Mapping[str, Any]) -> SiteFacts:
         """Facts as a message tells them; ValueError for what cannot be."""
         values = {f.name: words[f.name] for f in fields(cls)}
         for f in fields(cls):
@@ -98,11 +98,11 @@ class Member:
     """A site that takes part, and the node it can be reached at."""
 
     node: int
-    facts: Facts
+    facts: SiteFacts
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowCounts:
     """A client as the server knows it: its name, and how many rows it has. It has no row."""
 
     name: str
@@ -110,9 +110,9 @@ class Rows:
     test: np.ndarray
 
 
-def rows_of(facts: Facts) -> Rows:
+def rows_of(facts: SiteFacts) -> RowCounts:
     """The client of a site, for ``RunState``; its rows take no memory."""
-    return Rows(facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64))
+    return RowCounts(facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64))
 
 
 SAME = {
@@ -137,7 +137,7 @@ MEND = {
 }
 
 
-def difference(mine: Facts, theirs: Facts) -> tuple[str, str] | None:
+def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
     """The first thing in which a site differs from one it would be taken together with, in words, and a hint."""
     for what, words in SAME.items():
         values = getattr(mine, what), getattr(theirs, what)

@@ -19,11 +19,11 @@ from fedcache.config import Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.engines.flower.membership import Facts
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server import Running, Server, outcome_of
+from fedcache.federate.engines.flower.server import Server, ServerJob, outcome_of
+from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.engines.flower.site_rows import SiteRows
-from fedcache.federate.engines.flower.sites import Carrier, Roster
+from fedcache.federate.engines.flower.sites import Sites, Transport
 from fedcache.progress import Observer
 from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run
@@ -33,21 +33,21 @@ from fedcache.runs.run import Run
 from fedcache.store.files import digest_of, sha256_hex
 
 
-def federate(plan: Plan, carrier: Carrier, home: Home, observer: Observer) -> list[Run]:
-    """Run every point and seed of a plan over the sites that a carrier reaches, and store the results.
+def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -> list[Run]:
+    """Run every point and seed of a plan over the sites that a transport reaches, and store the results.
 
     Raises:
         FedcacheError: USAGE, STORE, FEDERATED.
     """
     began = time.perf_counter()
-    roster = Roster(carrier, plan.terms, _saying(observer))
+    sites = Sites(transport, plan.terms, _saying(observer))
     words = {"train": to_table(plan.train)}
-    facts = [m.facts for m in roster.gather(words)]
-    source = SiteRows(facts, _class_text(roster, facts[0]))
+    facts = [m.facts for m in sites.gather(words)]
+    source = SiteRows(facts, _class_text(sites, facts[0]))
     points = _open_points(plan, source, home, observer)
     note_paper_choices(points[0].inputs, points[0].spec, observer)
     waiting = _begin_points(points, observer, fresh=plan.fresh)
-    server = Server(roster)
+    server = Server(sites)
     jobs = [
         (run, seed, _start_seed(run, seed, server, observer))
         for run in waiting
@@ -69,10 +69,10 @@ def federate(plan: Plan, carrier: Carrier, home: Home, observer: Observer) -> li
             continue
         assert job.dealt is not None
         scored = run.inputs.with_data(replace(run.inputs.data, **_labels(job.dealt)))
-        run.end_seed(outcome_of(job, roster.members), sum(r.seconds for r in job.records), scored)
+        run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
-            run.stored = _finish(run, roster, time.perf_counter() - began, observer)
+            run.stored = _finish(run, sites, time.perf_counter() - began, observer)
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
@@ -88,11 +88,11 @@ def _saying(observer: Observer) -> Callable[[str], None]:
     return say
 
 
-def _class_text(roster: Roster, first: Facts) -> torch.Tensor | None:
+def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:
     """The class text features that all sites have, where the method reads some."""
     if not first.text:
         return None
-    text = roster.text()
+    text = sites.text()
     if sha256_hex(text.numpy().tobytes()) != first.text:
         raise FedcacheError(
             Exit.CORRUPT,
@@ -137,7 +137,7 @@ def _labels(dealt: Data) -> dict[str, Any]:
     return {"x": dealt.x.new_empty(len(dealt.y), 1, 0), "y": dealt.y, "domain": dealt.domain, "text": None}
 
 
-def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> Running:
+def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
     """A seed, from its checkpoint when there is one; every round leaves one, as rounds cost seconds."""
     state = run.checkpoint(seed)
     if state is not None:
@@ -155,15 +155,15 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     return server.start(training_run(run.inputs, run.spec, seed), run.inputs.settings, job_id, round_ended, state)
 
 
-def _finish(run: OpenRun, roster: Roster, seconds: float, observer: Observer) -> Run:
+def _finish(run: OpenRun, sites: Sites, seconds: float, observer: Observer) -> Run:
     """Store the result of all seeds, with who was missing and when."""
     federation: Mapping[str, Any] = {
         "engine": "flower",
-        "sites": [m.facts.name for m in roster.members],
-        "missed": [asdict(m) for m in roster.missed],
-        "joined": [asdict(m) for m in roster.joined],
+        "sites": [m.facts.name for m in sites.members],
+        "missed": [asdict(m) for m in sites.missed],
+        "joined": [asdict(m) for m in sites.joined],
     }
-    wire = {"up_bytes": roster.carrier.bytes_up, "down_bytes": roster.carrier.bytes_down}
+    wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(
         observer, result={"federation": federation}, seconds={"federation": seconds}, measured={"wire": wire}
     )

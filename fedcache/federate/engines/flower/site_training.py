@@ -21,7 +21,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engines.flower.messages import Parcel
+from fedcache.federate.engines.flower.messages import SiteMessage
 from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.policy import TrustPolicy
@@ -31,7 +31,7 @@ NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Another client, of whom a site knows nothing."""
 
 
-class Memory(Protocol):
+class ClientMemory(Protocol):
     """Where a site keeps what its client holds between rounds, one tree per job and round."""
 
     def load(self, job: str, round_: int) -> Tree | None:
@@ -42,7 +42,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class SiteJob:
     """One point and seed of a message.
 
     Attributes:
@@ -60,7 +60,7 @@ class Job:
     since: int
 
     @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> Job:
+    def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
         """A job as a message tells it."""
         return cls(str(words["id"]), dict(words["hp"]), int(words["seed"]), int(words["round"]), int(words["since"]))
 
@@ -92,21 +92,21 @@ class Site:
     method: Method
     data: Data
     client: Client
-    memory: Memory
+    memory: ClientMemory
     domains: int = 1
 
-    def answer(self, kind: str, parcel: Parcel) -> Parcel:
+    def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """What is sent back: ``fit`` -> uploads, ``score`` -> counts.
 
         Raises:
             FedcacheError: FEDERATED, when the site has lost what it held.
         """
-        jobs = [Job.from_words(words) for words in parcel.words["jobs"]]
-        where, dtype = (int(parcel.words["clients"]), int(parcel.words["client"])), str(parcel.words["dtype"])
+        jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
+        where, dtype = (int(message.words["clients"]), int(message.words["client"])), str(message.words["dtype"])
         trees: list[Tree] = []
         told: list[dict[str, Any]] = []
         seen: dict[Any, Tree] = {}
-        for job, down in zip(jobs, parcel.trees, strict=True):
+        for job, down in zip(jobs, message.trees, strict=True):
             run = self._run(job, *where, getattr(torch, dtype))
             if kind == "score":
                 run.round = job.round
@@ -123,9 +123,9 @@ class Site:
             trees.append(seen[key])
             outline = {name: list(t.shape) for name, t in kept.items()}
             told.append({"id": job.id, "round": job.round, "outline": outline})
-        return Parcel({"jobs": told}, trees)
+        return SiteMessage({"jobs": told}, trees)
 
-    def _run(self, job: Job, clients: int, number: int, dtype: torch.dtype) -> RunState:
+    def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with what this client holds since it last took part."""
         everybody: Sequence[Client] = [self.client if i == number else NOBODY for i in range(clients)]
         # An upload that is not finite is the server's to refuse, with the round and this client named.
