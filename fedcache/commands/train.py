@@ -206,7 +206,7 @@ def train(
 def _ready_list() -> Answer:
     """Every ready grid."""
 
-    grids = [presets.ready(name) for name in presets.names()]
+    grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = [
         (g.name, g.title, g.paper, " ".join([",".join(g.methods), *(f"{k}={','.join(v)}" for k, v in g.sweep.items())]),
          str(g.points))
@@ -291,10 +291,10 @@ def grid(
     def call(story: Story) -> Answer:
         if ready == "list":
             return _ready_list()
-        known = presets.ready(ready) if ready is not None else None
+        known = presets.find_preset(ready) if ready is not None else None
         read = read_file(config)
-        file = known.under(read, scheme) if known is not None else read
-        gone = known.dropped(scheme or read.get("partition", {}).get("scheme")) if known is not None else ()
+        file = known.merged_with(read, scheme) if known is not None else read
+        gone = known.unused_arguments(scheme or read.get("partition", {}).get("scheme")) if known is not None else ()
         if known is not None and gone:
             own = known.partition["scheme"]
             story.note(f"Left out, as the grid's own scheme {own} is not used: {', '.join(gone)}.")

@@ -18,7 +18,7 @@ from fedcache.federate.partition.partition import SCHEMES
 
 
 @dataclass(frozen=True)
-class Ready:
+class GridPreset:
     """A grid of the package.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ready:
             "command": f"fedcache grid --ready {self.name}",
         }
 
-    def dropped(self, scheme: str | None) -> tuple[str, ...]:
+    def unused_arguments(self, scheme: str | None) -> tuple[str, ...]:
         """Arguments of this grid's scheme that mean nothing to the ``scheme`` that is asked for instead."""
         own = self.partition.get("scheme")
         if scheme is None or own is None or scheme == own:
@@ -69,7 +69,9 @@ class Ready:
         clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
         return (*clients, *self.partition.get("options", {}))
 
-    def under(self, file: Mapping[str, Mapping[str, Any]], scheme: str | None = None) -> dict[str, dict[str, Any]]:
+    def merged_with(
+        self, file: Mapping[str, Mapping[str, Any]], scheme: str | None = None
+    ) -> dict[str, dict[str, Any]]:
         """The sections of a configuration file over those of this grid; ``set`` and ``options`` are merged.
 
         Args:
@@ -77,7 +79,7 @@ class Ready:
             scheme: asked for besides; another one than this grid's leaves the arguments of this grid's out.
         """
         merged = {name: dict(section) for name, section in file.items()}
-        gone = self.dropped(scheme or file.get("partition", {}).get("scheme"))
+        gone = self.unused_arguments(scheme or file.get("partition", {}).get("scheme"))
         partition = {k: v for k, v in self.partition.items() if k not in gone and not (gone and k == "options")}
         for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
             mine, theirs = own, file.get(name, {})
@@ -87,28 +89,28 @@ class Ready:
 
 
 @cache
-def names() -> tuple[str, ...]:
+def preset_names() -> tuple[str, ...]:
     """The names of all ready grids."""
     return tuple(sorted(f.name.removesuffix(".toml") for f in _folder().iterdir() if f.name.endswith(".toml")))
 
 
-def ready(name: str) -> Ready:
+def find_preset(name: str) -> GridPreset:
     """The ready grid of that name.
 
     Raises:
         FedcacheError: USAGE with "did you mean" when there is none; BUG when its file is wrong.
     """
-    if name not in names():
-        raise unknown("ready grid", name, [*names(), "list"], hint="fedcache grid --ready list   shows all")
+    if name not in preset_names():
+        raise unknown("ready grid", name, [*preset_names(), "list"], hint="fedcache grid --ready list   shows all")
     data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
-    known = {f.name for f in fields(Ready)} - {"name"}
+    known = {f.name for f in fields(GridPreset)} - {"name"}
     if wrong := sorted(set(data) - known):
         raise FedcacheError(
             Exit.BUG, f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
         )
     sweep = {k: tuple(v) for k, v in data.pop("sweep").items()}
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Ready(**{**plain, "name": name, "sweep": sweep})
+    return GridPreset(**{**plain, "name": name, "sweep": sweep})
 
 
 def _folder() -> Any:

@@ -32,9 +32,6 @@ from fedcache.store.files import digest_of, sha256_hex
 
 PACKAGE = Path(fedcache.__file__).resolve().parent
 INSTALLED = tuple(Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "platstdlib", "purelib", "platlib"))
-HOW = (
-    "Write the method into a .py file of its own and import it: the digest of that file is part of the run's identity."
-)
 
 
 def code_of(method: Method) -> str:
@@ -55,53 +52,55 @@ def own_digest(method: Method) -> str:
             f"This Method is called {method.name!r} and is not the {method.name} that comes with fedcache.",
             f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
         )
-    found = _Walk(method.name)
-    facts = found.value(method)
-    base = sorted(code_digest(stem) for stem in found.stems or {""})
-    return digest_of([base, sorted(found.sources.values()), facts])
+    code = _ReachedCode(method.name)
+    description = code.describe(method)
+    base = sorted(code_digest(name) for name in code.methods or {""})
+    return digest_of([base, sorted(code.sources.values()), description])
 
 
-class _Walk:
+class _ReachedCode:
     """Everything that is reached from a method.
 
     Attributes:
         sources: the user's file -> its name and sha256; where it lies is no part of what it says.
-        stems: of fedcache's own method files that are used.
+        methods: files of fedcache's own methods that are used.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sources: dict[Path, str] = {}
-        self.stems: set[str] = set()
+        self.methods: set[str] = set()
         self._codes: dict[Path, set[CodeType]] = {}
-        self._inside: set[int] = set()
+        self._open: set[int] = set()
 
-    def value(self, value: Any) -> Any:
-        """A value as JSON that differs where the value does."""
-        if value is None or isinstance(value, str | bool | int | float):
-            return repr(value)
-        if isinstance(value, tuple | list):
-            return [type(value).__name__, *map(self.value, value)]
-        if isinstance(value, set | frozenset):
-            return ["set", *sorted(map(str, map(self.value, value)))]
-        if isinstance(value, Mapping):
-            return {"mapping": [[self.value(k), self.value(v)] for k, v in value.items()]}
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
-        if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
-            return [str(value.dtype), list(value.shape), sha256_hex(np.ascontiguousarray(value).tobytes())]
-        if isinstance(value, torch.dtype | np.dtype):
-            return repr(value)
-        if isinstance(value, partial):
-            return ["partial", self.value(value.func), self.value(value.args), self.value(value.keywords)]
-        if isinstance(value, FunctionType):
-            return self._function(value)
-        if isinstance(value, BuiltinFunctionType | ModuleType | type):
-            self._module(value.__name__ if isinstance(value, ModuleType) else value.__module__)
-            return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+    def describe(self, value: Any) -> Any:
+        """A value as JSON that differs where the value does; the files of its functions are noted."""
+        match value:
+            case None | str() | bool() | int() | float() | torch.dtype() | np.dtype():
+                return repr(value)
+            case tuple() | list():
+                return [type(value).__name__, *map(self.describe, value)]
+            case set() | frozenset():
+                return ["set", *sorted(map(str, map(self.describe, value)))]
+            case Mapping():
+                return {"mapping": [[self.describe(k), self.describe(v)] for k, v in value.items()]}
+            case torch.Tensor():
+                return self.describe(value.detach().cpu().numpy())
+            case np.ndarray() if value.dtype.kind in "fiubc":
+                return [str(value.dtype), list(value.shape), sha256_hex(np.ascontiguousarray(value).tobytes())]
+            case partial():
+                return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
+            case FunctionType():
+                return self._function(value)
+            case ModuleType():
+                self._note_module(value.__name__)
+                return f".{value.__name__}"
+            case BuiltinFunctionType() | type():
+                self._note_module(value.__module__)
+                return f"{value.__module__}.{value.__qualname__}"
         if is_dataclass(value):
-            self._module(type(value).__module__)
-            return {f.name: self.value(getattr(value, f.name)) for f in fields(value)}
+            self._note_module(type(value).__module__)
+            return {f.name: self.describe(getattr(value, f.name)) for f in fields(value)}
         raise FedcacheError(
             Exit.USAGE,
             f"The method {self.name!r} holds an object of type {type(value).__name__}, whose digest is not known.",
@@ -109,81 +108,85 @@ class _Walk:
         )
 
     def _function(self, function: FunctionType) -> Any:
-        code = function.__code__
-        name = f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}"
-        if id(function) in self._inside:  # one that is bound to itself
+        """Name and line of a function, and what is bound to it."""
+        code, path = function.__code__, Path(function.__code__.co_filename)
+        name = f"{function.__qualname__}:{code.co_firstlineno}"  # of the user's, whose module may be called anything
+        if not _is_users(path):
+            self._note_module(function.__module__)
+            name = f"{function.__module__}.{name}"
+        if id(function) in self._open:  # one that is bound to itself
             return name
-        self._inside.add(id(function))
-        path = Path(code.co_filename)
-        if _own(path):
-            self._source(path, function.__module__)
+        if _is_users(path):
+            self._note_source(path, function.__module__)
             if code not in self._codes[path]:
                 raise FedcacheError(
                     Exit.USAGE,
                     f"{function.__qualname__} of the method {self.name!r} is not what {path} says now.",
                     "Import the file again, or start Python anew: what runs must be what is digested.",
                 )
-            name = f"{function.__qualname__}:{code.co_firstlineno}"  # a module is called as it is imported
-        else:
-            self._module(function.__module__)
+        self._open.add(id(function))
         bound = [cell.cell_contents for cell in function.__closure__ or ()]
-        made = [name, self.value(bound), self.value(function.__defaults__), self.value(function.__kwdefaults__)]
-        self._inside.discard(id(function))
-        return made
+        described = [name, *map(self.describe, (bound, function.__defaults__, function.__kwdefaults__))]
+        self._open.discard(id(function))
+        return described
 
-    def _source(self, path: Path, module: str) -> None:
+    def _note_source(self, path: Path, module: str) -> None:
         """Note a file of the user's, and those it imports."""
         if path in self.sources:
             return
         try:
             raw = path.read_bytes()
-            text = raw.decode()
-            whole = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
+            tree = ast.parse(raw.decode())
+            compiled = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
         except (OSError, ValueError, SyntaxError) as error:
             raise FedcacheError(
-                Exit.USAGE, f"The source of the method {self.name!r} cannot be read ({path}).", HOW
+                Exit.USAGE,
+                f"The source of the method {self.name!r} cannot be read ({path}).",
+                "Write the method into a .py file of its own and import it: the digest of that file is part of the "
+                "run's identity.",
             ) from error
         self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
-        self._codes[path] = set(_codes(whole))
+        self._codes[path] = set(_nested_codes(compiled))
         package = getattr(sys.modules.get(module), "__package__", None) or ""
-        for name in _imported(text, package):
-            self._module(name)
+        for name in _imported_names(tree, package):
+            self._note_module(name)
 
-    def _module(self, name: str) -> None:
+    def _note_module(self, name: str) -> None:
         """Note where a module comes from: one of fedcache's methods, a file of the user's, or neither."""
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None:
             return
         path = Path(file)
         if path.resolve().parent == PACKAGE / "federate" / "methods" and path.stem != "__init__":
-            self.stems.add(path.stem)
-        elif _own(path) and path.suffix == ".py":
-            self._source(path, name)
+            self.methods.add(path.stem)
+        elif path.suffix == ".py" and _is_users(path):
+            self._note_source(path, name)
 
 
-def _own(path: Path) -> bool:
+def _is_users(path: Path) -> bool:
     """Whether a file is neither fedcache's nor installed."""
     place = path.resolve()
     return not any(place.is_relative_to(p) for p in (PACKAGE, *INSTALLED)) and "site-packages" not in place.parts
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """A module's code and that of every function in it."""
     yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _codes(inner)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested_codes(constant)
 
 
-def _imported(text: str, package: str) -> Iterator[str]:
+def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
     """Dotted names that a file may import, modules and what is taken from them."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            dots = "." * node.level + (node.module or "")
+            dotted = "." * node.level + (node.module or "")
             try:
-                whole = resolve_name(dots, package) if node.level else dots
+                origin = resolve_name(dotted, package) if node.level else dotted
             except ImportError:
                 continue
-            yield whole
-            yield from (f"{whole}.{alias.name}" for alias in node.names)
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)

@@ -14,7 +14,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import make
 from fedcache.grids.points import combinations, partition_of_point
-from fedcache.grids.presets import names, ready
+from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.sweeps import values_of_place
 
 DIGITS = even_columns(160, 60, 10, domains=4)
@@ -25,14 +25,14 @@ ABLATIONS = {
 
 
 def test_the_ablations_are_there() -> None:
-    assert set(names()) >= ABLATIONS
-    assert ready("fedpcl-terms").sweep["terms"] == ("g", "p", "g+p")
-    assert ready("prompt-shots").sweep["shots"] == ("1", "2", "4", "8", "16")
+    assert set(preset_names()) >= ABLATIONS
+    assert find_preset("fedpcl-terms").sweep["terms"] == ("g", "p", "g+p")
+    assert find_preset("prompt-shots").sweep["shots"] == ("1", "2", "4", "8", "16")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_a_ready_grid_expands(name: str) -> None:
-    grid = ready(name)
+    grid = find_preset(name)
     config = resolve(TrainConfig, grid.train, {})
     base = resolve(PartitionConfig, grid.partition, {})
     points = combinations(grid.methods, grid.sweep)
@@ -55,7 +55,7 @@ def test_a_ready_grid_expands(name: str) -> None:
 
 def test_list_shows_them_and_a_wrong_name_gets_the_right_one() -> None:
     found = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
-    assert set(found) == set(names())
+    assert set(found) == set(preset_names())
     assert found["local-losses"]["methods"] == ["fedavg", "fedproto", "supcon", "fedpcl"]
     assert found["fedpcl-terms"]["points"] == 9
     done = fedcache("grid", "--ready", "fedpcl-term", "--json")
@@ -97,22 +97,22 @@ def test_a_configuration_file_is_laid_over_a_ready_grid() -> None:
         "partition": {"options": {"alpha": 2.0}},
         "extract": {"views": 2},
     }
-    made = ready("noise-prototypes").under(file)
+    made = find_preset("noise-prototypes").merged_with(file)
     assert made["train"]["set"] == {"noise_on": "proto", "s": 0.5}
     assert (made["train"]["rounds"], made["train"]["participation"]) == (3, "all")
     assert made["partition"] == {"scheme": "label-shift", "clients": 5, "options": {"alpha": 2.0}}
     assert made["extract"] == {"views": 2}
-    assert ready("noise-prototypes").under({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
+    assert find_preset("noise-prototypes").merged_with({})["train"]["set"] == {"noise_on": "proto", "s": 0.05}
 
 
 def test_another_scheme_leaves_the_arguments_of_the_grids_own_out(tmp_path: Path) -> None:
-    grid = ready("prompt-clients")
-    assert grid.under({})["partition"]["options"] == {"shots": 16, "skew": "dirichlet"}
-    assert "options" not in grid.under({}, "dirichlet")["partition"]
-    assert grid.under({"partition": {"options": {"alpha": 1}}}, "iid")["partition"]["options"] == {"alpha": 1}
-    assert grid.under({"partition": {"scheme": "iid"}})["partition"] == {"scheme": "iid"}
-    assert ready("alpha").dropped("feature-shift") == ("clients",)
-    assert ready("alpha").dropped("iid") == ready("alpha").dropped("label-shift") == ()
+    grid = find_preset("prompt-clients")
+    assert grid.merged_with({})["partition"]["options"] == {"shots": 16, "skew": "dirichlet"}
+    assert "options" not in grid.merged_with({}, "dirichlet")["partition"]
+    assert grid.merged_with({"partition": {"options": {"alpha": 1}}}, "iid")["partition"]["options"] == {"alpha": 1}
+    assert grid.merged_with({"partition": {"scheme": "iid"}})["partition"] == {"scheme": "iid"}
+    assert find_preset("alpha").unused_arguments("feature-shift") == ("clients",)
+    assert find_preset("alpha").unused_arguments("iid") == find_preset("alpha").unused_arguments("label-shift") == ()
     images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4)}"
     done = ok("grid", "--ready", "prompt-clients", "--scheme", "dirichlet", "--dataset", images, "--rounds", 1,
               "--method", "clip-zs", "--backbones", "glyph-clip", "--seeds", "0", "--sweep", "clients=2",
