@@ -137,10 +137,10 @@ def named_method(config: TrainConfig) -> Method:
 def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
     """Every hyperparameter; a schedule of its own accord lasts as long as the run."""
     settings = method.resolve(config.preset, config.set)
-    return lasting(settings, config.rounds or method.defaults.rounds)
+    return with_schedule_rounds(settings, config.rounds or method.defaults.rounds)
 
 
-def lasting(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
+def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
     """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
     if "sched_rounds" in settings and settings["sched_rounds"] is None:
         return {**settings, "sched_rounds": rounds}

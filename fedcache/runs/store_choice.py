@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
 
 
-def needed(
+def needed_arrays(
     method: Method, store: Store, names: Sequence[str], begun: Sequence[UnfinishedArray], home: Home
 ) -> list[str]:
     """Keys of the unfinished arrays without which the run has not what it was asked to train on."""
@@ -44,7 +44,7 @@ def needed(
     return [] if complete else [u.key for u in begun]
 
 
-def complete(
+def complete_array(
     array: UnfinishedArray, store: Store, home: Home, *, extract: bool, observer: Observer, stop: Stop | None
 ) -> None:
     """Compute the missing chunks of an array.
@@ -67,7 +67,7 @@ def complete(
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
 
 
-def refuse_part(home: Home, dataset: str, names: Sequence[str]) -> None:
+def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None:
     """Refuse to extract all of a dataset for a run when a part of it (``--limit``) is extracted: it may take hours.
 
     Raises:
@@ -95,7 +95,7 @@ def refuse_part(home: Home, dataset: str, names: Sequence[str]) -> None:
         )
 
 
-def store_for(
+def find_or_extract(
     method: Method, train: TrainConfig, home: Home, *, extract: bool, observer: Observer, stop: Stop | None = None
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
@@ -112,10 +112,10 @@ def store_for(
     spent = 0.0
     if store is not None:
         begun = unfinished_arrays_of(store, home)
-        keys = needed(method, store, train.backbones, begun, home)
+        keys = needed_arrays(method, store, train.backbones, begun, home)
         for array in begun:
             if array.key in keys:
-                complete(array, store, home, extract=extract, observer=observer, stop=stop)
+                complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
             else:
                 observer.warn(f"{array.state(store)}; left out. To complete it: {array.command(store, home)}")
         if keys:
@@ -130,7 +130,7 @@ def store_for(
     more = f"--backbones {','.join(backbones)}{recipe_options(recipe)}"
     dataset = train.dataset or "digits"
     if store is None and train.dataset is not None:
-        refuse_part(home, train.dataset, train.backbones)
+        refuse_partial_store(home, train.dataset, train.backbones)
     if store is not None and train.dataset is None:
         raise FedcacheError(
             Exit.STORE,

@@ -20,7 +20,7 @@ from fedcache.runs.encoders import encoders_of_run
 from fedcache.runs.features import RunFeatures, read_images, read_store
 from fedcache.runs.partitions import need_labels, partition_seeds, single_class_warning
 from fedcache.runs.row_sources import Preparation
-from fedcache.runs.store_choice import store_for
+from fedcache.runs.store_choice import find_or_extract
 from fedcache.store.store import Store
 
 
@@ -45,7 +45,7 @@ class StoreRows:
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find the store; the seconds of the extraction that was run for it."""
         p = self.preparation
-        self.store, seconds = store_for(
+        self.store, seconds = find_or_extract(
             method, self.config, p.home, extract=p.extract, observer=p.observer, stop=p.stop
         )
         check_named(self.config, self.store, p.home)

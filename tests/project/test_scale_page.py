@@ -41,7 +41,7 @@ def test_the_page_is_that_of_the_code(tool: ModuleType) -> None:
 )
 def test_an_upload_is_as_large_as_the_formula_says(tool, method, numbers, width):
     for D, C in ((16, 3), (33, 5)):
-        words = len(tool.pack(tool.Parcel({}, [tool.wire(method, D, C).upload])).words)
+        words = len(tool.pack(tool.SiteMessage({}, [tool.wire(method, D, C).upload])).words)
         told = tool.wire(method, D, C).up - words
         assert told - width * numbers(D, C) in range(8 * C + 9), "nothing but class counts comes on top"
 

@@ -25,7 +25,7 @@ from fedcache.federate.methods import METHODS, module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.arrays import wants_encoders
-from fedcache.runs.prepare import lasting
+from fedcache.runs.prepare import with_schedule_rounds
 
 CLIENTS = 3
 MOST_CLIENTS = 10
@@ -53,7 +53,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     small = {"anchors": "all"} if "anchors" in hp else {}
     rounds = 1 if method.one_shot else 2
-    job = RunState(method, lasting({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    job = RunState(method, with_schedule_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):

@@ -249,7 +249,7 @@ def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path,
     assert run.result["trust"]["rejected"] == 1
 
 
-def test_an_answer_that_is_no_parcel_is_no_upload(sites: Path, tmp_path: Path) -> None:
+def test_an_answer_that_is_no_message_is_no_upload(sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
     grid.meddle[101] = lambda kind, _n, packed: PackedMessage("?", {}) if kind == "fit" else packed
     (run,) = together(plan("fed3r"), grid, tmp_path)

@@ -40,7 +40,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
         FedcacheError: USAGE, STORE, FEDERATED.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, _saying(observer))
+    sites = Sites(transport, plan.terms, _note_or_warn(observer))
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))
@@ -78,7 +78,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
     return [run.stored for run in points if run.stored is not None]
 
 
-def _saying(observer: Observer) -> Callable[[str], None]:
+def _note_or_warn(observer: Observer) -> Callable[[str], None]:
     def say(text: str) -> None:
         if text.startswith("warning: "):
             observer.warn(text.removeprefix("warning: "))

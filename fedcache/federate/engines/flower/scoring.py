@@ -21,7 +21,7 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.site_facts import RowCounts, SiteFacts
 
 
-def scored(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
+def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
 
     Args:

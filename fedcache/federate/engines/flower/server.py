@@ -25,7 +25,7 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.engines.flower.messages import SiteMessage
-from fedcache.federate.engines.flower.scoring import scored
+from fedcache.federate.engines.flower.scoring import score_counts
 from fedcache.federate.engines.flower.site_facts import (
     Member,
     SiteFacts,
@@ -262,7 +262,7 @@ class Server:
                 if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
                     problem = refusal.message
                 if problem is None and not isinstance(answer, str):
-                    read = counted(answer, g, member.facts)
+                    read = checked_counts(answer, g, member.facts)
                     if isinstance(read, Tensor):
                         counts[client] = read
                         continue
@@ -272,7 +272,7 @@ class Server:
                     self.sites.missed.append(entry)
                     self.sites.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
                 job.run.warnings.append(f"site {member.facts.name!r} is not scored: {problem}")
-            job.evaluation, job.dealt = scored(job.run, [m.facts for m in self.sites.members], counts)
+            job.evaluation, job.dealt = score_counts(job.run, [m.facts for m in self.sites.members], counts)
 
     def _record(self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
         run = job.run
@@ -325,7 +325,7 @@ NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
 
 
-def counted(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
+def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
     """The counts of one job, checked, or what is wrong with them."""
     C = len(facts.classes)
     try:

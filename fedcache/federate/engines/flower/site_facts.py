@@ -146,12 +146,12 @@ def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
     return None
 
 
-def agreeing(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, str, str]]]:
+def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, str, str]]]:
     """The largest group of sites that can be taken together, in client order, and the others, each with why and a hint.
 
     Of equal groups the one with the first site is taken.
     """
-    ordered = in_order(members)
+    ordered = in_client_order(members)
     kinds = [tuple(getattr(m.facts, what) for what in SAME) for m in ordered]
     if not kinds:
         return [], []
@@ -166,12 +166,12 @@ def agreeing(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member
     return kept, refused
 
 
-def in_order(members: Sequence[Member]) -> list[Member]:
+def in_client_order(members: Sequence[Member]) -> list[Member]:
     """Client order: the numbers of shards, then names."""
     return sorted(members, key=lambda m: (m.facts.number is None, m.facts.number or 0, m.facts.name))
 
 
-def known_twice(members: Sequence[Member]) -> FedcacheError | None:
+def duplicate_name_error(members: Sequence[Member]) -> FedcacheError | None:
     """Two sites of one name: an error that names them."""
     names = Counter(m.facts.name for m in members)
     twice = next((name for name, count in names.items() if count > 1), None)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.messages import SiteMessage
-from fedcache.federate.engines.flower.site_facts import Member, SiteFacts, agreeing, difference, in_order, known_twice
+from fedcache.federate.engines.flower.site_facts import (
+    Member,
+    SiteFacts,
+    compatible_sites,
+    difference,
+    duplicate_name_error,
+    in_client_order,
+)
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -102,13 +109,13 @@ class Sites:
         self.say(f"Waiting for {self.terms.sites} sites.")
         while True:
             self._ask_facts(set(self.transport.nodes()) - self._met, came, lacking)
-            kept, refused = agreeing(list(came.values()))
+            kept, refused = compatible_sites(list(came.values()))
             if len(kept) >= self.terms.sites:
                 break
             if time.monotonic() >= last:
                 break
             time.sleep(self.terms.poll)
-        if twice := known_twice(kept):
+        if twice := duplicate_name_error(kept):
             raise twice
         for member, why, hint in refused:
             self.say(f"warning: site {member.facts.name!r} is refused: {why}. {hint}")
@@ -182,7 +189,7 @@ class Sites:
         came: dict[int, Member] = {}
         self._ask_facts(new, came, {})
         fresh: list[Member] = []
-        for member in in_order(list(came.values())):
+        for member in in_client_order(list(came.values())):
             name = member.facts.name
             place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
             if (found := difference(member.facts, self.members[0].facts)) is not None:
