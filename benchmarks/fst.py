@@ -35,11 +35,11 @@ def rows() -> list[Row]:
         detail=f"best of 5, lift {chosen}: {shown(seconds, 1.0, 's')}; random unit features 50,000 x 1,024",
     )  # fmt: skip
     torch.set_num_threads(1)
-    calls = {"loop": partial(run, "loop"), f"chosen lift {chosen}": partial(run, "auto")}
+    calls = {"sequential": partial(run, "sequential"), f"chosen lift {chosen}": partial(run, "auto")}
     detail = "1 thread; synthetic rows drawn exactly"
     exact = at_least(
-        f"{NAME} exact draws", ">= 1.2 x the loop", 1.2, calls, "loop", f"chosen lift {chosen}",
-        detail=detail, roofline=lambda s: draws(min(s["loop"])),
+        f"{NAME} exact draws", ">= 1.2 x the loop", 1.2, calls, "sequential", f"chosen lift {chosen}",
+        detail=detail, roofline=lambda s: draws(min(s["sequential"])),
     )  # fmt: skip
     return [took, exact, stratified()]
 
@@ -64,7 +64,7 @@ def draws(loop: float) -> str:
 
     lanes.ClientRng.normal = timed  # type: ignore[method-assign]
     try:
-        clean.federation(100, 500, 10, 1024, text=True).ours("fst-cbdg", {}, "loop", 10, participation=10)
+        clean.federation(100, 500, 10, 1024, text=True).ours("fst-cbdg", {}, "sequential", 10, participation=10)
     finally:
         lanes.ClientRng.normal = real  # type: ignore[method-assign]
     limit = loop / max(spent, 1e-9)
@@ -78,10 +78,10 @@ def stratified() -> Row:
     f = clean.federation(100, 500, 10, 1024, text=True)
     strata = {"synth": "strata"}
     calls = {
-        "loop": partial(f.ours, "fst-cbdg", strata, "loop", 10, participation=10),
+        "sequential": partial(f.ours, "fst-cbdg", strata, "sequential", 10, participation=10),
         "chosen lift": partial(f.ours, "fst-cbdg", strata, "auto", 10, participation=10),
         "chosen lift, exact draws": partial(f.ours, "fst-cbdg", {}, "auto", 10, participation=10),
     }
     return at_least(
-        f"{NAME} stratified draws", ">= 1.5 x the loop", 1.5, calls, "loop", "chosen lift", detail="1 thread"
+        f"{NAME} stratified draws", ">= 1.5 x the loop", 1.5, calls, "sequential", "chosen lift", detail="1 thread"
     )

@@ -77,7 +77,7 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
 
     def engine_loops() -> None:
         for p in few:
-            f.ours("fedpcl", p, "loop", rounds)
+            f.ours("fedpcl", p, "sequential", rounds)
 
     calls: dict[str, Any] = {"engine's loop": engine_loops, "grid": partial(f.grid, "fedpcl", points, rounds)}
     found = f.grid("fedpcl", points, 1)[0]

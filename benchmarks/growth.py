@@ -41,15 +41,15 @@ def curves() -> dict[str, dict[str, list[float]]]:
             if axis == "points":
                 points = [{**SETTINGS, "lr": 0.01 * 1.05**i} for i in range(value)]
                 calls: dict[str, Any] = {
-                    lift: partial(f.grid, "fedavg", points, ROUNDS, lift) for lift in ("stack", "dual")
+                    lift: partial(f.grid, "fedavg", points, ROUNDS, lift) for lift in ("batched", "gram")
                 }
             else:
                 parts = f.cut()
                 calls = {"clean loop": partial(clean.fedavg, parts, size["classes"], ROUNDS, clean.sgd())}
                 calls |= {
                     lift: partial(f.ours, "fedavg", SETTINGS, lift, ROUNDS)
-                    for lift in ("stack", "dual")
-                    if lift == "stack" or 2 * size["rows"] <= size["width"]
+                    for lift in ("batched", "gram")
+                    if lift == "batched" or 2 * size["rows"] <= size["width"]
                 }
             for name, call in calls.items():
                 found.setdefault(name, []).append(cost(call))

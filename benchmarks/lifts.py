@@ -23,7 +23,7 @@ def rows() -> list[Row]:
         chosen = f.ours("fedavg", SETTINGS).lift
         calls = {
             "clean loop": partial(clean.fedavg, parts, C, rounds, clean.sgd()),
-            "lift loop": partial(f.ours, "fedavg", SETTINGS, "loop", rounds),
+            "lift loop": partial(f.ours, "fedavg", SETTINGS, "sequential", rounds),
             f"chosen lift {chosen}": partial(f.ours, "fedavg", SETTINGS, "auto", rounds),
         }
         name, target = f"fedavg linear, C={C}, {M} x {n}", f">= {bar:g} x a clean loop"

@@ -47,7 +47,7 @@ def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **ho
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for c in out.states for t in out.states.held(c)
     }
     rows = [len(c.train) for c in made.clients]
-    packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.lift == "dual" else 0
+    packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.lift == "gram" else 0
     return {
         "peak": peak,
         "state": sum(held.values()),
@@ -67,7 +67,7 @@ def case(words: list[str]) -> dict[str, Any]:
         return measured(clean.federation(1000, 20, 20), method, settings, 2)
     total, sampled = int(words[1]), int(words[2])
     made = clean.growing(total, 50, 10, 1024, 20_000)
-    return measured(made, "fedavg", LINEAR, 3, participation=sampled, lift="stack")
+    return measured(made, "fedavg", LINEAR, 3, participation=sampled, lift="batched")
 
 
 def apart(*words: object) -> dict[str, Any]:

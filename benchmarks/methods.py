@@ -48,15 +48,18 @@ def rows() -> list[Row]:
             said.append(f"{words}: {type(error).__name__}: {error}")
             worst.append(0.0)
             continue
-        if lift == "loop":
+        if lift == "sequential":
             parts.append(words)
             continue
-        calls = {k: partial(made.ours, name, settings, how, 2) for k, how in (("loop", "loop"), ("chosen", "auto"))}
+        calls = {
+            k: partial(made.ours, name, settings, how, 2)
+            for k, how in (("sequential", "sequential"), ("chosen", "auto"))
+        }
         seconds = in_turn(calls, PAIRS)
-        low, middle, high = quartiles(pairs(seconds, "loop", "chosen"))
+        low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
         if low < BAR <= high:
             seconds = in_turn(calls, PAIRS, seconds)
-            low, middle, high = quartiles(pairs(seconds, "loop", "chosen"))
+            low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
             again.append(words)
         said.append(f"{words} {lift} {middle:.2f} [{low:.2f} {high:.2f}]")
         worst.append(middle)

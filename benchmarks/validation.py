@@ -36,7 +36,7 @@ TIMED: tuple[tuple[type, str], ...] = (
     (RunState, "expected_uploads"), (RunState, "check_finite"), (GridBatch, "check_finite"),
 )  # fmt: skip
 SETTINGS = {"opt": "sgd", "lr": 0.05, "head": "linear"}
-EXECUTIONS = {"sequential": "loop", "batched": "stack", "gram": "dual"}
+EXECUTIONS = {"sequential": "sequential", "batched": "batched", "gram": "gram"}
 
 
 class Clock:

@@ -69,7 +69,7 @@ def plan_of(
         "method": method, "preset": preset, "backbones": o.listed(backbones, "--backbones"), "rounds": rounds,
         "participation": participation, "seeds": seeds, "eval_every": eval_every, "dtype": dtype,
         "aggregate": aggregate, "on_bad_update": on_bad_update, "byzantine": byzantine,
-        "max_update_norm": max_update_norm, "lift": "loop", "device": "cpu",
+        "max_update_norm": max_update_norm, "lift": "sequential", "device": "cpu",
     }  # fmt: skip
     train = resolve(TrainConfig, {"set": settings_of(settings)}, flags)
     swept = {

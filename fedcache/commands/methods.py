@@ -85,7 +85,7 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             "objective": objective(m.name),
             "needs": sorted(m.needs),
             "fidelity": fidelities(m),
-            "lifts": list(m.lifts),
+            "lifts": list(m.executions),
             "hyperparameters": entries,
             "disagreements": sides,
             "traffic": {**sends, "counted_at": sizes.source},

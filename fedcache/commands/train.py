@@ -46,7 +46,9 @@ Every = Annotated[int | None, typer.Option("--eval-every", min=0, help="Also sco
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show how it would be computed and its peak of memory; train nothing.")
 ]
-Lift = Annotated[str | None, typer.Option("--lift", help="auto | loop | stack | dual: how clients are computed.")]
+Lift = Annotated[
+    str | None, typer.Option("--lift", help="auto | sequential | batched | gram: how clients are computed.")
+]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | float64.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")

@@ -1,4 +1,4 @@
-"""Linear maps on frozen rows in coordinates: what the lift ``dual`` computes with.
+"""Linear maps on frozen rows in coordinates: what the execution ``gram`` computes with.
 
 SGD on a linear map of a client's rows X [n, D] never leaves a small space: with bases B_j [U, D] (the weights it starts
 from, those it is pulled to) every iterate is

@@ -67,7 +67,7 @@ def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) ->
                 "points": points,
                 "lift": execution.name,
                 "clients_at_once": execution.chunk,
-                "points_at_once": execution.points if execution.name != "loop" else 1,
+                "points_at_once": execution.points if execution.name != "sequential" else 1,
                 "memory": found.to_dict(),
                 "words": found.words(),
             }

@@ -15,6 +15,7 @@ from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.execution.choose import executors
+from fedcache.federate.execution.names import execution_name
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.runs.trust import non_default_options, policy_from_config, privacy_cost
 
@@ -71,7 +72,7 @@ class ResolvedRun:
     @property
     def execution(self) -> str:
         """How clients are computed: ``auto`` or one that was asked for."""
-        return self.requested.lift
+        return execution_name(self.requested.lift)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,7 +102,7 @@ class ResolvedRun:
             "participation": self.participation_text,
             "seeds": ",".join(map(str, self.seeds)),
             "eval_every": asked.eval_every,
-            "lift": asked.lift,
+            "lift": self.execution,
             "dtype": asked.dtype,
             "set": self.hyperparameters,
             **self.trust_options,
@@ -275,7 +276,10 @@ def check_values(config: TrainConfig) -> None:
     Raises:
         FedcacheError: USAGE.
     """
-    for what, value, legal in (("dtype", config.dtype, DTYPES), ("lift", config.lift, ("auto", *executors()))):
+    for what, value, legal in (
+        ("dtype", config.dtype, DTYPES),
+        ("lift", execution_name(config.lift), ("auto", *executors())),
+    ):
         if value not in legal:
             raise unknown(what, value, legal)
     known_device(config.device)

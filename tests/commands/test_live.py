@@ -58,7 +58,7 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left() -> Non
 @pytest.mark.usefixtures("mine", "every_line")
 @pytest.mark.parametrize("exact", [True, False], ids=["one by one", "together"])
 def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool) -> None:
-    words = ("grid", *TRAIN[1:], *DUAL, "--lift", "dual", "--rounds", 2, "--sweep", "lr=0.1,0.02")
+    words = ("grid", *TRAIN[1:], *DUAL, "--lift", "gram", "--rounds", 2, "--sweep", "lr=0.1,0.02")
     done = fedcache(*words, *(["--exact"] if exact else []))
     assert done.code == 0, done.err
     assert ("They are one program" in done.err) is not exact
@@ -109,7 +109,7 @@ class StopAfter(Told):
             self.flag.ask()
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@pytest.mark.parametrize("lift", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
 def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, lift: str, points: int) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig

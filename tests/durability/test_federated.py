@@ -95,14 +95,14 @@ def test_fed3r_on_any_partition_is_the_central_ridge(cases):
         assert np.abs(out.server["W"].numpy() - ridge.coef_).max() < 1e-8
 
 
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "stack" in m.lifts])
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if "batched" in m.executions])
 def test_threads_do_not_change_a_result_beyond_rounding(name):
     before = torch.get_num_threads()
     try:
         made = []
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            made.append(go_tiny(name, scaled(small(name)), lift="stack"))
+            made.append(go_tiny(name, scaled(small(name)), lift="batched"))
     finally:
         torch.set_num_threads(before)
     assert difference(made[0], made[1]) < 1e-10

@@ -37,10 +37,10 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 @pytest.mark.parametrize(
     ("method", "extra", "lift"),
     [
-        ("fedavg", SGD, "dual"),
-        ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "stack"),
-        ("solo", (*SGD, "--set", "init=independent"), "dual"),
-        ("fedpcl", ("--set", "opt=sgd", "--set", "dim=6", "--set", "batch=8"), "dual"),
+        ("fedavg", SGD, "gram"),
+        ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "batched"),
+        ("solo", (*SGD, "--set", "init=independent"), "gram"),
+        ("fedpcl", ("--set", "opt=sgd", "--set", "dim=6", "--set", "batch=8"), "gram"),
     ],
 )
 def test_every_point_of_a_program_is_its_single_run(

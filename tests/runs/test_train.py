@@ -221,7 +221,7 @@ def test_defaults_are_said_aloud(store: Path) -> None:
         (("--method", "fedavg", "--set", "lr=-1"), 2, "lr"),
         (("--method", "fedavg", "--seeds", "x"), 2, "0-4"),
         (("--method", "fedavg", "--participation", "0"), 2, "10%"),
-        (("--method", "fedavg", "--lift", "staak"), 2, "stack"),
+        (("--method", "fedavg", "--lift", "batchd"), 2, "batched"),
         (("--method", "fedavg", "--device", "cuda"), 6, "doctor"),
         (("--method", "fedavg", "--device", "gpu"), 2, "cuda"),
         (("--method", "fedavg", "--store", "x.zarr", "--dataset", "digits"), 2, "--store and --dataset"),
@@ -296,7 +296,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
     assert not list(parts.path.glob("checkpoint*"))
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
     store: Path, lift: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +357,7 @@ def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
             return self.reads > 5
 
     home, stop = Home(Path(os.environ["FEDCACHE_HOME"])), Late()
-    config = TrainConfig(method="fedavg", rounds=1, seeds="0", lift="loop")
+    config = TrainConfig(method="fedavg", rounds=1, seeds="0", lift="sequential")
     with pytest.raises(FedcacheError, match="in round 1 of seed 0") as caught:
         training.train(config, home, partition=PartitionConfig("iid", 3), runs=home.root / "first", stop=stop)
     assert caught.value.code is Exit.INTERRUPTED

@@ -76,7 +76,7 @@ def tiny(seed=0, *, sizes=TINY, **kwargs):
 
 
 def wide(seed=0, *, sizes=TINY, **kwargs):
-    """The same with 40 features, more than twice the rows of any client: where ``dual`` serves all of them."""
+    """The same with 40 features, more than twice the rows of any client: where ``gram`` serves all of them."""
     return federation(seed, sizes=sizes, classes=3, width=40, per_client=2, tests=2, **kwargs)
 
 

@@ -11,7 +11,7 @@ from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods import METHODS
 
-LIFTS = pytest.mark.parametrize("lift", ["loop", "stack"])
+LIFTS = pytest.mark.parametrize("lift", ["sequential", "batched"])
 
 
 def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):

@@ -17,10 +17,10 @@ Law = TypeVar("Law", bound=Callable[..., None])
 
 
 def fitting(case: Case, lift: str) -> Case | None:
-    """The case as an execution can serve it (``dual`` takes SGD), or None."""
+    """The case as an execution can serve it (``gram`` takes SGD), or None."""
     name, settings = case
     declared = {h.name for h in METHODS[name].hparams}
-    if lift == "dual" and "opt" in declared and "opt" not in settings:
+    if lift == "gram" and "opt" in declared and "opt" not in settings:
         settings = {**settings, "opt": "sgd", "lr": 0.05}
     hp = METHODS[name].resolve("paper", settings)
     if executors()[lift].serves(METHODS[name], hp, Load(head_bytes=0, clients=2)):

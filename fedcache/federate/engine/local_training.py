@@ -176,7 +176,7 @@ def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, c
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
-    """The broadcast of the lanes that still step: under ``dual`` its maps differ between clients."""
+    """The broadcast of the lanes that still step: under ``gram`` its maps differ between clients."""
     if not ctx.lead:
         return down
     axis, lanes = len(ctx.lead) - 1, ctx.lead[-1]

@@ -7,7 +7,7 @@ command line reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.uploads import Uploads
+from fedcache.federate.execution.names import execution_name
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
@@ -55,8 +56,8 @@ Aggregate = Callable[[Tree, Tree, Ctx], Tree]
 DeclareUploads = Callable[[Tree, Ctx], Uploads]
 
 
-ON_ROWS = ("loop", "stack", "dual")
-"""Lifts of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
+ON_ROWS = ("sequential", "batched", "gram")
+"""Executions of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
 
 
 def no_state(_down: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
@@ -146,8 +147,9 @@ class Method:
         deploy: (down, state, all clients' labelled training rows, ctx) -> down, before a model is scored: a linear
             probe. It is evaluation: what it returns goes to ``predict`` and nowhere else.
         headline: the accuracy of personal models is the mean over clients, or their minimum.
-        lifts: how lanes may be computed; whatever reads nothing but features must allow ``stack``, and ``ON_ROWS``
-            adds ``dual``.
+        executions: how clients may be computed; whatever reads nothing but features must allow ``batched``, and
+            ``ON_ROWS`` adds ``gram``.
+        lifts: the same by its name of an earlier release.
         mixed: in what clients of one run may differ: ``backbones``, and names of hyperparameters.
         needs: what clients read: ``labels``, ``text`` (class text features), ``views`` (stored augmentations),
             ``pixels`` (images instead of features), ``text tower`` and ``image tower`` (live frozen encoders),
@@ -192,7 +194,7 @@ class Method:
     needs: frozenset[str] = field(default_factory=lambda: frozenset({"labels"}))
     needs_for: Callable[[Hp], frozenset[str]] | None = None
     headline: Literal["mean", "min"] = "mean"
-    lifts: tuple[str, ...] = ("loop", "stack")
+    executions: tuple[str, ...] = ("sequential", "batched")
     mixed: frozenset[str] = frozenset()
     text_travels: bool = True
     gradient: bool = True
@@ -205,6 +207,11 @@ class Method:
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     reads_test: Callable[[Hp], bool] = lambda _hp: False
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
+    lifts: InitVar[tuple[str, ...] | None] = None
+
+    def __post_init__(self, lifts: tuple[str, ...] | None) -> None:
+        if lifts is not None:
+            object.__setattr__(self, "executions", tuple(map(execution_name, lifts)))
 
     def __repr__(self) -> str:
         return f"Method({self.name}: {self.summary} {self.paper})"
@@ -214,7 +221,8 @@ class Method:
         plain = (str, bool, tuple, frozenset)
         told = {f.name: getattr(self, f.name) for f in fields(self)}
         made = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in told.items() if isinstance(v, plain)}
-        return {**made, "lifts": list(self.lifts), "hparams": [asdict(h) for h in self.hparams],
+        return {**made, "executions": list(self.executions),
+                "lifts": list(self.executions), "hparams": [asdict(h) for h in self.hparams],
                 "defaults": asdict(self.defaults)}  # fmt: skip
 
     def reads(self, hp: Hp) -> frozenset[str]:

@@ -97,7 +97,7 @@ class TrainingOutput:
         records: one per round.
         traffic: exact and paper counts.
         fidelity: exact | cached_views | approx.
-        lift: loop | stack | dual.
+        lift: the execution: sequential | batched | gram, or one that is registered.
         chunk: clients at once.
         points: of a grid that were computed together, this one among them.
         threads: of torch, in this process.

@@ -26,7 +26,7 @@ SMALL_HEAD = 64 << 10
 class Batched(Executor):
     """A chunk of clients is one ``fit``."""
 
-    name = "stack"
+    name = "batched"
     joins_points = True
 
     @classmethod
@@ -34,7 +34,7 @@ class Batched(Executor):
         """Every method whose functions take a client axis, on clients that are alike."""
         if load.mixed:
             return "its clients differ in more than their rows"
-        return "" if cls.name in method.lifts else "it has no client axis"
+        return "" if cls.name in method.executions else "it has no client axis"
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:

@@ -13,6 +13,7 @@ from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.load import ExecutionPlan, Load
+from fedcache.federate.execution.names import execution_name
 from fedcache.federate.execution.sequential import Sequential
 
 BUILT_IN: tuple[type[Executor], ...] = (Sequential, Batched, Gram)
@@ -48,7 +49,7 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
     Raises:
         FedcacheError: USAGE for an unknown executor, one that cannot serve the method, or a chunk below 1.
     """
-    known = executors()
+    known, name = executors(), execution_name(name)
     if name != "auto" and name not in known:
         raise unknown("lift", name, ("auto", *known))
     refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
@@ -56,7 +57,7 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
     if name != "auto" and name not in able:
         raise FedcacheError(
             Exit.USAGE,
-            f"The lift {name!r} cannot serve {method.name}: {refusals[name]}.",
+            f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
             f"Use one that can: --lift {' | '.join(able)}",
         )
     if chunk is not None and chunk < 1:

@@ -50,7 +50,7 @@ GRAM_BYTES = 1 << 30
 class Gram(Batched):
     """Clients with few rows in coordinates; those with many are batched as elsewhere."""
 
-    name = "dual"
+    name = "gram"
 
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)
@@ -63,7 +63,7 @@ class Gram(Batched):
         """SGD on one stored view of a client's own rows, for methods that combine such maps linearly."""
         if load.mixed:
             return "its clients differ in more than their rows"
-        if cls.name not in method.lifts:
+        if cls.name not in method.executions:
             return "it has no linear map on features that SGD trains on a client's own rows alone"
         if hp.get("opt") == "adam":
             return "opt=adam: its second moment is not the same in other coordinates"

@@ -47,7 +47,7 @@ class GridCache:
         return self._cast[key]
 
     def grams(self, job: RunState) -> GramMatrices:
-        """Of the clients of a run that ``dual`` serves."""
+        """Of the clients of a run that ``gram`` serves."""
         width = job.data.x.shape[2]
         rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}

@@ -16,7 +16,7 @@ GRID_SET = 128 << 20
 """The same for the points of a grid, whose shared rows pay for leaving the cache."""
 
 SKINNY = 15
-"""Outputs per row whose work in ``stack`` equals the two thin products of a round in ``dual`` (measured on one core
+"""Outputs per row whose work in ``batched`` equals the two thin products of a round in ``gram`` (measured on one core
 between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
 
 
@@ -59,11 +59,11 @@ class Load:
     mixed: bool = False
 
     def dual_rows(self) -> list[int]:
-        """Rows of the clients that ``dual`` can serve for less work: no more than half the features."""
+        """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
         return [n for n in self.rows if 2 * n <= self.width]
 
     def worth(self, epochs: int) -> int:
-        """Rows of the clients for which ``dual`` is also faster than ``stack`` in about its work.
+        """Rows of the clients for which ``gram`` is also faster than ``batched`` in about its work.
 
         Every round it multiplies all rows with the broadcast and with the result, which costs as much as some
         ``SKINNY`` outputs do in an epoch; what it saves grows with outputs and epochs.
@@ -85,7 +85,7 @@ class ExecutionPlan:
         name: of the executor.
         chunk: clients at once; 1 where they are computed one by one.
         points: of a grid, at once.
-        rest: under ``dual``, clients at once of those with too many rows, which are stacked.
+        rest: under ``gram``, clients at once of those with too many rows, which are stacked.
     """
 
     name: str

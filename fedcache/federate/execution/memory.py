@@ -29,7 +29,7 @@ class Forecast:
 
     Attributes:
         features: rows of all backbones, in the dtype computed in.
-        grams: packed rows and Gram matrices of ``dual``.
+        grams: packed rows and Gram matrices of ``gram``.
         states: what clients keep between rounds, all that will ever take part, for all points.
         server: what the server holds, sends and merges.
         working: a chunk of clients in training.
@@ -73,7 +73,7 @@ def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed
         stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
         closed: whether uploads are sums of products of features, D x D in float64, and not a model.
     """
-    points = 1 if lift.name == "loop" else lift.points
+    points = 1 if lift.name == "sequential" else lift.points
     longest = max(load.rows, default=0)
     # weights, gradient, the optimiser's moments, and one temporary of an update
     copies = 5 if opt == "adam" else 4
@@ -81,7 +81,7 @@ def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed
     row = load.width * load.itemsize
     gathered = min(GATHER_BYTES, lift.chunk * longest * row) + lanes * min(longest, 64) * (row + 64)
     grams = 0
-    if lift.name == "dual":
+    if lift.name == "gram":
         few = max(load.dual_rows(), default=0)
         coordinates = lanes * (few + 2) * max(1, load.outputs) * load.itemsize
         working = copies * coordinates + lift.rest * load.head_bytes * copies
@@ -89,7 +89,7 @@ def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed
     else:
         working = copies * lanes * load.head_bytes + gathered
     working += SLACK
-    if lift.name == "loop":
+    if lift.name == "sequential":
         cut = sum(load.rows) * load.views * row
         working += cut if cut <= MEMO_BYTES else 0
         if load.points > 1:  # first weights too
@@ -130,7 +130,7 @@ def refuse_too_much(found: Forecast, load: Load, lift: ExecutionPlan, free: int,
     per_client = found.working / max(1, lift.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
-        f"At most {fits} clients at once fit: the engine takes {lift.chunk}; --lift loop takes one."
+        f"At most {fits} clients at once fit: the engine takes {lift.chunk}; --lift sequential takes one."
         if 0 < fits < lift.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )

@@ -27,7 +27,7 @@ SPECTRUM_POINTS = 4
 class Sequential(Executor):
     """Client by client, in client order."""
 
-    name = "loop"
+    name = "sequential"
 
     def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
         super().__init__(batch, snapshots)

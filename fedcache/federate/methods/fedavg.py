@@ -78,7 +78,7 @@ METHOD = Method(
     summary="Local training of P and Q (or a linear head), then the weighted average.",
     hparams=declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init_model,
     enter=enter,
     fit=local(ce_loss, names, trained, sent_names),

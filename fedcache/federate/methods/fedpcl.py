@@ -158,7 +158,7 @@ METHOD = Method(
         *NOISE,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototype_uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),

@@ -142,7 +142,7 @@ METHOD = Method(
                choices=("global", "global_own", "local", "head"), official="global_own"),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init,
     enter=enter,
     fit=fit,

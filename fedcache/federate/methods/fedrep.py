@@ -102,7 +102,7 @@ METHOD = Method(
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init,
     enter=enter,
     fit=fit,

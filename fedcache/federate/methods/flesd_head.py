@@ -22,7 +22,7 @@ METHOD = replace(
         *(h for h in FLESD.hparams if h.name != "encoder"),
     ),
     needs=frozenset({"views", "public"}),
-    lifts=("loop", "stack"),
+    executions=("sequential", "batched"),
     mixed=frozenset({"backbones", "hidden"}),
     fidelity=simclr.fidelity,
 )

@@ -125,7 +125,7 @@ METHOD = Method(
         HParam("adapt_steps", 1, "int", "steps of adaptation; 0 deploys theta (D-71)", low=0, official=2),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init_model,
     fit=fit,
     uploads=server_tensors(names),

@@ -116,7 +116,7 @@ METHOD = Method(
         ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=init_model,
     enter=enter,
     fit=fit,

@@ -104,7 +104,7 @@ METHOD = Method(
     deploy=deploy,
     predict=predict,
     needs=frozenset({"labels", "text tower"}),
-    lifts=("loop",),
+    executions=("sequential",),
     fidelity=lambda hp, _views: "cached_views" if hp["train_view"] == "aug" else "exact",
     check=check,
     paper_count=None,

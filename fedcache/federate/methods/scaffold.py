@@ -117,7 +117,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 
 METHOD = replace(
     fedavg.METHOD,
-    lifts=("loop", "stack"),  # c - c_i leaves the rows of the client
+    executions=("sequential", "batched"),  # c - c_i leaves the rows of the client
     name="scaffold",
     paper="Karimireddy et al., ICML 2020",
     summary="FedAvg with control variates against the drift of clients; twice its traffic.",

@@ -51,7 +51,7 @@ METHOD = Method(
     summary="Every client trains its own head; no traffic.",
     hparams=declare(FEAT_POST, MODEL, init_param(independent=True), TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
     fit=local(ce_loss, names, trained, send=lambda _hp: ()),

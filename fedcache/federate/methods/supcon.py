@@ -81,7 +81,7 @@ METHOD = Method(
         *OWN_PROTOTYPES,
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    lifts=ON_ROWS,
+    executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,

@@ -93,7 +93,7 @@ METHOD = Method(
     deploy=deploy,
     predict=predict,
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
-    lifts=("loop",),
+    executions=("sequential",),
     check=check_prompts,
     paper_count=None,
 )

@@ -19,7 +19,7 @@ def page(name: str) -> str:
         m.summary,
         "",
         f"{m.paper}. Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
-        f"{', '.join(m.lifts)}.",
+        f"{', '.join(m.executions)}.",
         "",
         f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
         f"round{'s' if d.rounds > 1 else ''}.",

@@ -42,13 +42,13 @@ def pytest_generate_tests(metafunc):
 
 def pair_for(lift, views=4):
     """The tiny federation with several views, or with one and enough features for coordinates on rows to be fewer."""
-    return wide() if lift == "dual" else tiny(views=views)
+    return wide() if lift == "gram" else tiny(views=views)
 
 
 def closeness(name):
     """How far sums in another order may lead a method, in float64."""
     # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
-    return 1e-10 if "stack" in METHODS[name].lifts else 1e-4
+    return 1e-10 if "batched" in METHODS[name].executions else 1e-4
 
 
 ALL = cases() + VARIANTS
@@ -61,16 +61,16 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
 """The papers' unsupervised methods, named here so that none of them leaves the law by declaring labels."""
 
 
-@served(ALL, ["stack", "dual"])
+@served(ALL, ["batched", "gram"])
 def test_lifts_agree(case, lift):
     pair = pair_for(lift)
-    loop, other = go_tiny(*case, *pair, lift="loop"), go_tiny(*case, *pair, lift=lift, chunk=2)
+    loop, other = go_tiny(*case, *pair, lift="sequential"), go_tiny(*case, *pair, lift=lift, chunk=2)
     assert other.lift == lift
     assert difference(loop, other) < closeness(case[0])
     assert loop.traffic == other.traffic
 
 
-@served(ALL, ["stack", "dual"])
+@served(ALL, ["batched", "gram"])
 def test_a_grid_point_is_the_run_alone(case, lift):
     method, (data, clients) = METHODS[case[0]], pair_for(lift)
     hp = method.resolve("paper", scaled({**small(case[0]), **case[1]}))
@@ -78,7 +78,7 @@ def test_a_grid_point_is_the_run_alone(case, lift):
     how = {"rounds": 2, "participation": 3, "dtype": torch.float64}
     points = run_points(method, hps, fitted(method, data), clients, lift=lift, chunk=2, **how)
     for alone, point in zip(hps, points, strict=True):
-        single = run(method, alone, fitted(method, data), clients, lift="loop", **how)
+        single = run(method, alone, fitted(method, data), clients, lift="sequential", **how)
         assert difference(single, point) < closeness(case[0])
         assert single.traffic == point.traffic
 
@@ -93,28 +93,28 @@ def test_dual_serves_sgd_on_features(case):
     )
     other = {"central", "fedpft", "fst-cbdg", "scaffold", "flesd-head", "flesd-cc", "min-local", "non-fl", "promptfl",
              "fedavg-simclr", "fedprox-simclr", "tpfl-feat", "atpfl-feat"}  # fmt: skip
-    if method.gradient and takes_sgd and "stack" in method.lifts and case[0] not in other:
-        assert "dual" in method.lifts
+    if method.gradient and takes_sgd and "batched" in method.executions and case[0] not in other:
+        assert "gram" in method.executions
     else:
-        assert "dual" not in method.lifts
+        assert "gram" not in method.executions
 
 
 def test_every_execution_that_a_method_names_has_a_case():
     # Pairs that cannot be are not collected: none may be missing because an execution refuses all of them.
     for name, method in METHODS.items():
-        for lift in method.lifts:
+        for lift in method.executions:
             assert any(fitting(case, lift) for case in ALL if case[0] == name), (name, lift)
 
 
-@served(ALL, ["stack", "dual"])
+@served(ALL, ["batched", "gram"])
 def test_chunks_change_nothing(case, lift):
     pair = pair_for(lift)  # three clients take part: 2 leaves one of them to a chunk of its own
     assert difference(*(go_tiny(*case, *pair, lift=lift, chunk=k) for k in (2, 3))) < 1e-12
 
 
-@served(cases(), ["loop", "stack", "dual"])
+@served(cases(), ["sequential", "batched", "gram"])
 def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
-    data, clients = wide(dtype=torch.float32) if lift == "dual" else tiny(dtype=torch.float32)
+    data, clients = wide(dtype=torch.float32) if lift == "gram" else tiny(dtype=torch.float32)
     a, b = (go_tiny(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
     assert difference(a, b) == 0.0
     assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
@@ -125,7 +125,7 @@ def test_a_seed_means_the_same_draws_in_every_process():
     assert generator(0, "batch", 1, "client-0", 2).permutation(8).tolist() == [2, 3, 6, 5, 1, 0, 7, 4]
 
 
-@served(ALL, ["loop", "stack", "dual"])
+@served(ALL, ["sequential", "batched", "gram"])
 def test_a_resumed_run_has_the_same_bits(case, lift):
     saved: dict[int, Snapshot] = {}
     pair = pair_for(lift)
@@ -138,11 +138,11 @@ def test_a_resumed_run_has_the_same_bits(case, lift):
         assert [replace(r, seconds=0.0) for r in resumed.records] == [replace(r, seconds=0.0) for r in whole.records]
 
 
-@served(cases(), ["stack", "dual"])
+@served(cases(), ["batched", "gram"])
 def test_lifts_may_change_between_rounds(case, lift):
     pair = pair_for(lift, views=1)
     whole = go_tiny(*case, *pair, lift=lift)
-    for first, then in (("loop", lift), (lift, "loop"), *((("stack", lift),) if lift == "dual" else ())):
+    for first, then in (("sequential", lift), (lift, "sequential"), *((("batched", lift),) if lift == "gram" else ())):
         saved: list[Snapshot] = []
         go_tiny(*case, *pair, lift=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
         assert difference(go_tiny(*case, *pair, lift=then, state=saved[0]), whole) < closeness(case[0])
@@ -161,10 +161,10 @@ def test_the_order_of_clients_does_not_matter(case):
         assert gap(a.states.get(old, {}), b.states.get(new, {})) < close
 
 
-@served(cases(), ["loop", "stack", "dual"], only=lambda name: not METHODS[name].central)
+@served(cases(), ["sequential", "batched", "gram"], only=lambda name: not METHODS[name].central)
 def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
     before: list[dict[str, torch.Tensor]] = []
-    data, clients = (wide if lift == "dual" else tiny)(
+    data, clients = (wide if lift == "gram" else tiny)(
         sizes=(*TINY, 9, 5)
     )  # two of six a round, so that a stack has two lanes and two are absent
     out = go_tiny(*case, data, clients, lift=lift, participation=2,
@@ -179,9 +179,9 @@ def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
     assert not absent & set(out.states)
 
 
-@served(cases(), ["loop", "stack", "dual"])
+@served(cases(), ["sequential", "batched", "gram"])
 def test_no_method_trains_on_a_test_row(case, lift):
-    data, clients = wide() if lift == "dual" else tiny()
+    data, clients = wide() if lift == "gram" else tiny()
     holed = data.x.clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
     a = go_tiny(*case, data, clients, lift=lift)
@@ -210,7 +210,7 @@ def test_methods_without_labels_never_read_one(name):
     assert all(y is None for y in handed)
 
 
-@served([(name, {}) for name in sorted(LABEL_FREE)], ["loop", "stack", "dual"])
+@served([(name, {}) for name in sorted(LABEL_FREE)], ["sequential", "batched", "gram"])
 def test_other_labels_change_no_method_without_labels(case, lift):
     data, clients = tiny()
     g = torch.Generator().manual_seed(0)
@@ -220,11 +220,11 @@ def test_other_labels_change_no_method_without_labels(case, lift):
         assert gap(a.states, b.states) == 0.0
 
 
-@served([(name, {}) for name in METHODS], ["loop", "stack", "dual"])
+@served([(name, {}) for name in METHODS], ["sequential", "batched", "gram"])
 def test_a_missing_image_is_never_read(case, lift):
     # Row 0 of the store failed to decode (NaN) and belongs to no client; padding must not reach for it.
     name, settings = case
-    data, clients = wide() if lift == "dual" else tiny()
+    data, clients = wide() if lift == "gram" else tiny()
     x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
     moved = [replace(c, train=c.train + 1, test=c.test + 1) for c in clients]
@@ -245,10 +245,10 @@ def test_a_missing_image_is_never_read(case, lift):
 def test_every_method_that_reads_features_alone_stacks(name):
     method = METHODS[name]
     if {"pixels", "text tower", "image tower"} & method.reads(method.resolve()):
-        assert method.lifts == ("loop",)
+        assert method.executions == ("sequential",)
     else:
-        assert "stack" in method.lifts
-        assert go_tiny(name, {}, lift="stack").lift == "stack"
+        assert "batched" in method.executions
+        assert go_tiny(name, {}, lift="batched").lift == "batched"
 
 
 @METHOD
@@ -266,7 +266,7 @@ def test_no_example_leaves_a_client(name):
             return state, up
 
         hp = method.resolve("paper", small(name))
-        run(replace(method, fit=spy), hp, data, clients, rounds=1, lift="loop", dtype=torch.float64)
+        run(replace(method, fit=spy), hp, data, clients, rounds=1, lift="sequential", dtype=torch.float64)
         shapes[rows] = [tuple(t.shape) for t in sent]
         assert all(rows not in shape for shape in shapes[rows])
         own = data.x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()

@@ -159,7 +159,7 @@ def test_minibatches_cover_every_lane_and_rest_in_order():
 
 def test_large_clients_are_gathered_step_by_step(monkeypatch):
     settings = {"head": "linear", "opt": "sgd", "batch": 16}
-    for lift in ("loop", "stack"):
+    for lift in ("sequential", "batched"):
         at_once = go("fedavg", settings, lift=lift)
         monkeypatch.setattr("fedcache.federate.engine.local_training.GATHER_BYTES", 0)
         assert gap(at_once.server, go("fedavg", settings, lift=lift).server) == 0.0
@@ -252,7 +252,7 @@ def test_numbers_are_shaped_by_their_lanes():
 @pytest.mark.parametrize(("points", "matrices"), [(1, 4), (2, 4 + POOLED + 1), (9, 4 + POOLED + 1)])
 def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     # a client's D x D sum, their total, and two copies for the solver; a grid also keeps sums and one decomposition
-    load, lift = Load(1000, 5, width=64, points=points), ExecutionPlan("loop", 1)
+    load, lift = Load(1000, 5, width=64, points=points), ExecutionPlan("sequential", 1)
     closed, model = (forecast(load, lift, opt="sgd", stacked=False, closed=c).server for c in (True, False))
     assert closed - model == matrices * 64 * 64 * 8
 
@@ -264,25 +264,27 @@ def test_the_lift_follows_bytes_and_optimiser():
     def pick(method, hp, head_bytes, clients, *args, rows=(600,) * 100, **load):
         return choose(method, hp, Load(head_bytes, clients, 10, rows, 1024, **load), *args)
 
-    assert pick(fedavg, adam, 41_000, 100).name == "stack"  # a linear head, C = 10
-    assert pick(fedavg, adam, 535_000, 100).name == "loop"  # P and Q with Adam
+    assert pick(fedavg, adam, 41_000, 100).name == "batched"  # a linear head, C = 10
+    assert pick(fedavg, adam, 535_000, 100).name == "sequential"  # P and Q with Adam
     projection = pick(fedavg, sgd, 535_000, 100)  # 600 rows are more than half of 1,024 features
-    assert projection.name == "stack"
+    assert projection.name == "batched"
     assert 1 < projection.chunk * 535_000 * 4 <= 8 << 20
-    assert pick(fed3r, fed3r.resolve(), 41_000, 100).name == "loop"
-    assert pick(fedavg, sgd, 41_000, 1).name == "loop"
-    assert pick(fedavg, adam, 535_000, 100, "stack", 7).chunk == 7
-    assert pick(fedavg, adam, 535_000, 5, "stack", 7).chunk == 5
+    assert pick(fed3r, fed3r.resolve(), 41_000, 100).name == "sequential"
+    assert pick(fedavg, sgd, 41_000, 1).name == "sequential"
+    assert pick(fedavg, adam, 535_000, 100, "batched", 7).chunk == 7
+    assert pick(fedavg, adam, 535_000, 5, "batched", 7).chunk == 5
     few = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100)
-    assert few.name == "dual"
-    assert pick(fedavg, adam, 41_000, 100, rows=(50,) * 100).name == "stack"
-    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, views=4).name == "stack"
-    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 40 + (600,) * 60).name == "stack"  # most rows are with the large
+    assert few.name == "gram"
+    assert pick(fedavg, adam, 41_000, 100, rows=(50,) * 100).name == "batched"
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, views=4).name == "batched"
+    assert (
+        pick(fedavg, sgd, 41_000, 100, rows=(50,) * 40 + (600,) * 60).name == "batched"
+    )  # most rows are with the large
     many = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, points=240)
-    assert (many.name, many.points) == ("dual", 240)
-    assert pick(fedavg, adam, 535_000, 100, points=48).name == "loop"
+    assert (many.name, many.points) == ("gram", 240)
+    assert pick(fedavg, adam, 535_000, 100, points=48).name == "sequential"
     with pytest.raises(FedcacheError, match="chunk is 0"):
-        pick(fedavg, sgd, 1, 1, "stack", 0)
+        pick(fedavg, sgd, 1, 1, "batched", 0)
 
 
 def test_fairness_by_hand():
@@ -366,12 +368,12 @@ KERNELS = {
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
     assert optim.fused_kernels_work()
-    fused = go("fedavg", {"opt": opt, "lr": 0.05}, lift="loop")
+    fused = go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential")
     try:
         with pytest.MonkeyPatch.context() as patch:
             optim.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
             assert not optim.fused_kernels_work()
-            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, lift="loop").server) < 1e-6
+            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential").server) < 1e-6
     finally:
         optim.fused_kernels_work.cache_clear()

@@ -38,7 +38,7 @@ def test_no_client_can_train():
     assert info.value.code == Exit.FEDERATED
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_a_result_that_is_not_finite_names_round_and_client(lift):
     data, clients = federation()
     x = data.x.clone()
@@ -132,9 +132,9 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
 @pytest.mark.parametrize(
     ("lift", "message"),
     [
-        ("dual", "cannot serve fed3r: it has no linear map"),
-        ("stak", "Did you mean 'stack'"),
-        ("looop", "Did you mean 'loop'"),
+        ("gram", "cannot serve fed3r: it has no linear map"),
+        ("batchd", "Did you mean 'batched'"),
+        ("sequentil", "Did you mean 'sequential'"),
     ],
 )
 def test_a_lift_that_cannot_serve_is_refused(lift, message):
@@ -145,8 +145,8 @@ def test_a_lift_that_cannot_serve_is_refused(lift, message):
 
 def test_dual_names_the_switch_that_forbids_it():
     with pytest.raises(FedcacheError, match=r"opt=adam: its second moment") as info:
-        go("fedavg", {"opt": "adam"}, lift="dual")
-    assert info.value.hint == "Use one that can: --lift loop | stack"
+        go("fedavg", {"opt": "adam"}, lift="gram")
+    assert info.value.hint == "Use one that can: --lift sequential | batched"
 
 
 def test_a_state_of_another_run_is_refused():

@@ -230,7 +230,7 @@ def test_paper_counts():
     assert paper("fedpft", 512, {"k_mix": 2, "cov": "full"}) == (2 * (512 + 131_328 + 1) * 10, 5_130)
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_exact_counts_are_of_owned_classes_in_two_bytes(lift):
     pair = wide(64, rows=60)
     out = go("fedpft", {"epochs": 1}, *pair, rounds=1, participation=None, dtype=torch.float32, lift=lift)

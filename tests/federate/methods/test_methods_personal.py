@@ -254,7 +254,7 @@ def test_what_keeps_the_global_model(still, lift):  # T-M2, T-M4
 
 def test_a_full_step_is_the_personal_model():  # T-M3: eta * lambda = 1
     pair, keys = exact(participation=None, rounds=1)
-    for lift in ("loop", "stack"):
+    for lift in ("sequential", "batched"):
         out = go("pfedme", {"dim": 8, "lambda": 4.0, "eta": 0.25}, pair[0], pair[1][3:4], **keys, lift=lift)
         assert gap(out.server, out.states[0]) == 0.0
 

@@ -18,7 +18,7 @@ from fedcache.heads.losses import model_contrast, not_true_divergence
 SINGLE = {"dtype": torch.float32}
 TABLE = pytest.mark.parametrize(
     ("lift", "opt", "head"),
-    [(lift, o, h) for lift in ("loop", "stack") for o in ("sgd", "adam") for h in ("mlp", "linear")],
+    [(lift, o, h) for lift in ("sequential", "batched") for o in ("sgd", "adam") for h in ("mlp", "linear")],
 )
 
 
@@ -136,7 +136,7 @@ def test_fedntd_starts_in_the_setting_of_fst_cbdg():
 # scaffold
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
 def test_without_variates_scaffold_is_fedavg_bit_for_bit(lift, head):
     data, clients = federation(dtype=torch.float32)
@@ -190,7 +190,7 @@ def test_scaffold_stays_at_the_optimum_that_fedavg_drifts_from():
     # Full batches, five local steps: only with exact variates is a stationary point of the mean loss a fixed point.
     data, clients = federation(sizes=(40, 12, 25))
     settings = {"head": "linear", "init": "zero", "lr": 0.5, "wd": 0.4, "batch": 64, "epochs": 5}
-    keys = {"rounds": 25, "participation": None, "lift": "stack"}
+    keys = {"rounds": 25, "participation": None, "lift": "batched"}
     plain = {**settings, "opt": "sgd", "momentum": 0.0, "agg": "uniform"}
 
     def slope(p):

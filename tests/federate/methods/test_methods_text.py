@@ -26,7 +26,7 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_self_training_alone_is_a_fixed_point(beta, lift):  # T-F1
     data, clients = federation()
     settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16, "lr": 0.1}
@@ -70,7 +70,7 @@ def test_the_gradient_is_the_distance_to_the_new_soft_labels(beta):  # T-F2: f -
         assert float(grad.abs().max()) < 1e-15
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_soft_labels_stay_on_the_simplex(lift):  # T-F4
     out = go("fst-cbdg", {"lr": 0.5, "epochs": 3, "batch": 16}, lift=lift)
     for q in states(out):
@@ -78,7 +78,7 @@ def test_soft_labels_stay_on_the_simplex(lift):  # T-F4
         assert float(q.min()) >= 0.0
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_full_memory_keeps_the_first_soft_labels(lift):  # T-F4
     data, clients = federation()
     out = go("fst-cbdg", {"beta": 1.0, "epochs": 2, "batch": 16}, data, clients, lift=lift)
@@ -87,7 +87,7 @@ def test_full_memory_keeps_the_first_soft_labels(lift):  # T-F4
         assert gap(s["rows/q"], q0) < 1e-15
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_no_weight_is_self_training_alone_bit_for_bit(lift):  # T-F6
     data, clients = federation(dtype=torch.float32)
     keys = {"dtype": torch.float32, "lift": lift}

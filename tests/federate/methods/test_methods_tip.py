@@ -113,7 +113,7 @@ def test_no_single_row_is_ever_a_key():
     assert float((out.server["sets"] @ DATA.x[:, 0].T).max()) < 1.0 - 1e-6  # unit rows
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_only_keys_that_exist_travel(lift):
     assert paper("fed-tip-proto", 512) == (5_120, 5 * 5_120)
     out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE, lift=lift)

@@ -50,7 +50,7 @@ def test_adam_is_torchs_adam():
 
     data, clients = federation(sizes=(40,))
     settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}
-    for lift in ("loop", "stack"):
+    for lift in ("sequential", "batched"):
         out = go("fedavg", settings, data, clients, rounds=1, participation=None, lift=lift)
         start = go("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
         layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
@@ -68,7 +68,7 @@ def test_adam_is_torchs_adam():
 
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head, lift):  # T-S2
     data, clients = federation(dtype=torch.float32)
     one, keys = single(data, clients), {"dtype": torch.float32, "participation": None, "lift": lift}
@@ -86,7 +86,7 @@ def test_solo_does_not_know_the_other_clients():  # T-S1
         assert gap(alone.states[0], together.states[i]) < 1e-12
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
 def test_fedprox_without_pull_is_fedavg_bit_for_bit(lift, opt, head):  # T-P1
@@ -128,7 +128,7 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_no_learning_rate_no_change(name, lift):  # T-A3, in float32
     data, clients = federation(dtype=torch.float32)
     settings = {"lr": 0.0, "opt": "sgd", "dim": 8}

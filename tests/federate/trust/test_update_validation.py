@@ -38,7 +38,7 @@ def upload(name):
     data, clients = tiny()
     data = fitted(method, data)
     run(replace(method, fit=spy), method.resolve("paper", scaled(small(name))), data, clients, rounds=1,
-        participation=3, lift="loop")  # fmt: skip
+        participation=3, lift="sequential")  # fmt: skip
     return found[0]
 
 
@@ -121,7 +121,7 @@ def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
         norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
         return state, up
 
-    how = {"rounds": 1, "lift": "loop", "dtype": torch.float64}
+    how = {"rounds": 1, "lift": "sequential", "dtype": torch.float64}
     run(replace(method, fit=spy), hp, data, clients, **how)
     for bound in sorted(norms)[1:-1:2]:
         trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
@@ -146,20 +146,20 @@ def liar(method, kind, victim, when=None):
     return replace(method, fit=fit)
 
 
-SERVED = [(n, lift) for n in SENDING for lift in METHODS[n].lifts]
+SERVED = [(n, lift) for n in SENDING for lift in METHODS[n].executions]
 
 
 @pytest.mark.parametrize(("name", "lift"), SERVED)
 def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, lift):
     method = METHODS[name]
-    data, clients = wide() if lift == "dual" else tiny()
+    data, clients = wide() if lift == "gram" else tiny()
     data = fitted(method, data)
-    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if lift == "dual" else {})})
+    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if lift == "gram" else {})})
     known = {h.name for h in method.hparams}
     hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
     for kind in ("missing", "extra", "shape", "dtype", "nan"):
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
-        chunk = {} if lift == "loop" or kind == "nan" else {"chunk": 1}
+        chunk = {} if lift == "sequential" or kind == "nan" else {"chunk": 1}
         with pytest.raises(FedcacheError) as error:
             run(liar(method, kind, 1), hp, data, clients, rounds=1, lift=lift, **chunk)
         assert error.value.code is Exit.FEDERATED, kind
@@ -169,7 +169,7 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
 
 @pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
-@pytest.mark.parametrize("lift", ["stack", "dual"])
+@pytest.mark.parametrize("lift", ["batched", "gram"])
 def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, lift):
     method = METHODS[name]
     data, clients = federation()
@@ -199,7 +199,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     for variant in variants:
         hp = method.resolve("paper", {**base, **variant})
         try:
-            run(method, hp, data, clients, rounds=1, participation=3, lift="loop")
+            run(method, hp, data, clients, rounds=1, participation=3, lift="sequential")
             ran += 1
         except FedcacheError as error:
             assert error.code in (Exit.USAGE, Exit.STORE), (variant, str(error))  # noqa: PT017
@@ -216,7 +216,7 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     undeclared, hp = replace(method, uploads=None), method.resolve()
     assert difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how)) == 0.0
     with pytest.raises(FedcacheError, match="lacks proto"):
-        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, lift="loop", **how)
+        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, lift="sequential", **how)
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
@@ -229,7 +229,7 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
 
 @pytest.mark.parametrize("kind", ["nan", "inf", "shape", "extra", "missing", "dtype"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedncm"])
-@pytest.mark.parametrize("lift", ["loop", "stack"])
+@pytest.mark.parametrize("lift", ["sequential", "batched"])
 def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, lift):
     data, clients = federation()
     method = METHODS[name]
@@ -251,14 +251,14 @@ def test_a_malformed_upload_ends_the_run_and_is_named(kind, policy):
     data, clients = federation()
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError) as error:
-        run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="loop", trust=policy)
+        run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="sequential", trust=policy)
     assert error.value.code is Exit.FEDERATED
     assert "client 1" in str(error.value)
     assert clients[1].name in str(error.value)
     assert "ound 2" in str(error.value)
 
 
-@pytest.mark.parametrize("lift", ["loop", "stack", "dual"])
+@pytest.mark.parametrize("lift", ["sequential", "batched", "gram"])
 def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(lift):
     data, clients = federation()
     method = METHODS["fedavg"]
@@ -274,16 +274,16 @@ def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
-        run(method, method.resolve(), data, clients[:8], rounds=1, lift="loop",
+        run(method, method.resolve(), data, clients[:8], rounds=1, lift="sequential",
             trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
 
 
 VALIDATED = ("fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg")
 
 
-@pytest.mark.parametrize(("name", "lift"), [(name, lift) for name in VALIDATED for lift in METHODS[name].lifts])
+@pytest.mark.parametrize(("name", "lift"), [(name, lift) for name in VALIDATED for lift in METHODS[name].executions])
 def test_validation_that_finds_nothing_changes_nothing(name, lift):
-    settings = {"opt": "sgd", "lr": 0.05} if lift == "dual" else {}
+    settings = {"opt": "sgd", "lr": 0.05} if lift == "gram" else {}
     plain = go(name, settings, lift=lift)
     guarded = go(name, settings, lift=lift, trust=parse_policy(on_bad_update="reject"))
     assert difference(plain, guarded) < 1e-12

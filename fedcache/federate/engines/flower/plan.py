@@ -27,7 +27,7 @@ class Plan:
     """A run, or a grid of runs that travel together, and how long the server waits.
 
     Attributes:
-        train: of every point; ``lift`` is ``loop``, as each site is one client.
+        train: of every point; ``lift`` is ``sequential``, as each site is one client.
         sweep: hyperparameter -> values.
         sites: how many the federation is of.
         start_with: how many are enough to begin when ``wait`` is over; None for all.
@@ -135,7 +135,7 @@ class Plan:
         for name in ("rounds", "participation", "seeds", "byzantine", "max_update_norm"):
             if name in train:  # `--run-config seeds=3` is a number to Flower
                 train[name] = str(train[name]) if name in ("participation", "seeds") else train[name]
-        section = {**train, "set": settings, "lift": "loop", "device": "cpu"}
+        section = {**train, "set": settings, "lift": "sequential", "device": "cpu"}
         try:
             rest = {k: v for k, v in given.items() if k in own}
             return cls(resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest).checked()

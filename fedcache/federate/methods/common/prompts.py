@@ -1,7 +1,7 @@
 """What the prompt methods share: their switches, initial prompts, and features of prompted texts and images.
 
-Live encoders take one batch axis, so these functions have no leading axes (the ``loop`` lift); the weights of both
-towers are frozen, and only what is under ``ctx`` and ``v`` is trained, averaged and counted.
+Live encoders take one batch axis, so these functions have no leading axes (the ``sequential`` execution); the weights
+of both towers are frozen, and only what is under ``ctx`` and ``v`` is trained, averaged and counted.
 """
 
 from __future__ import annotations
