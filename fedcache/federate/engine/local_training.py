@@ -128,7 +128,7 @@ def _cut(ctx: Ctx, lanes: int, start: int, width: int) -> Callable[..., Tensor]:
     return cut
 
 
-def scan(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
+def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
     """Fold ``step`` over batches. Lanes whose batches are used up leave the carry and rest.
 
     A batch of zero weight is not a rest: momentum, weight decay and Adam would still move the weights.
@@ -228,7 +228,7 @@ def train(
         carry = {**opt_init(carry, names, ctx), **carry}
     for epoch in range(epochs):
         stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
-        carry = scan(carry, stream, descend(loss, names, down), ctx)
+        carry = fold_batches(carry, stream, descend(loss, names, down), ctx)
     return carry
 
 

@@ -27,7 +27,7 @@ import torch
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, Loss, Step, grads, minibatches, scan
+from fedcache.federate.engine.local_training import Batch, Loss, Step, fold_batches, grads, minibatches
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
 from fedcache.federate.engine.uploads import server_tensors
 from fedcache.federate.methods.common.switches import (
@@ -83,7 +83,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     moved = trained(ctx.hp)
     p = own({**{k: down[k] for k in names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)
     for epoch in range(ctx.count("epochs")):
-        p = scan(p, minibatches(data, ctx, epoch), envelope(ce_loss, moved, down), ctx)
+        p = fold_batches(p, minibatches(data, ctx, epoch), envelope(ce_loss, moved, down), ctx)
     up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in head_of(ctx.hp).buffers()}
     return {k: p[k] for k in state}, up
 

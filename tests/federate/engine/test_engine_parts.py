@@ -15,7 +15,7 @@ from fedcache.federate.engine import optim
 from fedcache.federate.engine.aggregate import Pool
 from fedcache.federate.engine.client_data import Data, prepare, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
-from fedcache.federate.engine.local_training import batch_sizes, drawn_views, minibatches, scan
+from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
 from fedcache.federate.engine.metrics import fairness, macro_f1
 from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_cache import POOLED
@@ -174,7 +174,7 @@ def test_lanes_that_are_done_do_not_move():
         p["count"] += 1  # in place
         return {"replaced": p["replaced"] + now.lead[0]}
 
-    done = scan(carry, iter([(3, {}), (3, {}), (2, {}), (1, {})]), step, ctx)
+    done = fold_batches(carry, iter([(3, {}), (3, {}), (2, {}), (1, {})]), step, ctx)
     assert done["count"].tolist() == [4, 3, 2]
     assert done["replaced"][:, 0].tolist() == [3 + 3 + 2 + 1, 3 + 3 + 2, 3 + 3]
 

@@ -18,7 +18,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, descend, minibatches, scan
+from fedcache.federate.engine.local_training import Batch, descend, fold_batches, minibatches
 from fedcache.federate.engine.optim import opt_init
 from fedcache.federate.methods.common import simclr
 from fedcache.heads.linear import Tree
@@ -124,7 +124,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     for epoch in range(ctx.count("esd_epochs")):
         if queue is not None and not hp["queue_warm"]:
             queue.at = 0
-        carry = scan(carry, views(carry, epoch), step, ctx)
+        carry = fold_batches(carry, views(carry, epoch), step, ctx)
     return {n: carry[n] for n in w}
 
 
