@@ -183,7 +183,7 @@ def _alive(down: Tree, ctx: Ctx) -> Tree:
     return {k: t.narrow(axis, 0, lanes) if t.shape[axis] > lanes else t for k, t in down.items()}
 
 
-def descend(loss: Loss, names: Sequence[str], down: Tree) -> Step:
+def optimiser_step(loss: Loss, names: Sequence[str], down: Tree) -> Step:
     """One optimiser step on ``names``; the optimiser's state is in the carry under ``opt/``."""
 
     def one(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
@@ -228,7 +228,7 @@ def train(
         carry = {**opt_init(carry, names, ctx), **carry}
     for epoch in range(epochs):
         stream = batches(carry, epoch) if batches else minibatches(data, ctx, epoch, purpose)
-        carry = fold_batches(carry, stream, descend(loss, names, down), ctx)
+        carry = fold_batches(carry, stream, optimiser_step(loss, names, down), ctx)
     return carry
 
 

@@ -11,7 +11,7 @@ from federation import federation, gap, go
 from method_calls import LIFTS, batches_of, exact, lanes, quadratic
 
 from fedcache.federate.engine.client_data import stack_clients
-from fedcache.federate.engine.local_training import descend
+from fedcache.federate.engine.local_training import optimiser_step
 from fedcache.federate.methods import perfedavg
 
 
@@ -35,7 +35,7 @@ def test_the_first_order_step_on_a_quadratic():
     a, alpha, beta = 3.0, 0.2, 0.05
     ctx = perfedavg.as_sgd(lanes("perfedavg", {"alpha": alpha, "beta": beta}, lead=(2,), who=("u", "v")), "beta")
     t, b2, b1 = (torch.tensor(v, dtype=torch.float64) for v in ([2.0, 2.0], [0.5, 0.5], [0.5, -1.0]))
-    step = descend(perfedavg.ahead(quadratic(a), ("t",)), ("t",), {})
+    step = optimiser_step(perfedavg.ahead(quadratic(a), ("t",)), ("t",), {})
     carry = {"t": t.clone(), "opt/m/t": torch.zeros(2, dtype=torch.float64)}
     step(carry, {"x": b2, "x1": b1, "y": b2, "y1": b1, "i": b2, "i1": b1}, ctx)
     there = t - alpha * a * (t - b1)

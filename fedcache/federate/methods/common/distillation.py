@@ -18,7 +18,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, descend, fold_batches, minibatches
+from fedcache.federate.engine.local_training import Batch, fold_batches, minibatches, optimiser_step
 from fedcache.federate.engine.optim import opt_init
 from fedcache.federate.methods.common import simclr
 from fedcache.heads.linear import Tree
@@ -103,7 +103,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     queue = _filled(w, every, ctx) if queued(hp, target.size) else None
     projected, zeta = hp["sim_at"] == "projection", float(ctx.number("zeta"))
     names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))  # else the projection rests
-    one = descend(_loss(target), names, {})
+    one = optimiser_step(_loss(target), names, {})
 
     def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
         key = {n: p[f"key/{n}"] for n in w}
