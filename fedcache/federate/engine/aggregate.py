@@ -16,7 +16,7 @@ from fedcache.federate.engine.method import Pooling
 from fedcache.heads.linear import Tree
 
 
-class Pool:
+class UploadPool:
     """A running aggregate of uploads.
 
     Args:

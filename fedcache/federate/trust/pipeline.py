@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.aggregate import UploadPool
 from fedcache.federate.engine.method import Pooling
 from fedcache.federate.trust.robust_rules import RobustRule
 from fedcache.federate.trust.update_validation import UpdateValidation
@@ -56,7 +56,7 @@ class UploadPipeline:
         self.policy, self.method, self.expected = round_.policy, round_.method, round_.expected
         self.validation = UpdateValidation(round_.expected, round_.number)
         self._pooling = self.method.pool(round_.hp)
-        self._pool = Pool(self._pooling, max(1, round_.clients))
+        self._pool = UploadPool(self._pooling, max(1, round_.clients))
         self._kept: list[_KeptUpload] = []
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = 0
@@ -242,7 +242,7 @@ class UploadPipeline:
 
     def _aggregated(self, layout: UploadLayout) -> Tree:
         """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
-        rule, pool = self.policy.rule, Pool(self._pooling, len(self._kept))
+        rule, pool = self.policy.rule, UploadPool(self._pooling, len(self._kept))
         for kept in self._kept:
             pool.add(kept.tree, kept.rows, kept.client)
         pooled = pool.done()
@@ -256,7 +256,7 @@ class UploadPipeline:
             made = _with_definite_gram(layout.tree(rule(V, liars), total, pooled))
             return {name: made[name] for name in pooled}
         # A mean of changed rows keeps each name's own weights.
-        pool = Pool(self._pooling, len(self._kept))
+        pool = UploadPool(self._pooling, len(self._kept))
         for v, kept in zip(rule.rows(V, liars), self._kept, strict=True):
             pool.add(layout.tree(v, kept.rows, kept.tree), kept.rows, kept.client)
         return pool.done()

@@ -12,7 +12,7 @@ from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import optim
-from fedcache.federate.engine.aggregate import Pool
+from fedcache.federate.engine.aggregate import UploadPool
 from fedcache.federate.engine.client_data import Data, prepare, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
@@ -192,7 +192,7 @@ def test_pairs_of_views_differ():
 
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():
-    pool = Pool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
+    pool = UploadPool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
     for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):  # as they come; stacks are in client order
         pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
     # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
@@ -205,7 +205,7 @@ def test_pooling_is_weighted_uniform_summed_or_stacked():
 
 
 def test_pooling_is_in_float64():
-    pool = Pool({"": "mean"}, 2)
+    pool = UploadPool({"": "mean"}, 2)
     for value in [1e8, *[1.0] * 1000]:
         pool.add({"a": torch.tensor([value])}, 1.0, 0)
     assert float(pool.done()["a"]) == pytest.approx((1e8 + 1000) / 1001, rel=1e-7)
