@@ -321,7 +321,7 @@ def split(tree: Tree, position: int, rows: int) -> Tree:
     return {name: t[:rows] if name.startswith("rows/") else t for name, t in lane.items()}
 
 
-def copied(tree: Tree, into: Tree | None = None) -> Tree:
+def copy_tree(tree: Tree, into: Tree | None = None) -> Tree:
     """A copy in memory of its own, or in that of ``into`` where names, shapes and dtypes are the same."""
     shapes = {k: (t.shape, t.dtype) for k, t in tree.items()}
     if into is None or shapes != {k: (t.shape, t.dtype) for k, t in into.items()}:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import copied
+from fedcache.federate.engine.context import copy_tree
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.heads.gram import GramBatch
@@ -100,12 +100,12 @@ class ClientStates(MutableMapping[int, Tree]):
         training, would leave holes that nothing fits into.
         """
         mine = client in self._written
-        self._trees[client] = copied(tree, self._trees[client] if mine else None)
+        self._trees[client] = copy_tree(tree, self._trees[client] if mine else None)
         if coords is None:
             self.kept.pop(client, None)
         else:
             old = self.kept[client]
-            self.kept[client] = replace(old, coords=copied(coords, old.coords if mine else None))
+            self.kept[client] = replace(old, coords=copy_tree(coords, old.coords if mine else None))
         self._written.add(client)
 
     def __setitem__(self, client: int, tree: Tree) -> None:

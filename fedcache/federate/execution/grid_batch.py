@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.engine.context import Ctx, copied, pad_stack, split
+from fedcache.federate.engine.context import Ctx, copy_tree, pad_stack, split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.run_state import RunState
@@ -89,7 +89,7 @@ class GridBatch:
         # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
         differing = {k: t for k, t in state.items() if t.shape[0] > 1}
         made = [
-            {c: copied(split(self.of_point(own, g), j, self.rows_of(c))) for j, c in enumerate(new)}
+            {c: copy_tree(split(self.of_point(own, g), j, self.rows_of(c))) for j, c in enumerate(new)}
             for g, own in enumerate([state] + [differing] * (len(self.points) - 1))
         ]
         return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]
