@@ -102,7 +102,7 @@ TABLE = (
       "self.states.update({c: dict(state) for c in range(len(self.lanes))})", "solo and sequential"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "a stacked state reaches the next client too",
       GRAM_STATES,
-      "self._trees[client] = copied(", "self._trees[(client + 1) % 4] = self._trees[client] = copied(",
+      "self._trees[client] = copy_tree(", "self._trees[(client + 1) % 4] = self._trees[client] = copy_tree(",
       "solo and batched"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "the broadcast is charged to everybody", ROUNDS,
       "self.traffic.down[c] += received + text", "self.traffic.down = [n + 1 for n in self.traffic.down]", "fedavg"),
