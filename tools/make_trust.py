@@ -94,7 +94,7 @@ PROMISES = (
             ("../tests/conftest.py", 'guarded("connect")\n', "pass\n", "tests/project/test_gates.py -k another_machine")),
     Promise("F1", "A malformed upload is refused with client and round; the model stays finite",
             ("tests/federate/trust/test_update_validation.py",),
-            ("federate/trust/update_validation.py", "return math.isfinite(total) or bool(torch.isfinite(t).all())", "return True",
+            ("federate/trust/update_validation.py", "return math.isfinite(t.sum().item()) or bool(torch.isfinite(t).all())", "return True",
              "tests/federate/trust/test_update_validation.py -k own_uploads")),
     Promise("F2", "Robust rules stay within their published bounds under every attack",
             ("tests/federate/trust/test_robust_rules.py",),

@@ -31,7 +31,7 @@ from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
+from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite
 from fedcache.federate.trust.upload_round import RejectedUpload, UploadRound
 from fedcache.heads.linear import Tree
 
@@ -311,8 +311,10 @@ class RunState:
         state = self.states.get(client)
         state, up = self.method.fit(down, self.method.enter(down, data, ctx) if state is None else state, data, ctx)
         if self.trust.on_bad == "fail":
-            for tree in (up, state):  # names of both may be the same, and what is kept may differ from what is sent
-                self.check_finite(tree, [client], 0)
+            # An upload that is all there is will be looked at when it is handed over.
+            for tree in (up, state) if state or not self.trust.plain else ():
+                if not all_finite(tree):
+                    self.check_finite(tree, [client], 0)
         if state:
             self.states[client] = {k: t.contiguous() for k, t in state.items()}
         return up
@@ -334,9 +336,8 @@ class RunState:
             of_clients = t.flatten(1) if axes else t.reshape(1, -1)
             bad = int((~torch.isfinite(of_clients).all(1)).nonzero()[0])
             client = ids[bad if len(of_clients) > 1 else 0]
-            rates = {h.name: self.hp[h.name] for h in self.method.hparams if h.help.startswith("learning rate")}
-            where = f"round {self.round + 1} for client {client} ({self.lanes[client].name!r})"
-            raise not_finite(name, of_clients[bad], where, rates)
+            known = client, self.lanes[client].name
+            raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the state now; labels are read here as in any evaluation."""

@@ -94,7 +94,7 @@ class Batched(Executor):
             # Uploads leave the chunk one by one, as they would leave the clients.
             for j, c in enumerate(chunk if accepted else ()):
                 own = batch.of_client(up, j)
-                pipeline.add(own, c, validated=True, finite=True)
+                pipeline.add(own, c, validated=True)
                 batch.note_sent(c, own, itemsize(up), sent)
 
 

@@ -160,7 +160,7 @@ class Gram(Batched):
         else:
             for j, c in enumerate(order):
                 whole = {n: parts[j] if batch.axes == 2 else parts[j][0] for n, parts in each.items()}
-                pipeline.add({**batch.of_client(stacked, j), **whole}, c, validated=True, finite=True)
+                pipeline.add({**batch.of_client(stacked, j), **whole}, c, validated=True)
         # What travels is the map, whatever it was computed in; only its size is asked for.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
         like = {n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()}

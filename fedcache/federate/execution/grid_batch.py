@@ -22,6 +22,7 @@ from fedcache.federate.engine.traffic import RoundTraffic
 from fedcache.federate.execution.grid_cache import GridCache, Sent
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
+from fedcache.federate.trust.update_validation import all_finite, is_finite
 from fedcache.heads.linear import Tree
 
 
@@ -180,9 +181,9 @@ class GridBatch:
 
     def check_finite(self, tree: Tree, order: Sequence[int]) -> None:
         """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
-        bad = {n: t for n, t in tree.items() if t.is_floating_point() and not torch.isfinite(t.sum())}
-        if not bad or self.points[0].trust.on_bad == "reject":
+        if self.points[0].trust.on_bad == "reject" or all_finite(tree):
             return
+        bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_finite(t)}
         for g, point in enumerate(self.points):
             try:
                 point.check_finite(self.of_point(bad, g), order, 1)

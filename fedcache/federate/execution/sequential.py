@@ -82,6 +82,6 @@ class Sequential(Executor):
         sent: Sent = []
         for c in ids:
             up = point.fit_one(down, c)
-            pipeline.add(up, c, finite=True)
+            pipeline.add(up, c)
             sent.append(point.upload_size(up))
         return point.pooled(pipeline), sent

@@ -21,7 +21,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.aggregate import UploadPool
 from fedcache.federate.engine.method import Pooling
 from fedcache.federate.trust.robust_rules import RobustRule
-from fedcache.federate.trust.update_validation import UpdateValidation
+from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
 from fedcache.federate.trust.upload_layout import UploadLayout
 from fedcache.federate.trust.upload_round import RejectedUpload, UploadRound
 from fedcache.heads.linear import Tree
@@ -101,14 +101,13 @@ class UploadPipeline:
                 raise self.validation.refusal(client, self.round.names[client], why)
         return True  # a policy that keeps uploads validates each by itself, as one may be rejected alone
 
-    def add(self, up: Tree, client: int, *, validated: bool = False, finite: bool = False) -> None:
+    def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Take the upload of one client, perhaps with a leading axis of the points of a grid.
 
         Args:
             up: what it sends.
             client: its number.
-            validated: whether its names, shapes, types and counts are known to be sound.
-            finite: whether its floats are known to be finite.
+            validated: whether it is known to be sound.
 
         Raises:
             FedcacheError: FEDERATED for a malformed upload, naming client and round; under a policy that keeps uploads
@@ -120,8 +119,13 @@ class UploadPipeline:
             copy = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
             self._kept.append(_KeptUpload(client, rows, copy))
             return
-        if not validated and (why := self.validation.problem(up, rows, finite=finite)):
-            raise self.validation.refusal(client, self.round.names[client], why)
+        if not validated and not self.validation.is_sound(up, rows):
+            name = self.round.names[client]
+            if why := self.validation.problem(up, rows, finite=True):
+                raise self.validation.refusal(client, name, why)
+            for tensor, t in up.items():
+                if t.is_floating_point() and not is_finite(t):
+                    raise not_finite(tensor, t, self.round.number, (client, name), self.method, self.round.hp)
         self._pool.add(up, rows, client)
 
     def add_weights(self, clients: Sequence[int]) -> None:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.uploads import Uploads
 
 SLACK = 1e-4
 """Relative rounding of counts that were added in float32."""
-
-FEW = 64
-"""Numbers that are summed without a kernel."""
 
 
 class UpdateValidation:
@@ -49,7 +48,7 @@ class UpdateValidation:
         """
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
-        if not self._looks_sound(up) and (why := self.structure_problem(up)):
+        if why := self.structure_problem(up):
             return why
         assert isinstance(up, dict)
         for name in self._counts:
@@ -57,15 +56,28 @@ class UpdateValidation:
                 return why
         return None if finite else self.finite_problem(up)
 
-    def _looks_sound(self, up: object) -> bool:
-        """Whether names, shapes and types of one client's upload are as declared: a microsecond, but no reason why."""
+    def is_sound(self, up: object, rows: float) -> bool:
+        """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
+
+        Args:
+            up: what came, of which nothing is known.
+            rows: n_i, training rows of the client.
+
+        Returns:
+            False also for finite numbers whose sum overflows; ``problem`` says what is wrong, if anything.
+        """
         if type(up) is not dict or len(up) != len(self._layout):
             return False
+        total = 0.0  # NaN and infinity stay in it
         for name, shape, dtype in self._layout:
             t = up.get(name)
             if type(t) is not Tensor or t.shape != shape or t.dtype is not dtype:
                 return False
-        return True
+            if dtype.is_floating_point:
+                total += t.sum().item()
+        return math.isfinite(total) and all(
+            not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
+        )
 
     def structure_problem(
         self, up: object, lead: tuple[int, ...] = (), coordinates: Mapping[str, tuple[int, ...]] | None = None
@@ -129,24 +141,43 @@ class UpdateValidation:
 
 def is_finite(t: Tensor) -> bool:
     """Whether all numbers of a tensor are finite; a finite sum proves it, and is cheap."""
-    # Of a few numbers Python's own sum is cheaper than starting a kernel.
-    total = sum(t.tolist()) if t.dim() == 1 and t.shape[0] <= FEW else t.sum().item()
-    return math.isfinite(total) or bool(torch.isfinite(t).all())
+    return math.isfinite(t.sum().item()) or bool(torch.isfinite(t).all())
 
 
-def not_finite(name: str, t: Tensor, where: str, rates: Mapping[str, object]) -> FedcacheError:
+def all_finite(tree: object) -> bool:
+    """Whether a tree surely holds finite numbers alone: one kernel a tensor, for what is asked of every client.
+
+    Returns:
+        False also for what is no tree of tensors, and for finite numbers whose sum overflows.
+    """
+    if type(tree) is not dict:
+        return False
+    total = 0.0  # NaN and infinity stay in it
+    for t in tree.values():
+        if type(t) is not Tensor:
+            return False
+        if t.is_floating_point():
+            total += t.sum().item()
+    return math.isfinite(total)
+
+
+def not_finite(name: str, t: Tensor, number: int, client: tuple[int, str], method: Method, hp: Hp) -> FedcacheError:
     """The error of a result that is not finite.
 
     Args:
         name: of the tensor.
-        t: its numbers.
-        where: round and client, in words.
-        rates: the learning rates it was computed with.
+        t: the client's numbers.
+        number: of the round, from 1.
+        client: its number and name.
+        method: that made it; its learning rates are named.
+        hp: its hyperparameters.
     """
-    known = f" ({', '.join(f'{name} is {value}' for name, value in rates.items())})" if rates else ""
+    rates = [f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")]
+    known = f" ({', '.join(rates)})" if rates else ""
     return FedcacheError(
         Exit.FEDERATED,
-        f"{name} is {'nan' if torch.isnan(t).any() else 'inf'} in {where}.",
+        f"{name} is {'nan' if torch.isnan(t).any() else 'inf'} in round {number} for client {client[0]} "
+        f"({client[1]!r}).",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
     )
 

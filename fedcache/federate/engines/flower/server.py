@@ -214,7 +214,7 @@ class Server:
             pipeline = run.upload_pipeline(ids, down, job.participation)
             sent = []
             for client in ids:
-                pipeline.add(ups[client], client, validated=True, finite=True)
+                pipeline.add(ups[client], client, validated=True)
                 sent.append(run.upload_size(ups[client]))
             traffic = run.finish(ids, down, run.pooled(pipeline), sent)
         except FedcacheError as error:
