@@ -1,61 +1,91 @@
-"""The Python API: what a notebook calls. The environment is read here as the command line reads it."""
+"""The Python API: what a notebook calls. The environment is read here as the command line reads it.
+
+Arguments that are None, or empty, were not given: they take the defaults of the command of the same name. The modules
+that compute are imported when a function is called, so that importing fedcache brings neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import extraction
-from fedcache.extract.planning.find_store import need_store
-from fedcache.extract.planning.ingest import ingest_file
-from fedcache.federate.engine.method import Method
+from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.partition import Partition
-from fedcache.grids import grid as grids
-from fedcache.grids import points
-from fedcache.progress import Observer
-from fedcache.runs import loop as training
-from fedcache.runs import partitions
-from fedcache.runs.events import OnRound
-from fedcache.runs.run import Run
-from fedcache.runs.trackers import tracking
-from fedcache.store.store import Store
+from fedcache.keywords import fields_of, names_checked, opened, train_config
+from fedcache.progress import Observer, Silent
 
-AnyStore: TypeAlias = Store | str | Path
+if TYPE_CHECKING:
+    from fedcache.federate.engine.method import Method
+    from fedcache.federate.partition.partition import Partition
+    from fedcache.grids.points import Grid
+    from fedcache.report.compare import Comparisons
+    from fedcache.report.find_runs import RunQuery
+    from fedcache.report.page import Report
+    from fedcache.runs.events import OnRound
+    from fedcache.runs.run import Run
+    from fedcache.store.store import Store
+
+    AnyStore = Store | str | Path
+    Queries = RunQuery | Iterable[RunQuery] | None
 
 
+@names_checked
 def extract(
     dataset: str | None = None,
     backbones: str | Sequence[str] = (),
     *,
     store: str | Path | None = None,
+    size: int | None = None,
+    views: int | None = None,
+    text: str | Sequence[str] = (),
+    recipe: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    layout: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batch: int | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    chunk_rows: int | None = None,
+    max_bad: str | None = None,
+    weights: Mapping[str, str] | None = None,
+    data: Mapping[str, str] | None = None,
+    skip_missing: bool | None = None,
     observer: Observer | None = None,
-    **options: Any,
 ) -> Store:
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``;
-            None is the last one.
-        backbones: names.
+        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``; None is the
+            last one.
+        backbones: one name or several.
         store: directory, instead of the one under FEDCACHE_HOME.
+        size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
+        views: stored views of each image; 1 is the image itself, the others are augmentations.
+        text: prompt templates of the class text features.
+        limit: rows, evenly spaced over the dataset.
+        layout: meaning of folder levels, ``domain/class``.
+        device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
+        dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
+        max_bad: images that may be unreadable, ``"1%"`` or a number.
+        weights: backbone -> file; ``data``: dataset -> folder.
+        skip_missing: go on without backbones whose weights are not at hand.
         observer: told the story; silent by default.
-        options: fields of ``ExtractConfig`` (size, views, recipe, device, weights, limit, ...).
 
     Raises:
         FedcacheError: as the command, with its exit code and hint.
     """
-    names = (backbones,) if isinstance(backbones, str) else tuple(backbones)
-    config = resolve(
-        ExtractConfig, {}, {"dataset": dataset, "backbones": names, **_plain(options, ExtractConfig)}, "extract()"
-    )
-    done = extraction.extract(config, Home.from_environment(), store=Path(store) if store else None, observer=observer)
-    return done.store
+    given = fields_of(ExtractConfig, locals())
+    from fedcache.extract.extraction import extract as run_extraction
+
+    config = resolve(ExtractConfig, {}, given, "extract()")
+    place = Path(store) if store else None
+    return run_extraction(config, Home.from_environment(), store=place, observer=observer).store
 
 
+@names_checked
 def ingest(
     file: str | Path,
     name: str,
@@ -64,7 +94,20 @@ def ingest(
     replace: bool = False,
     observer: Observer | None = None,
 ) -> Store:
-    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store; see ``ingest_file``."""
+    """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store.
+
+    Args:
+        file: with ``embeddings`` [N, D] and ``labels`` [N].
+        name: of the dataset.
+        store: directory, instead of the one under FEDCACHE_HOME.
+        replace: an earlier store of that name with other content.
+        observer: told the story.
+
+    Raises:
+        FedcacheError: USAGE, STORE, CORRUPT.
+    """
+    from fedcache.extract.planning.ingest import ingest_file
+
     place = Path(store) if store else None
     return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
 
@@ -79,18 +122,24 @@ def partition(
         scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd.
         seed: of the draws.
         name: to save it under.
-        arguments: of the scheme (clients, alpha, shards, shots, ...).
+        arguments: those that the scheme declares (clients, alpha, shards, shots, ...).
+
+    Raises:
+        FedcacheError: USAGE for an argument that the scheme does not have, or that the rows do not allow.
     """
-    return partitions.make_partition(_opened(store), scheme, seed=seed, name=name, **arguments)
+    from fedcache.runs.partitions import make_partition
+
+    return make_partition(opened(store), scheme, seed=seed, name=name, **arguments)
 
 
 def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = None) -> Path:
     """Write one ordinary store per client; returns their directory."""
-    from fedcache.progress import Silent
+    from fedcache.runs.partitions import write_shards
 
-    return partitions.write_shards(_opened(store), parts, out, Silent())
+    return write_shards(opened(store), parts, out, Silent())
 
 
+@names_checked
 def train(
     method: str | Method,
     store: AnyStore | None = None,
@@ -98,11 +147,31 @@ def train(
     *,
     seeds: int | Iterable[int] = 0,
     settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    dataset: str | None = None,
+    backbones: str | Sequence[str] = (),
+    domain: str | Sequence[str] = (),
+    clients_from: str | Path | None = None,
+    rounds: int | None = None,
+    participation: int | float | str | None = None,
+    eval_every: int | None = None,
+    execution: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    client_backbones: Sequence[str] = (),
+    client_set: Mapping[str, str] | None = None,
+    aggregate: str | None = None,
+    attack: str | None = None,
+    on_bad_update: str | None = None,
+    byzantine: float | None = None,
+    max_update_norm: float | None = None,
+    dp_clip: float | None = None,
+    dp_noise: float | None = None,
+    dp_delta: float | None = None,
     observer: Observer | None = None,
     on_round: OnRound | None = None,
     track: str | None = None,
     fresh: bool = False,
-    **options: Any,
 ) -> Run:
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -115,29 +184,40 @@ def train(
         parts: a partition, the name of a saved one, or None for the setting of the method's paper.
         seeds: one or several.
         settings: hyperparameters of the method.
+        preset: ``paper`` or ``official``.
+        dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
+        backbones: of the store; () for all that the method can use.
+        clients_from: a directory of client stores.
+        rounds: None for the paper's.
+        participation: clients a round: a number, a share (0.1, ``"10%"``) or ``"all"``.
+        eval_every: also score after every k-th round.
+        execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
+        device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
+        dtype: ``float32`` or ``float64``.
+        client_backbones: clients take turns with these.
+        client_set: hyperparameter -> values, with which clients take turns.
+        aggregate, attack, on_bad_update, byzantine, max_update_norm: what is done with uploads.
+        dp_clip, dp_noise, dp_delta: privacy of clients; these and the line above as in ``fedcache train --help``.
         observer: told the story.
-        on_round: called with a ``Round`` after every round; those of a stored result, or of before a checkpoint, come
-            first and say ``stored``. It changes nothing of the result. When it raises, that is warned of, it is not
-            called again, and the run goes on: tracking never costs a training.
+        on_round: called with a ``Round`` after every round; those that are stored already come first and say so. When
+            it raises, that is warned of, it is not called again, and the run goes on.
         track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``.
         fresh: run again although the result is there.
-        options: fields of ``TrainConfig`` (backbones, rounds, participation, preset, lift, ...).
 
     Raises:
         FedcacheError: as the command, with its exit code and hint.
     """
-    own = None if isinstance(method, str) or METHODS.get(method.name) is method else method
+    given = fields_of(TrainConfig, {**locals(), "lift": execution})
+    from fedcache.runs.loop import train as run_training
+    from fedcache.runs.trackers import tracking
+
+    # A method that comes along is meant by its name; any other object takes the place of the one that is named.
     name = method if isinstance(method, str) else method.name
-    config, home = _config(name, store, parts, seeds, settings, options), Home.from_environment()
+    own = None if isinstance(method, str) or METHODS.get(name) is method else method
+    config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
-        return training.train(
-            config,
-            home,
-            method=own,
-            observer=observer,
-            hooks=(*hooks, *([on_round] if on_round else [])),
-            fresh=fresh,
-        )
+        hooks = (*hooks, *([on_round] if on_round else []))
+        return run_training(config, home, method=own, observer=observer, hooks=hooks, fresh=fresh)
 
 
 def grid(
@@ -156,29 +236,39 @@ def grid(
     exact: bool = False,
     jobs: int = 1,
     **sweeps: Sequence[Any],
-) -> points.Grid:
+) -> Grid:
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
-    ``sampler``, ``exact`` and ``jobs`` are those of ``fedcache grid``, ``on_round`` and ``track`` those of ``train``;
-    a ``Round`` says which point it is of.
+    Args:
+        methods: one name or several.
+        store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
+        options: other keywords of ``train``, the same for all points.
+        sampler, exact, jobs: as in ``fedcache grid --help``.
+        sweeps: hyperparameter, or rounds, participation, clients, alpha, ... -> values.
 
     Raises:
         FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
             when one could not be trained.
     """
-    names = (methods,) if isinstance(methods, str | Method) else tuple(methods)
-    if mine := next((m for m in names if isinstance(m, Method)), None):
+    from fedcache.grids import grid as grids
+    from fedcache.runs.trackers import tracking
+
+    names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
+    if mine := next((m for m in names if not isinstance(m, str)), None):
         raise FedcacheError(
             Exit.USAGE,
             f"grid() takes methods by name, and got the Method {mine.name}.",
             "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
         )
-    config = _config(None, store, parts, seeds, settings, options or {})
+    given = {"lift" if key == "execution" else key: value for key, value in (options or {}).items()}
+    for key in given:
+        if key not in TrainConfig.__dataclass_fields__:
+            raise unknown("option", key, TrainConfig.__dataclass_fields__)
+    config, home = train_config(store, parts, seeds, settings, fields_of(TrainConfig, given)), Home.from_environment()
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
         for key, values in sweeps.items()
     }
-    home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
         request = grids.request_grid(names, words, config, home, fresh=fresh, sampler=sampler, exact=exact)
         done = grids.grid(request, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
@@ -188,49 +278,46 @@ def grid(
     return done
 
 
-def _opened(store: AnyStore | None) -> Store:
-    if isinstance(store, Store):
-        return store
-    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
+def compare(
+    runs: Queries = None, *, over: str = "seeds", metric: str = "accuracy", test: str | None = None,
+    against: str | Run | None = None, pairs: str = "best", level: float = 0.95, root: str | Path | None = None,
+) -> Comparisons:  # fmt: skip
+    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
+
+    Args:
+        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
+        over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
+        metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
+        test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
+        against: what all are compared with: a name in the table, a method, a run; None is the best.
+        pairs: ``best``, or ``all`` pairs.
+        level: of intervals; tests decide at 1 - level.
+        root: directory of runs instead of the home's.
+
+    Raises:
+        FedcacheError: USAGE.
+    """
+    from fedcache.report.compare import compare_entries
+    from fedcache.report.find_runs import gather, several
+
+    found = gather(several(runs), Path(root) if root is not None else Home.from_environment().runs)
+    return compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
 
 
-def _config(
-    method: str | None,
-    store: AnyStore | None,
-    parts: Partition | str | None,
-    seeds: int | Iterable[int],
-    settings: Mapping[str, Any] | None,
-    options: Mapping[str, Any],
-) -> TrainConfig:
-    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
-    if not chosen:
-        raise FedcacheError(Exit.USAGE, "seeds is empty.", "For example seeds=range(3)")
-    path = store.path if isinstance(store, Store) else store
-    flags: dict[str, Any] = {
-        "method": method,
-        "seeds": ",".join(map(str, chosen)),
-        "set": dict(settings or {}),
-        "store": str(path) if path is not None else None,
-        **_plain(options, TrainConfig),
-    }
-    if isinstance(parts, Partition):
-        opened = _opened(store)
-        name = parts.default_name()
-        if name not in opened.partitions or opened.partition(name).get("digest") != parts.digest:
-            name = f"{name}-{parts.digest[:8]}"
-            opened.put_partition(name, parts.to_payload())
-        flags["partition"] = name
-    elif parts is not None:
-        flags["partition"] = parts
-    return resolve(TrainConfig, {}, flags, "train()")
+def report(runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca") -> Report:
+    """Write one self-contained HTML file of runs.
 
+    Args:
+        runs: runs, grids, points of grids, directories or first letters of digests, one or several; None for all
+            results of ``FEDCACHE_HOME``.
+        out: the file.
+        title: its heading.
+        embed: pca | tsne | umap | none, how features come to two dimensions.
 
-def _plain(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options with lists as tuples; an unknown one is refused with "did you mean"."""
-    from fedcache.errors import unknown
+    Raises:
+        FedcacheError: USAGE, ENVIRONMENT.
+    """
+    from fedcache.report.find_runs import several
+    from fedcache.report.page import write_report
 
-    known = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    for name in options:
-        if name not in known:
-            raise unknown("option", name, known)
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return write_report(several(runs), Path(out), Home.from_environment().runs, title=title, embed=embed)

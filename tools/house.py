@@ -24,6 +24,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("commands",),
     ("api", "__init__"),
+    ("keywords",),
     ("reproduce",),
     ("report",),
     ("federate/engines",),
@@ -32,7 +33,7 @@ LAYERS = (
     ("models",),
     ("federate", "extract"),
     ("store",),
-    ("heads", "config", "progress", "errors", "notebooks", "allocator", "calling"),
+    ("heads", "config", "progress", "errors", "notebooks", "allocator"),
 )
 """From top to bottom; names on one line do not import each other."""
 

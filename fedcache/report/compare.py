@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report import comparison_text, critical_difference
-from fedcache.report.find_runs import Gathered, LeftOut, RunQuery, by_setting, gather, setting_names, several
+from fedcache.report.find_runs import Gathered, LeftOut, by_setting, setting_names
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import TESTS
@@ -76,39 +74,6 @@ class Comparisons:
         if len(self.tables) == 1:
             return f"Comparisons({self.tables[0]!r})"
         return f"Comparisons({len(self.tables)} settings, {sum(len(c.treatments) for c in self.tables)} treatments)"
-
-
-def compare(
-    runs: RunQuery | Iterable[RunQuery] | None = None,
-    *,
-    over: str = "seeds",
-    metric: str = "accuracy",
-    test: str | None = None,
-    against: str | Run | None = None,
-    pairs: str = "best",
-    level: float = 0.95,
-    root: str | Path | None = None,
-) -> Comparisons:
-    """Compare finished runs: ``fc.compare(grid)``, ``fc.compare([a, b], over="clients")``.
-
-    Args:
-        runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
-        over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
-        metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
-        test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
-        against: what all are compared with: a name in the table, a method, a run; None is the best.
-        pairs: ``best``, or ``all`` pairs.
-        level: of intervals; tests decide at 1 - level.
-        root: directory of runs instead of the home's.
-
-    Raises:
-        FedcacheError: USAGE.
-    """
-    asked = several(runs)
-    folder = Path(root) if root is not None else Home.from_environment().runs
-    return compare_entries(
-        gather(asked, folder), over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
-    )
 
 
 def compare_entries(

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import checkpoints
 from fedcache.extract.backbones.checkpoints import kind_of, load_strict, read_state
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"
@@ -211,7 +212,7 @@ def test_an_archive_of_images_is_no_checkpoint(tmp_path):
 
 
 def test_an_npz_that_claims_too_much_is_refused_before_unpacking(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcache.extract.backbones.checkpoints.NPZ_LIMIT", 1 << 20)
+    monkeypatch.setattr(checkpoints, "NPZ_LIMIT", 1 << 20)
     np.savez_compressed(tmp_path / "bomb.npz", w=np.zeros(1 << 20, np.uint8))
     assert (tmp_path / "bomb.npz").stat().st_size < 5_000
     refused(tmp_path / "bomb.npz", "claims to unpack to")
