@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.keywords import fields_of, names_checked, opened, train_config
 from fedcache.progress import Observer, Silent
@@ -97,8 +97,7 @@ def ingest(
     """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store.
 
     Args:
-        file: with ``embeddings`` [N, D] and ``labels`` [N].
-        name: of the dataset.
+        file: with ``embeddings`` [N, D] and ``labels`` [N]; ``name`` is that of the dataset.
         store: directory, instead of the one under FEDCACHE_HOME.
         replace: an earlier store of that name with other content.
         observer: told the story.
@@ -207,7 +206,7 @@ def train(
     Raises:
         FedcacheError: as the command, with its exit code and hint.
     """
-    given = fields_of(TrainConfig, {**locals(), "lift": execution})
+    given = fields_of(TrainConfig, locals())
     from fedcache.runs.loop import train as run_training
     from fedcache.runs.trackers import tracking
 
@@ -216,8 +215,8 @@ def train(
     own = None if isinstance(method, str) or METHODS.get(name) is method else method
     config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
-        hooks = (*hooks, *([on_round] if on_round else []))
-        return run_training(config, home, method=own, observer=observer, hooks=hooks, fresh=fresh)
+        every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
+        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh)
 
 
 def grid(
@@ -260,11 +259,8 @@ def grid(
             f"grid() takes methods by name, and got the Method {mine.name}.",
             "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
         )
-    given = {"lift" if key == "execution" else key: value for key, value in (options or {}).items()}
-    for key in given:
-        if key not in TrainConfig.__dataclass_fields__:
-            raise unknown("option", key, TrainConfig.__dataclass_fields__)
-    config, home = train_config(store, parts, seeds, settings, fields_of(TrainConfig, given)), Home.from_environment()
+    given = fields_of(TrainConfig, options or {}, strict=True)
+    config, home = train_config(store, parts, seeds, settings, given), Home.from_environment()
     words = {
         key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
         for key, values in sweeps.items()
@@ -287,12 +283,9 @@ def compare(
     Args:
         runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
         over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
-        metric: accuracy; over seeds also macro_f1; over settings also client_mean, worst10, worst20, worst40, best10.
-        test: ``wilcoxon`` or ``ttest``; None is ttest over seeds and wilcoxon over the others.
+        metric: accuracy, macro_f1, client_mean, worst10, ...; ``test``: ``wilcoxon`` or ``ttest``, None by ``over``.
         against: what all are compared with: a name in the table, a method, a run; None is the best.
-        pairs: ``best``, or ``all`` pairs.
-        level: of intervals; tests decide at 1 - level.
-        root: directory of runs instead of the home's.
+        pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.
 
     Raises:
         FedcacheError: USAGE.

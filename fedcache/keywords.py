@@ -38,9 +38,21 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some keywords that are fields of a configuration and were given, as its values."""
+def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    """Those of some keywords that are fields of a configuration and were given, as its values.
+
+    Args:
+        config: the dataclass.
+        given: keywords.
+        strict: whether others are refused.
+
+    Raises:
+        FedcacheError: USAGE, for another keyword under ``strict``.
+    """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
+    given = {"lift" if name == "execution" else name: value for name, value in given.items()}
+    if strict and (wrong := [name for name in given if name not in known]):
+        raise unknown("option", wrong[0], known)
     made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}
     # A template holds commas, so a text is one value; lists of names may be written with commas.
     made["text"] = (made["text"],) if isinstance(made.get("text"), str) else made.get("text")

@@ -22,9 +22,9 @@ from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, 
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
-from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, executors
+from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import GridCache
 from fedcache.federate.execution.load import ExecutionPlan, Load

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
-from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.batched import Batched
+from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.load import ExecutionPlan, Load
 from fedcache.federate.execution.names import execution_name

@@ -14,7 +14,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import RoundTraffic
-from fedcache.federate.execution.base import Executor
+from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.grid_cache import Sent
 from fedcache.federate.execution.load import ExecutionPlan, Load, shares_uploads

@@ -8,8 +8,8 @@ from federation import go_tiny
 from pairs import parametrize
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.execution.base import Executor
 from fedcache.federate.execution.choose import executors, registered
+from fedcache.federate.execution.executor import Executor
 
 NAME = "last-first"
 
