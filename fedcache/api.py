@@ -33,28 +33,14 @@ if TYPE_CHECKING:
 
 @names_checked
 def extract(
-    dataset: str | None = None,
-    backbones: str | Sequence[str] = (),
-    *,
-    store: str | Path | None = None,
-    size: int | None = None,
-    views: int | None = None,
-    text: str | Sequence[str] = (),
-    recipe: Mapping[str, str] | None = None,
-    limit: int | None = None,
-    layout: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    batch: int | None = None,
-    workers: int | None = None,
-    threads: int | None = None,
-    chunk_rows: int | None = None,
-    max_bad: str | None = None,
-    weights: Mapping[str, str] | None = None,
-    data: Mapping[str, str] | None = None,
-    skip_missing: bool | None = None,
+    dataset: str | None = None, backbones: str | Sequence[str] = (), *,
+    store: str | Path | None = None, size: int | None = None, views: int | None = None,
+    text: str | Sequence[str] = (), recipe: Mapping[str, str] | None = None, limit: int | None = None,
+    layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
+    workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None, max_bad: str | None = None,
+    weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None, skip_missing: bool | None = None,
     observer: Observer | None = None,
-) -> Store:
+) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
@@ -132,7 +118,13 @@ def partition(
 
 
 def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = None) -> Path:
-    """Write one ordinary store per client; returns their directory."""
+    """Write one ordinary store per client; returns their directory.
+
+    Args:
+        store: a store or its path; None is the last one extracted.
+        parts: who holds which rows.
+        out: directory, instead of one beside the store.
+    """
     from fedcache.runs.partitions import write_shards
 
     return write_shards(opened(store), parts, out, Silent())
@@ -140,38 +132,17 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
 
 @names_checked
 def train(
-    method: str | Method,
-    store: AnyStore | None = None,
-    parts: Partition | str | None = None,
-    *,
-    seeds: int | Iterable[int] = 0,
-    settings: Mapping[str, Any] | None = None,
-    preset: str | None = None,
-    dataset: str | None = None,
-    backbones: str | Sequence[str] = (),
-    domain: str | Sequence[str] = (),
-    clients_from: str | Path | None = None,
-    rounds: int | None = None,
-    participation: int | float | str | None = None,
-    eval_every: int | None = None,
-    execution: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    client_backbones: Sequence[str] = (),
-    client_set: Mapping[str, str] | None = None,
-    aggregate: str | None = None,
-    attack: str | None = None,
-    on_bad_update: str | None = None,
-    byzantine: float | None = None,
-    max_update_norm: float | None = None,
-    dp_clip: float | None = None,
-    dp_noise: float | None = None,
-    dp_delta: float | None = None,
-    observer: Observer | None = None,
-    on_round: OnRound | None = None,
-    track: str | None = None,
-    fresh: bool = False,
-) -> Run:
+    method: str | Method, store: AnyStore | None = None, parts: Partition | str | None = None, *,
+    seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, preset: str | None = None,
+    dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
+    clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
+    eval_every: int | None = None, execution: str | None = None, device: str | None = None, dtype: str | None = None,
+    client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None, aggregate: str | None = None,
+    attack: str | None = None, on_bad_update: str | None = None, byzantine: float | None = None,
+    max_update_norm: float | None = None, dp_clip: float | None = None, dp_noise: float | None = None,
+    dp_delta: float | None = None, observer: Observer | None = None, on_round: OnRound | None = None,
+    track: str | None = None, fresh: bool = False,
+) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
         fc.train("fedavg", store, parts, eval_every=1, on_round=lambda r: print(r.seed, r.round, r.accuracy))
@@ -220,22 +191,12 @@ def train(
 
 
 def grid(
-    methods: str | Sequence[str],
-    store: AnyStore | None = None,
-    parts: Partition | str | None = None,
-    *,
-    seeds: int | Iterable[int] = 0,
-    settings: Mapping[str, Any] | None = None,
-    observer: Observer | None = None,
-    on_round: OnRound | None = None,
-    track: str | None = None,
-    fresh: bool = False,
-    options: Mapping[str, Any] | None = None,
-    sampler: str = "grid",
-    exact: bool = False,
-    jobs: int = 1,
+    methods: str | Sequence[str], store: AnyStore | None = None, parts: Partition | str | None = None, *,
+    seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
+    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
+    options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
     **sweeps: Sequence[Any],
-) -> Grid:
+) -> Grid:  # fmt: skip
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:

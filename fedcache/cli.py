@@ -50,7 +50,7 @@ COMMANDS = (
     ),
     CommandEntry("train", "train", MAIN, "Train a federated method on cached features."),
     CommandEntry(
-        "grid", "train", MAIN,
+        "grid", "grid", MAIN,
         "Train every combination of methods, sweeps and seeds; finished points are not run again.",
     ),
     CommandEntry(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from rlcompleter import Completer
 
 import numpy as np
 import pytest
 from pictures import folder
 
 import fedcache as fc
+from fedcache.config import ExtractConfig, TrainConfig
 
 
 def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
@@ -55,20 +60,58 @@ def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_pat
     assert all('"backbones": ["' in line or 'backbones=["' in line for line in trained)
 
 
-def test_extract_can_be_called_whatever_was_imported_first() -> None:
+PUBLIC = {
+    "Extraction", "FedcacheError", "Grid", "Method", "Partition", "Recipe", "Round", "Run", "Store", "__version__",
+    "compare", "extract", "grid", "ingest", "partition", "report", "shard", "train",
+}  # fmt: skip
+FUNCTIONS = [getattr(fc, name) for name in sorted(PUBLIC) if name.islower() and name != "__version__"]
+
+
+def test_completion_shows_the_public_names() -> None:
+    assert set(dir(fc)) == set(fc.__all__) == PUBLIC
+    assert [name for name in Completer({"fc": fc}).attr_matches("fc.tr") if "train" in name] == ["fc.train("]
+    assert all(getattr(fc, name) is not None for name in PUBLIC)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_a_function_is_a_function_with_a_signature_and_a_docstring(function: Callable[..., object]) -> None:
+    assert inspect.isfunction(function)
+    parameters = inspect.signature(function).parameters
+    assert all(p.annotation is not inspect.Parameter.empty for p in parameters.values())
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    assert all(name in shown for name in parameters)
+    said = (inspect.getdoc(function) or "").partition("Args:")[2]
+    assert all(re.search(rf"\b{name}\b", said) for name in parameters)
+
+
+def test_train_has_an_argument_for_every_option_of_the_command() -> None:
+    fields = set(TrainConfig.__dataclass_fields__) - {"store", "partition", "set", "lift"}
+    assert fields | {"parts", "settings", "execution"} <= set(inspect.signature(fc.train).parameters)
+    assert set(ExtractConfig.__dataclass_fields__) <= set(inspect.signature(fc.extract).parameters)
+
+
+@pytest.mark.parametrize(
+    "first", ["fedcache.extract.recipe", "fedcache.report.svg", "fedcache.api", "fedcache.extract.backbones"]
+)
+def test_functions_stay_functions_whatever_was_imported_before_and_after(first: str) -> None:
     code = (
-        "import fedcache as fc, fedcache.extract.recipe\n"
-        "assert callable(fc.extract)\n"
-        "import fedcache.api\n"
-        "assert callable(fc.extract) and callable(fc.train)\n"
+        f"import {first}\nimport sys, inspect, fedcache as fc\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules) or 'backbones' in sys.argv[1]\n"
+        "import fedcache.extract.planning, fedcache.report.figures\n"
+        "from fedcache.extract import recipe\nfrom fedcache.report.svg import percent\n"
+        "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, first], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_option_is_refused_with_the_right_one() -> None:
     with pytest.raises(fc.FedcacheError, match="rounds"):
         fc.train("fedavg", rouns=3)
+    with pytest.raises(fc.FedcacheError, match="views"):
+        fc.extract("digits", view=3)
+    with pytest.raises(fc.FedcacheError, match="rounds"):
+        fc.grid("fedavg", options={"rouns": 3})
 
 
 def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:

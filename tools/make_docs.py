@@ -19,7 +19,6 @@ from typing import Annotated, Any
 import typer.main
 
 from fedcache.cli import COMMANDS, app
-from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.errors import MEANINGS, Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.parameters import PARAMETERS
@@ -34,13 +33,6 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = ("methods", "commands", "backbones", "datasets")
 """Folders of which every page is made here."""
 TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
-CONFIGURED: dict[str, tuple[type, ...]] = {
-    "extract": (ExtractConfig, PartitionConfig),
-    "partition": (PartitionConfig,),
-    "train": (TrainConfig, PartitionConfig),
-    "grid": (TrainConfig, PartitionConfig),
-}
-"""Where a command finds what no option says."""
 SHOWN_CLASSES = 120
 """Classes that are written out; of more, the number is said."""
 
@@ -141,14 +133,13 @@ def range_of(param: Any) -> str:
     return f" of at least {low:g}" if low is not None else f" of at most {high:g}" if high is not None else ""
 
 
-def default_of(param: Any, command: Command) -> str:
-    """The default of the signature, or of the configuration that an option left out falls back to."""
+def default_of(param: Any) -> str:
+    """The default in words where the option says it, else that of the signature."""
     if param.required:
         return "required"
+    if isinstance(param.show_default, str):
+        return param.show_default
     found = param.default
-    if found is None:
-        held = [f.default for kind in CONFIGURED.get(command.name, ()) for f in fields(kind) if f.name == param.name]
-        found = held[0] if held else None
     shown = isinstance(found, str | int | float | Path) and found is not False and found != ""
     return f"`{found}`" if shown else ""
 
@@ -157,13 +148,13 @@ def _params(command: Command) -> list[str]:
     hints = typing.get_type_hints(command.call, include_extras=True)
     arguments, options = [], []
     for param in command.params:
-        if param.name not in hints:  # --help and completion are typer's own
+        if param.name not in hints or param.hidden:  # --help and completion are typer's own
             continue
-        kind = type_of(hints[param.name]) + range_of(param)
+        kind = param.metavar if _option(param) and param.metavar else type_of(hints[param.name]) + range_of(param)
         option = _option(param)
         names = ", ".join(f"`{name}`" for name in param.opts) if option else f"`{name_of(param)}`"
         again = " Repeatable." if param.multiple and "epeatable" not in param.help and "comma" not in param.help else ""
-        (options if option else arguments).append((names, kind, default_of(param, command), param.help + again))
+        (options if option else arguments).append((names, kind, default_of(param), param.help + again))
     lines: list[str] = []
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Json, Weights, pairs
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.planning.plan import check_backbone, memory_of
@@ -19,34 +20,34 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @backbones.command("list")
-def backbones_list(weights: o.Weights = None, json: o.Json = False) -> None:
+def backbones_list(weights: Weights = None, json: Json = False) -> None:
     """Every backbone, its width and whether its weights are at hand.
 
     Example: fedcache backbones list
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
-        given = {k: Path(v).expanduser() for k, v in o.pairs(weights, "--weights").items()}
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
+        given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
         entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
         rows = [
             (e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries
         ]
         shown = table("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
-        return Answer({"backbones": entries}, [], renderables=[shown])
+        return CommandResult({"backbones": entries}, [], renderables=[shown])
 
-    answer("backbones list", json, call)
+    run_command("backbones list", json, call)
 
 
 @backbones.command("info")
-def backbones_info(name: Name, json: o.Json = False) -> None:
+def backbones_info(name: Name, json: Json = False) -> None:
     """One backbone: its native recipe and where its weights are looked for.
 
     Example: fedcache backbones info clip-rn50
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
         backbone = lookup(name, home=home.root)
         try:
             found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
@@ -69,38 +70,40 @@ def backbones_info(name: Name, json: o.Json = False) -> None:
         lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
         lines += [f"licence       {backbone.licence}"] if backbone.licence else []
         lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
-        return Answer(data, lines)
+        return CommandResult(data, lines)
 
-    answer("backbones info", json, call)
+    run_command("backbones info", json, call)
 
 
 @backbones.command("import")
 def backbones_import(
     file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
     name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
 
-    def call(story: Story) -> Answer:
-        path = import_weights(file, name, o.home().root)
-        return Answer({"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"])
+    def call(observer: TerminalObserver) -> CommandResult:
+        path = import_weights(file, name, Home.from_environment().root)
+        return CommandResult(
+            {"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"]
+        )
 
-    answer("backbones import", json, call)
+    run_command("backbones import", json, call)
 
 
 @backbones.command("pull")
-def backbones_pull(name: Name, json: o.Json = False) -> None:
+def backbones_pull(name: Name, json: Json = False) -> None:
     """Download published weights; the size and source are printed first.
 
     Example: fedcache backbones pull clip-rn50
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
         backbone = lookup(name, home=home.root)
         found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
         if found.path is None and found.download is not None:
@@ -108,29 +111,29 @@ def backbones_pull(name: Name, json: o.Json = False) -> None:
                 raise FedcacheError(
                     Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE."
                 )
-            story.note(f"Downloading {found.download}")
+            observer.note(f"Downloading {found.download}")
             found = pull(backbone, home=home.root, memory=memory_of(home))
         path = str(found.path) if found.path else None
-        return Answer(
+        return CommandResult(
             {"name": name, "path": path, "sha256": found.sha256}, [f"{name}: {found.origin}", f"sha256 {found.sha256}"]
         )
 
-    answer("backbones pull", json, call)
+    run_command("backbones pull", json, call)
 
 
 @backbones.command("verify")
-def backbones_verify(name: Name, weights: o.Weights = None, json: o.Json = False) -> None:
+def backbones_verify(name: Name, weights: Weights = None, json: Json = False) -> None:
     """Load a backbone and run it once: weights complete, shapes right, output finite.
 
     Example: fedcache backbones verify glyph-clip
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
-        given = {k: Path(v).expanduser() for k, v in o.pairs(weights, "--weights").items()}
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
+        given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
         data: dict[str, Any] = check_backbone(name, given, home)
-        return Answer(
+        return CommandResult(
             data, [f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."]
         )
 
-    answer("backbones verify", json, call)
+    run_command("backbones verify", json, call)

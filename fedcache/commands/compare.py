@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Json, runs_directory
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_text import caption, differences, sentences, values
@@ -63,7 +63,7 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf.")
     ] = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
@@ -73,39 +73,38 @@ def compare(
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
 
-    def call(story: Story) -> Answer:
-
+    def call(observer: TerminalObserver) -> CommandResult:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-        written = _written(form, out, json)
+        written = written_format(form, out, json)
         if plot is not None:
             check_file(plot)
-        if folder is not None and not folder.is_dir():
-            raise FedcacheError(Exit.USAGE, f"There is no directory {folder}.", "See `fedcache ls --runs`.")
-        root = folder or o.home().runs
+        root = runs_directory(folder)
         found = gather(runs or [], root)
         for left in found.left_out:
-            story.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+            observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
         if not runs and not found.entries and not found.left_out:
             # As `ls --runs` answers: nothing is wrong with a home that is new.
             empty: dict[str, Any] = {"comparisons": [], "said": [f"No result under {root} yet."], "left_out": []}
-            return Answer(empty, [f"No result under {root} yet.", "fedcache grid --method fedavg,fed3r --seeds 0-4"])
+            return CommandResult(
+                empty, [f"No result under {root} yet.", "fedcache grid --method fedavg,fed3r --seeds 0-4"]
+            )
         made = compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-        data, files = made.to_dict(), []
         if plot is not None:
             made.plot(plot)
-            files.append(str(plot))
         if out is not None:
             write_atomic(out, (made.latex() if written == "latex" else made.markdown()).encode())
-            files.append(str(out))
-        data["files"] = files
+        files = [str(file) for file in (plot, out) if file is not None]
+        data = {**made.to_dict(), "files": files}
         if form in ("markdown", "latex"):
-            return Answer(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
-        return Answer(data, [], renderables=[*_shown(made), *(_words(f"Written: {name}") for name in files)])
+            return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
+        return CommandResult(
+            data, [], renderables=[*tables_and_sentences(made), *(plain_text(f"Written: {name}") for name in files)]
+        )
 
-    answer("compare", json, call)
+    run_command("compare", json, call)
 
 
-def _written(form: str | None, out: Path | None, json: bool) -> str | None:
+def written_format(form: str | None, out: Path | None, json: bool) -> str | None:
     """What ``-o`` writes.
 
     Raises:
@@ -133,15 +132,16 @@ def _written(form: str | None, out: Path | None, json: bool) -> str | None:
     return written
 
 
-def _shown(made: Comparisons) -> list[Any]:
+def tables_and_sentences(made: Comparisons) -> list[Any]:
     """Tables and sentences for a terminal."""
     shown: list[Any] = []
     for c in made.tables:
-        shown += _tables(c)
-    return [*shown, *map(_words, made.said)]
+        shown += tables_of(c)
+    return [*shown, *map(plain_text, made.said)]
 
 
-def _tables(c: Comparison) -> list[Any]:
+def tables_of(c: Comparison) -> list[Any]:
+    """The table of one setting, that of differences beside it, and the sentences below."""
     main, beside = values(c), differences(c)
     marks = ["best" if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
@@ -151,10 +151,11 @@ def _tables(c: Comparison) -> list[Any]:
         shown.append(table(title, beside.columns, beside.rows, right=beside.columns[1:]))
     # The title names the setting, and the word says what bold says in a document.
     what = caption(c).removeprefix(f"{c.setting}: ").replace(" Bold: best.", "")
-    return [*shown, *map(_words, [what, *sentences(c)]), _words("")]
+    return [*shown, *map(plain_text, [what, *sentences(c)]), plain_text("")]
 
 
-def _words(text: str) -> Any:
+def plain_text(text: str) -> Any:
+    """A line that rich does not read as markup."""
     from rich.text import Text
 
     return Text(text)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
-from fedcache.config import ExtractConfig
+from fedcache.commands.options import Data, Json, Layout, pairs
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import info, known, open_dataset, pull
 from fedcache.extract.datasets.papers import check, full_spec
@@ -21,32 +21,32 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @datasets.command("list")
-def datasets_list(json: o.Json = False) -> None:
+def datasets_list(json: Json = False) -> None:
     """Every dataset and what it needs.
 
     Example: fedcache datasets list
     """
 
-    def call(story: Story) -> Answer:
-        entries = known(data=o.home().data)
+    def call(observer: TerminalObserver) -> CommandResult:
+        entries = known(data=Home.from_environment().data)
         rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
-        return Answer(
+        return CommandResult(
             {"datasets": entries}, [], renderables=[table("", ("dataset", "what it is", "needs", "ready"), rows)]
         )
 
-    answer("datasets list", json, call)
+    run_command("datasets list", json, call)
 
 
 @datasets.command("info")
-def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json: o.Json = False) -> None:
+def datasets_info(name: Name, data: Data = None, layout: Layout = None, json: Json = False) -> None:
     """One dataset: what it is; a spec such as folder:PATH is read and counted.
 
     Example: fedcache datasets info paper:cifar10
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
-        roots = roots_of(ExtractConfig(data=o.pairs(data, "--data")), home)
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
+        roots = roots_of(ExtractConfig(data=pairs(data, "--data")), home)
         found = info(full_spec(name), roots=roots, data=home.data)
         if name.startswith("folder:"):
             read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
@@ -59,9 +59,9 @@ def datasets_info(name: Name, data: o.Data = None, layout: o.Layout = None, json
                 "domains": list(read.domains),
                 "digest": read.digest,
             }
-        return Answer(found, [line for key, value in found.items() for line in _told(key, value)])
+        return CommandResult(found, [line for key, value in found.items() for line in _told(key, value)])
 
-    answer("datasets info", json, call)
+    run_command("datasets info", json, call)
 
 
 def _told(key: str, value: Any) -> list[str]:
@@ -82,14 +82,14 @@ def _flat(value: Any) -> str:
 def datasets_check(
     name: Name,
     path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")],
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
 
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         report = check(name.removeprefix("paper:"), path)
         found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
         counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
@@ -99,9 +99,9 @@ def datasets_check(
         if found:
             lines.append(f"fedcache datasets info {report['name']}   says how to get it")
         code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
-        return Answer(report, lines, code=code)
+        return CommandResult(report, lines, code=code)
 
-    answer("datasets check", json, call)
+    run_command("datasets check", json, call)
 
 
 @datasets.command("pull")
@@ -110,19 +110,19 @@ def datasets_pull(
     mirror: Annotated[
         str | None, typer.Option("--from", help="An address below which the same files lie (paper:NAME).")
     ] = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.
 
     Example: fedcache datasets pull cifar10
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
         if home.offline:
             raise FedcacheError(Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it to download.")
         spec = full_spec(name)
-        folder = pull(spec, data=home.data, say=story.note, mirror=mirror)
+        folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
         lines = [str(folder)]
         left: list[str] = []
         if spec.startswith("paper:"):
@@ -135,6 +135,6 @@ def datasets_pull(
             if left
             else f"fedcache extract --dataset {spec}"
         )
-        return Answer({"name": spec, "path": str(folder), "missing": left}, lines)
+        return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)
 
-    answer("datasets pull", json, call)
+    run_command("datasets pull", json, call)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, stopping, table
-from fedcache.commands.train import check_methods
-from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
+from fedcache.commands.options import Json, check_methods
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.extract.extraction import extract
 from fedcache.extract.stop import Stop
@@ -23,7 +22,6 @@ from fedcache.runs.partitions import make_partition
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
-    from fedcache.config import Home
     from fedcache.runs.run import Run
 
 BACKBONES = ("efficientnet-lite0", "glyph-clip")
@@ -46,7 +44,7 @@ SHOWN = (
 def demo(
     methods: Annotated[str | None, typer.Option("--methods", help="These instead, comma-separated.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")] = ROUNDS,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
 
@@ -56,25 +54,27 @@ def demo(
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
 
         began = time.perf_counter()
-        home, stop = o.home(), Stop()
+        home, stop = Home.from_environment(), Stop()
         names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
         for name in names:
             check_methods([name])
         rows: list[dict[str, Any]] = []
         made: list[Run] = []
-        with stopping(stop.ask, story):
-            path = extracted(home, story, stop)
-            saved = dealt(path, story)
+        with stop_on_signals(stop.ask, observer):
+            path = extract_features(home, observer, stop)
+            saved = make_partitions(path, observer)
             for name in names:
-                runs = {label: trained(name, part, path, home, rounds, story, stop) for label, part in saved.items()}
-                rows.append(row_of(name, runs))
+                runs = {
+                    label: train_method(name, part, path, home, rounds, observer, stop) for label, part in saved.items()
+                }
+                rows.append(table_row(name, runs))
                 made += runs.values()
             page = home.root / "demo.html"
-            say(story, "report", "-o", str(page))
-            write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=story)
+            print_command(observer, "report", "-o", str(page))
+            write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=observer)
         seconds = time.perf_counter() - began
         shown = demo_table(rows)
         lines = [
@@ -83,24 +83,24 @@ def demo(
             "More methods: fedcache methods list",
         ]
         data = {"methods": rows, "seconds": seconds, "store": path, "report": str(page)}
-        return Answer(data, lines, Exit.OK, [shown])
+        return CommandResult(data, lines, Exit.OK, [shown])
 
-    answer("demo", json, call)
+    run_command("demo", json, call)
 
 
-def say(story: Story, *words: str) -> None:
+def print_command(observer: TerminalObserver, *words: str) -> None:
     """The command a user would type."""
-    story.note("$ fedcache " + " ".join(shlex.quote(w) for w in words))
+    observer.note("$ fedcache " + " ".join(shlex.quote(w) for w in words))
 
 
-def extracted(home: Home, story: Story, stop: Stop) -> str:
+def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
     """Features of both backbones, each image decoded once.
 
     The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
     """
 
-    say(
-        story,
+    print_command(
+        observer,
         "extract",
         "--dataset",
         "digits",
@@ -112,15 +112,15 @@ def extracted(home: Home, story: Story, stop: Stop) -> str:
     done = extract(
         ExtractConfig(dataset="digits", backbones=BACKBONES, recipe={f"{BACKBONES[0]}:size": SIZE}),
         home,
-        observer=story,
+        observer=observer,
         stop=stop,
     )
     if done.seconds:
-        story.note(f"{done.decoded:,} images at {done.rate:,.0f} images/s.")
+        observer.note(f"{done.decoded:,} images at {done.rate:,.0f} images/s.")
     return str(done.path)
 
 
-def dealt(store: str, story: Story) -> dict[str, str]:
+def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     """The two partitions, saved in the store."""
 
     opened = Store.open(Path(store))
@@ -129,22 +129,24 @@ def dealt(store: str, story: Story) -> dict[str, str]:
         words = ["partition", "--scheme", str(config.scheme)]
         words += ["--clients", str(config.clients)] if config.clients else []
         words += [word for k, v in config.options.items() for word in (f"--{k}", str(v))]
-        say(story, *words)
+        print_command(observer, *words)
         extra: dict[str, Any] = {"clients": config.clients} if config.clients else {}
         made = make_partition(opened, str(config.scheme), seed=config.seed, **config.options, **extra)
-        story.note(made.summary())
+        observer.note(made.summary())
         names[label] = made.default_name()
     return names
 
 
-def trained(name: str, partition: str, store: str, home: Home, rounds: int, story: Story, stop: Stop) -> Run:
+def train_method(
+    name: str, partition: str, store: str, home: Home, rounds: int, observer: TerminalObserver, stop: Stop
+) -> Run:
     """One run; text methods take glyph-clip, the others efficientnet-lite0."""
     from fedcache.runs.loop import train
 
     backbone = BACKBONES[1] if "text" in find_method(name).needs else BACKBONES[0]
     words = ("train", "--method", name, "--backbones", backbone, "--partition", partition, "--rounds", str(rounds))
-    say(story, *words, "--eval-every", "1")
-    quiet = Story(quiet=True)
+    print_command(observer, *words, "--eval-every", "1")
+    quiet = TerminalObserver(quiet=True)
     return train(
         TrainConfig(
             method=name,
@@ -161,7 +163,7 @@ def trained(name: str, partition: str, store: str, home: Home, rounds: int, stor
     )
 
 
-def row_of(name: str, runs: dict[str, Run]) -> dict[str, Any]:
+def table_row(name: str, runs: dict[str, Run]) -> dict[str, Any]:
     """One line of the table."""
     first = next(iter(runs.values()))
     return {

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands import trust_options as t
-from fedcache.commands.output import Answer, Story, answer, stopping
-from fedcache.commands.train import (
-    Dtype,
-    Every,
-    Fresh,
-    Preset,
-    Rounds,
-    Runs,
-    Seeds,
-    Settings,
-    Share,
+from fedcache.commands.options import (
+    Given,
+    Json,
     check_methods,
-    settings_of,
+    pairs,
+    pick,
+    split_list,
+    train_config,
+    with_options,
 )
-from fedcache.config import TrainConfig, resolve
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals
+from fedcache.config import Home, TrainConfig
+from fedcache.config.sections import RunOptions
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
@@ -39,7 +35,15 @@ flower = typer.Typer(
     help="Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
 )
 
-MethodName = Annotated[str | None, typer.Option("--method", help="See `fedcache methods list`.")]
+RUN_FIELDS = [
+    *pick(
+        TrainConfig, "method", "preset", "backbones", "rounds", "participation", "seeds", "set", "eval_every", "dtype",
+        "aggregate", "on_bad_update", "byzantine", "max_update_norm",
+    ),
+    *pick(RunOptions, "runs", "fresh"),
+]  # fmt: skip
+"""What of a run can be chosen where each client is a site; ``federate.engines.flower.supported`` says why no more."""
+
 Sweep = Annotated[
     list[str] | None,
     typer.Option("--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."),
@@ -57,74 +61,49 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys
 SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the server.")]
 
 
-def plan_of(
-    method: str | None, preset: str | None, backbones: list[str] | None, rounds: int | None, participation: str | None,
-    seeds: str | None, settings: list[str] | None, sweep: list[str] | None, eval_every: int | None, dtype: str | None,
-    aggregate: str | None, on_bad_update: str | None, byzantine: float | None, max_update_norm: float | None,
-    **terms: Any,
-) -> Any:  # fmt: skip
-    """The plan of the flags."""
-    check_methods([method] if method else [])
-    flags = {
-        "method": method, "preset": preset, "backbones": o.listed(backbones, "--backbones"), "rounds": rounds,
-        "participation": participation, "seeds": seeds, "eval_every": eval_every, "dtype": dtype,
-        "aggregate": aggregate, "on_bad_update": on_bad_update, "byzantine": byzantine,
-        "max_update_norm": max_update_norm, "lift": "sequential", "device": "cpu",
-    }  # fmt: skip
-    train = resolve(TrainConfig, {"set": settings_of(settings)}, flags)
+def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
+    """The plan of a federation: its run from the options, the points of a sweep, and the terms of its sites."""
+    check_methods([given["method"]] if given["method"] else [])
+    train = train_config({}, {**given, "lift": "sequential", "device": "cpu"})
     swept = {
-        k: tuple(v.strip() for v in values.split(",") if v.strip())
-        for k, values in o.pairs(sweep, "--sweep", once=True).items()
+        key: tuple(value.strip() for value in values.split(",") if value.strip())
+        for key, values in pairs(sweep, "--sweep", once=True).items()
     }
+    runs = str(Path(given["runs"]).expanduser().resolve()) if given["runs"] else ""
     from fedcache.federate.engines.flower.plan import Plan
 
-    return Plan(train, swept, **terms).checked()
+    return Plan(train, swept, runs=runs, fresh=given["fresh"], **terms).checked()
 
 
 @flower.command()
+@with_options(RUN_FIELDS)
 def app(
-    method: MethodName = None,
+    given: Given,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the app; default ./fedcache-METHOD.")] = None,
-    preset: Preset = None,
-    backbones: o.Backbones = None,
-    rounds: Rounds = None,
-    participation: Share = None,
-    seeds: Seeds = None,
-    settings: Settings = None,
     sweep: Sweep = None,
-    eval_every: Every = None,
-    dtype: Dtype = None,
-    aggregate: t.Aggregate = None,
-    on_bad_update: t.OnBad = None,
-    byzantine: t.Byzantine = None,
-    max_update_norm: t.MaxNorm = None,
     sites: Sites = 2,
     start_with: StartWith = None,
     quorum: Quorum = 1,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
-    runs: Runs = None,
-    fresh: Fresh = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Write a ready Flower app: a method, or a grid of it, over sites.
 
     Example: fedcache flower app --method fed3r --sites 3 --out app
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         from fedcache.federate.engines.flower.app import write_app
 
-        plan = plan_of(
-            method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
-            on_bad_update, byzantine, max_update_norm, sites=sites, start_with=start_with, quorum=quorum, wait=wait,
-            timeout=timeout, runs=str(runs.expanduser().resolve()) if runs else "", fresh=fresh,
-        )  # fmt: skip
+        plan = plan_of(given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout)
         made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
         data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-        return Answer(data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"])
+        return CommandResult(
+            data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"]
+        )
 
-    answer("flower app", json, call)
+    run_command("flower app", json, call)
 
 
 @flower.command()
@@ -134,23 +113,23 @@ def keys(
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Addresses or names at which sites reach the server.")
     ] = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Make a local certificate authority, the server's certificate and a key for every site.
 
     Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
     """
 
-    def call(_story: Story) -> Answer:
+    def call(_observer: TerminalObserver) -> CommandResult:
 
-        names, hosts = o.listed(sites, "--sites"), o.listed(host, "--host")
+        names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
         made = make_keys(out, names, hosts)
         lines = [f"{made.path}", f"fedcache flower server --keys {made.path} --port 8000"]
         lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
         known = {name: str(made.site(name)) for name in made.nodes}
-        return Answer({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
+        return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
 
-    answer("flower keys", json, call)
+    run_command("flower keys", json, call)
 
 
 @flower.command()
@@ -161,7 +140,7 @@ def server(
         str | None, typer.Option("--host", help="Address to listen at; all with keys, else loopback.")
     ] = None,
     port: Port = 8000,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
 
@@ -170,15 +149,15 @@ def server(
     Example: fedcache flower server --keys keys --port 8000
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         from fedcache.federate.engines.flower.serving import serve
 
         _one_of(keys, insecure)
-        with _until_stopped(story) as asked:
-            serve(keys, host, port or 8000, o.home(), story.note, asked)
-        return Answer({"stopped": True}, ["The server has stopped."])
+        with _until_stopped(observer) as asked:
+            serve(keys, host, port or 8000, Home.from_environment(), observer.note, asked)
+        return CommandResult({"stopped": True}, ["The server has stopped."])
 
-    answer("flower server", json, call)
+    run_command("flower server", json, call)
 
 
 @flower.command()
@@ -189,7 +168,7 @@ def site(
     insecure: Insecure = False,
     name: Annotated[str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")] = None,
     port: Port = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
 
@@ -198,15 +177,15 @@ def site(
     Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         from fedcache.federate.engines.flower.serving import attend
 
         _one_of(keys, insecure)
-        with _until_stopped(story) as asked:
-            attend(shard, superlink, keys, name, port, o.home(), story.note, asked)
-        return Answer({"stopped": True}, ["The site has stopped."])
+        with _until_stopped(observer) as asked:
+            attend(shard, superlink, keys, name, port, Home.from_environment(), observer.note, asked)
+        return CommandResult({"stopped": True}, ["The site has stopped."])
 
-    answer("flower site", json, call)
+    run_command("flower site", json, call)
 
 
 @flower.command()
@@ -215,7 +194,7 @@ def run(
     superlink: SuperLink = "127.0.0.1:8000",
     keys: KeysDir = None,
     insecure: Insecure = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Run an app over the sites of a server and follow it; results land where the server has FEDCACHE_HOME.
 
@@ -224,7 +203,7 @@ def run(
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         from fedcache.federate.engines.flower.app import read_app
 
         _one_of(keys, insecure)
@@ -233,55 +212,40 @@ def run(
         address = Address.parse(superlink, ca)
         address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
         with _taking_all_along():
-            return _ended(run_app(known.path, address, _telling(story)))
+            return _ended(run_app(known.path, address, _telling(observer)))
 
-    answer("flower run", json, call)
+    run_command("flower run", json, call)
 
 
 @flower.command()
+@with_options(RUN_FIELDS)
 def up(
+    given: Given,
     shards: Annotated[Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")],
-    method: MethodName = None,
     tls: Annotated[bool, typer.Option("--tls", help="With certificates and node keys, made for it.")] = False,
-    preset: Preset = None,
-    backbones: o.Backbones = None,
-    rounds: Rounds = None,
-    participation: Share = None,
-    seeds: Seeds = None,
-    settings: Settings = None,
     sweep: Sweep = None,
-    eval_every: Every = None,
-    dtype: Dtype = None,
-    aggregate: t.Aggregate = None,
-    on_bad_update: t.OnBad = None,
-    byzantine: t.Byzantine = None,
-    max_update_norm: t.MaxNorm = None,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
-    runs: Runs = None,
-    fresh: Fresh = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
 
     Example: fedcache flower up --shards sites --method fed3r
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         need_flower()
         from fedcache.federate.engines.flower.loopback import up as start
 
-        plan = plan_of(
-            method, preset, backbones, rounds, participation, seeds, settings, sweep, eval_every, dtype, aggregate,
-            on_bad_update, byzantine, max_update_norm, sites=100_000, start_with=1, wait=wait, timeout=timeout,
-            runs=str(runs.expanduser().resolve()) if runs else "", fresh=fresh,
-        )  # fmt: skip
+        plan = plan_of(given, sweep, sites=100_000, start_with=1, wait=wait, timeout=timeout)
         with _taking_all_along():
-            return _ended(start(plan, shards, o.home(), _telling(story), tls=tls, port=port, keep=logs))
+            return _ended(
+                start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs)
+            )
 
-    answer("flower up", json, call)
+    run_command("flower up", json, call)
 
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
@@ -294,17 +258,17 @@ def _one_of(keys: Path | None, insecure: bool) -> None:
         )
 
 
-def _telling(story: Story) -> Callable[[dict[str, Any]], None]:
+def _telling(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
     def told(words: dict[str, Any]) -> None:
         if "warn" in words:
-            story.warn(str(words["warn"]))
+            observer.warn(str(words["warn"]))
         elif "note" in words:
-            story.note(str(words["note"]))
+            observer.note(str(words["note"]))
 
     return told
 
 
-def _ended(last: dict[str, Any]) -> Answer:
+def _ended(last: dict[str, Any]) -> CommandResult:
     """The answer of a run's last words.
 
     Raises:
@@ -319,14 +283,14 @@ def _ended(last: dict[str, Any]) -> Answer:
         shown = "not scored" if mean is None else f"{100 * mean:.2f} %"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
-    return Answer({"runs": last["done"]}, lines)
+    return CommandResult({"runs": last["done"]}, lines)
 
 
 @contextmanager
-def _until_stopped(story: Story) -> Iterator[threading.Event]:
+def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event."""
     asked = threading.Event()
-    with stopping(asked.set, story):
+    with stop_on_signals(asked.set, observer):
         yield asked
 
 

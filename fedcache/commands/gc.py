@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Json, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home
 from fedcache.errors import unknown
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 
@@ -26,7 +27,7 @@ def gc(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
     ] = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """List what nothing will read again; --delete removes it.
 
@@ -36,13 +37,13 @@ def gc(
     Example: fedcache gc --kind leftovers,given-up,old-runs
     """
 
-    def call(_story: Story) -> Answer:
+    def call(_observer: TerminalObserver) -> CommandResult:
 
-        chosen = o.listed(kind, "--kind") or DEFAULT
+        chosen = split_list(kind, "--kind") or DEFAULT
         for name in chosen:
             if name not in KINDS:
                 raise unknown("--kind", name, KINDS)
-        found = find_garbage(o.home(), chosen, idle_days=days)
+        found = find_garbage(Home.from_environment(), chosen, idle_days=days)
         total = sum(g.bytes for g in found)
         data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
         shown = table(
@@ -52,12 +53,12 @@ def gc(
             right=("MB",),
         )
         if not found:
-            return Answer(data, [f"Nothing to delete among {', '.join(chosen)}."])
+            return CommandResult(data, [f"Nothing to delete among {', '.join(chosen)}."])
         if delete:
             remove(found)
-            return Answer(data, [f"Deleted {len(found):,} things, {total / 1e6:,.1f} MB."], renderables=[shown])
+            return CommandResult(data, [f"Deleted {len(found):,} things, {total / 1e6:,.1f} MB."], renderables=[shown])
         words = "" if tuple(chosen) == tuple(DEFAULT) else f" --kind {','.join(chosen)}"
         lines = [f"{len(found):,} things, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
-        return Answer(data, lines, renderables=[shown])
+        return CommandResult(data, lines, renderables=[shown])
 
-    answer("gc", json, call)
+    run_command("gc", json, call)

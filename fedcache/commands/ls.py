@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Dataset, Json
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.planning.find_store import need_path
 from fedcache.report.find_runs import gather
@@ -15,26 +16,26 @@ from fedcache.store.store import Store
 
 
 def ls(
-    dataset: o.Dataset = None,
+    dataset: Dataset = None,
     runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """List the stores and what they hold; with --dataset only that one, with --runs the results.
 
     Example: fedcache ls --runs
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         if runs:
-            return list_runs(story, dataset)
-        home = o.home()
+            return list_runs(observer, dataset)
+        home = Home.from_environment()
         entries: list[dict[str, Any]] = []
         listed = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
         for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
             try:
                 store = Store.open(path)
             except FedcacheError as error:
-                story.warn(f"{path.name}: {error.message}")
+                observer.warn(f"{path.name}: {error.message}")
                 entries.append({"name": path.name, "path": str(path), "problem": error.message})
                 continue
             entries.append(
@@ -75,16 +76,16 @@ def ls(
             if rows
             else []
         )
-        return Answer({"entries": entries}, lines, Exit.OK, shown)
+        return CommandResult({"entries": entries}, lines, Exit.OK, shown)
 
-    answer("ls", json, call)
+    run_command("ls", json, call)
 
 
-def list_runs(story: Story, dataset: str | None) -> Answer:
+def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
     """The results of ``ls --runs``."""
     if dataset is not None:
         raise FedcacheError(Exit.USAGE, "ls --runs takes no --dataset.", "fedcache ls --runs")
-    root = o.home().runs
+    root = Home.from_environment().runs
     found = gather([], root)
     entries = [
         {
@@ -101,7 +102,7 @@ def list_runs(story: Story, dataset: str | None) -> Answer:
         for e in found.entries
     ]
     for left in found.left_out:
-        story.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+        observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
     rows = [
         (
             e["name"],
@@ -119,4 +120,4 @@ def list_runs(story: Story, dataset: str | None) -> Answer:
     names = ("run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %")
     shown = [table("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
     lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
-    return Answer({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
+    return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)

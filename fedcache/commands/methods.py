@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Json
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home
 from fedcache.errors import unknown
 from fedcache.federate.methods import METHODS
 from fedcache.report.methods.catalogue import method_entries
@@ -20,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @methods.command("list")
-def methods_list(json: o.Json = False) -> None:
+def methods_list(json: Json = False) -> None:
     """Every method in one line, with what a client that owns every class sends in a round.
 
     Counted at the widths of the store last used, else at 512 features and 10 classes; image methods at 32 px with
@@ -29,8 +30,8 @@ def methods_list(json: o.Json = False) -> None:
     Example: fedcache methods list
     """
 
-    def call(story: Story) -> Answer:
-        sizes = current_sizes(o.home())
+    def call(observer: TerminalObserver) -> CommandResult:
+        sizes = current_sizes(Home.from_environment())
         entries = method_entries(sizes)
         rows = [
             (
@@ -47,23 +48,22 @@ def methods_list(json: o.Json = False) -> None:
         names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
         shown = table("", names, rows, right=("sends", "bytes"))
         said = f"Scalars and bytes that one client sends in a round, at {sizes.source}."
-        return Answer({"methods": entries}, [said], renderables=[shown])
+        return CommandResult({"methods": entries}, [said], renderables=[shown])
 
-    answer("methods list", json, call)
+    run_command("methods list", json, call)
 
 
 @methods.command("info")
-def methods_info(name: Name, json: o.Json = False) -> None:
+def methods_info(name: Name, json: Json = False) -> None:
     """One method: its objective, its switches with both presets, its side of each disagreement, its paper's setting.
 
     Example: fedcache methods info fedpcl
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-        from fedcache.report.methods.facts import disagreements, fidelities, objective, traffic_of
-        from fedcache.report.methods.uploads import cells, leaving
+        from fedcache.report.methods import facts, uploads
 
         m = METHODS[name]
         entries = [
@@ -76,15 +76,15 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             }
             for h in m.hparams
         ]
-        d, sizes = m.defaults, current_sizes(o.home())
-        sends, sides, parts = traffic_of(m, sizes), disagreements(m), leaving(m, sizes)
+        d, sizes = m.defaults, current_sizes(Home.from_environment())
+        sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), uploads.leaving(m, sizes)
         data = {
             "name": m.name,
             "paper": m.paper,
             "summary": m.summary,
-            "objective": objective(m.name),
+            "objective": facts.objective(m.name),
             "needs": sorted(m.needs),
-            "fidelity": fidelities(m),
+            "fidelity": facts.fidelities(m),
             "lifts": list(m.executions),
             "hyperparameters": entries,
             "disagreements": sides,
@@ -104,11 +104,11 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             f"{m.name}: {m.summary}",
             m.paper,
             f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
-            f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {fidelities(m)}.",
+            f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
             f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
             f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
             "",
-            objective(m.name),
+            facts.objective(m.name),
         ]
         rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
         shown = [table("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)] if rows else []
@@ -117,7 +117,7 @@ def methods_info(name: Name, json: o.Json = False) -> None:
             shown.append(table("where paper and code differ", ("D", "switch", "paper", "official"), decided))
         if parts:
             columns = ("tensors", "dtype", "what they are", "what they tell")
-            shown.append(table("what leaves a client in a round", columns, cells(parts)))
-        return Answer(data, lines, renderables=shown)
+            shown.append(table("what leaves a client in a round", columns, uploads.cells(parts)))
+        return CommandResult(data, lines, renderables=shown)
 
-    answer("methods info", json, call)
+    run_command("methods info", json, call)

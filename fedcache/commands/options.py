@@ -1,87 +1,211 @@
-"""Options that several commands share, declared once, and the environment."""
+"""Options of the command line: those of the fields of the configuration, and the few that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
+from fedcache.config.sections import COMPUTING, OptionInfo, SchemeArguments
+from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.federate.methods import METHODS
+
+Given = Mapping[str, Any]
+"""What was given of the options that fields became, by the name of the field; None, [] or False was not given."""
+
+
+def info_of(kind: type, name: str) -> OptionInfo:
+    """What the field of a configuration says of its option."""
+    info: OptionInfo = next(item.metadata["option"] for item in fields(kind) if item.name == name)
+    return info
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file; default ./fedcache.toml.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Configuration file.", show_default="./fedcache.toml, when there is one")
+]
 Dataset = Annotated[
-    str | None,
-    typer.Option(
-        "--dataset",
-        "-d",
-        help="digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest.",
-        show_default=False,
-    ),
+    str | None, typer.Option("--dataset", "-d", help=info_of(TrainConfig, "dataset").meaning, show_default=False)
 ]
-StoreDir = Annotated[
-    Path | None,
-    typer.Option("--store", help="Store directory or a name of `fedcache ls`, instead of the one under FEDCACHE_HOME."),
-]
+StoreDir = Annotated[Path | None, typer.Option("--store", help=info_of(TrainConfig, "store").meaning)]
 Backbones = Annotated[
-    list[str] | None, typer.Option("--backbones", "-b", help="Names, comma-separated; see `fedcache backbones list`.")
+    list[str] | None, typer.Option("--backbones", "-b", help=info_of(ExtractConfig, "backbones").meaning)
 ]
-Device = Annotated[str | None, typer.Option("--device", help="auto | cpu | cuda; cuda never falls back.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the partition.")]
-Scheme = Annotated[
-    str | None,
-    typer.Option(
-        "--scheme",
-        "-s",
-        help="iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot or flesd.",
-    ),
-]
-Clients = Annotated[int | None, typer.Option("--clients", "-m", help="Number of clients.", min=1)]
-Alpha = Annotated[float | None, typer.Option("--alpha", help="Concentration of Dirichlet schemes; small is skewed.")]
-Shards = Annotated[int | None, typer.Option("--shards", help="Label shards per client (scheme shards).")]
-Shots = Annotated[
-    int | None, typer.Option("--shots", help="Examples per class (few-shot, feature-shift, feature-label-shift).")
-]
-Option = Annotated[
-    list[str] | None, typer.Option("--option", help="Any other argument of the scheme: key=value; repeatable.")
-]
-Domain = Annotated[list[str] | None, typer.Option("--domain", help="Only these domains, comma-separated.")]
-Weights = Annotated[
-    list[str] | None, typer.Option("--weights", help="NAME=FILE, a backbone's local weights; repeatable.")
-]
-Data = Annotated[list[str] | None, typer.Option("--data", help="NAME=PATH, where a named dataset lies; repeatable.")]
-Recipe = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--recipe",
-        help="key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype.",
-    ),
-]
-Layout = Annotated[
-    str | None, typer.Option("--layout", help="Meaning of the folder levels, e.g. domain/class or split/class.")
-]
-
+Weights = Annotated[list[str] | None, typer.Option("--weights", help=info_of(ExtractConfig, "weights").meaning)]
+Data = Annotated[list[str] | None, typer.Option("--data", help=info_of(ExtractConfig, "data").meaning)]
+Layout = Annotated[str | None, typer.Option("--layout", help=info_of(ExtractConfig, "layout").meaning)]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="local, or ray (extra ray): processes of one or several machines, same bytes.")
+    str,
+    typer.Option(
+        "--engine",
+        help="local, or ray (extra ray): processes of one or several machines, same bytes.",
+        rich_help_panel=COMPUTING,
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
-        help="HOST:PORT of a Ray cluster whose nodes share all paths, joined from one of them; default a local one.",
+        help="HOST:PORT of a Ray cluster whose nodes share all paths, joined from one of them.",
+        show_default="a local one",
+        rich_help_panel=COMPUTING,
     ),
 ]
 
 
-def home() -> Home:
-    """The home of this run."""
-    return Home.from_environment()
+def pick(kind: type, *names: str) -> list[Field[Any]]:
+    """The fields of a configuration that a command has options for; all of them without names."""
+    return [item for item in fields(kind) if not names or item.name in names]
 
 
-def listed(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
+def with_options(*groups: Sequence[Field[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field, after its own parameters.
+
+    The command is called with ``given``, a mapping from the fields' names to what was given; its other parameters are
+    those of its signature.
+    """
+    items = [item for group in groups for item in group]
+    generated = [parameter(item) for item in items]
+    aliases = {f"{item.name}_alias": item for item in items if item.metadata["option"].names[1:]}
+    hidden = [parameter(item, name) for name, item in aliases.items()]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        hints = typing.get_type_hints(function, include_extras=True)
+        own = [
+            p.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, p in inspect.signature(function).parameters.items()
+            if name != "given"
+        ]
+
+        def command(**values: Any) -> None:
+            given = {p.name: values.pop(p.name) for p in generated}
+            for name, item in aliases.items():
+                older = values.pop(name)
+                given[item.name] = older if given[item.name] is None else given[item.name]
+            function(given=given, **values)
+
+        command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, __name__
+        every = [*own, *generated, *hidden]
+        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in every}
+        return command
+
+    return decorate
+
+
+def parameter(item: Field[Any], alias: str = "") -> inspect.Parameter:
+    """A field as a parameter of a command, as typer reads it; ``alias`` names the hidden one of its older names."""
+    info: OptionInfo = item.metadata["option"]
+    names = info.names[1:] if alias else info.names[:1] or (f"--{item.name.replace('_', '-')}",)
+    shown = str(item.default) if isinstance(item.default, str | int | float) else info.default
+    is_flag = item.default is False
+    made = typer.Option(
+        *names,
+        *([info.short] if info.short else []),
+        help=info.meaning,
+        metavar="|".join(info.choices) or None,
+        min=info.minimum,
+        show_default=False if is_flag or not shown else shown,
+        rich_help_panel=info.panel,
+        hidden=bool(alias),
+    )
+    kind = value_type(item)
+    default = False if is_flag else None
+    annotation = Annotated[kind, made]  # type: ignore[valid-type]
+    return inspect.Parameter(alias or item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def value_type(item: Field[Any]) -> Any:
+    """What typer reads for a field: texts for a tuple or a mapping, which may be given several times."""
+    declared = str(item.type).removesuffix(" | None")
+    if item.metadata["option"].path:
+        return Path | None
+    if declared == "bool":
+        return bool
+    return {"int": int | None, "float": float | None, "str": str | None}.get(declared, list[str] | None)
+
+
+def flags_of(kind: type, given: Given) -> dict[str, Any]:
+    """What was given for the fields of a configuration, as ``resolve`` takes it.
+
+    Raises:
+        FedcacheError: USAGE, for a list that names nothing and a pair that is none.
+    """
+    found: dict[str, Any] = {}
+    for item in fields(kind):
+        value, info = given.get(item.name), item.metadata["option"]
+        name = f"--{item.name.replace('_', '-')}"
+        if value is None or value is False:
+            continue
+        if str(item.type).startswith("Mapping"):
+            name = info.names[0] if info.names else name
+            found[item.name] = pairs(value, name, split=info.split, once=info.once)
+        elif str(item.type).startswith("tuple"):
+            found[item.name] = tuple(value) if info.whole else split_list(value, name)
+        else:
+            found[item.name] = str(value) if info.path else value
+    return found
+
+
+def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
+    """``[train]`` of a file under the options; pairs of ``--set`` are added to those of the file."""
+    flags = flags_of(TrainConfig, given)
+    section = dict(file.get("train", {}))
+    if isinstance(stored := section.get("set", {}), Mapping):
+        section["set"] = {**stored, **flags.pop("set", {})}
+    return resolve(TrainConfig, section, flags)
+
+
+def extract_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> ExtractConfig:
+    """``[extract]`` of a file under the options."""
+    return resolve(ExtractConfig, file.get("extract", {}), flags_of(ExtractConfig, given))
+
+
+def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:
+    """``[partition]`` of a file under the options; arguments of the scheme are added to those of the file."""
+    flags = flags_of(PartitionConfig, given)
+    arguments = scheme_arguments(given)
+    flags.pop("options", None)
+    made = resolve(PartitionConfig, file.get("partition", {}), flags)
+    return PartitionConfig(made.scheme, made.clients, made.seed, {**made.options, **arguments})
+
+
+def scheme_arguments(given: Given) -> dict[str, Any]:
+    """The arguments of the scheme that were given: those with an option of their own, and those of ``--option``."""
+    named = {item.name: given.get(item.name) for item in fields(SchemeArguments)}
+    others = pairs(given.get("options"), "--option")
+    return {**{k: v for k, v in named.items() if v is not None}, **{k.replace("-", "_"): v for k, v in others.items()}}
+
+
+def check_methods(names: Sequence[str]) -> None:
+    """Refuse a misspelt method before torch is imported.
+
+    Raises:
+        FedcacheError: USAGE, with "did you mean".
+    """
+    for name in names:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+
+
+def runs_directory(folder: Path | None) -> Path:
+    """The directory of results: the one that was named, else that of ``FEDCACHE_HOME``.
+
+    Raises:
+        FedcacheError: USAGE, when the one that was named is not there.
+    """
+    if folder is not None and not folder.is_dir():
+        raise FedcacheError(Exit.USAGE, f"There is no directory {folder}.", "See `fedcache ls --runs`.")
+    return folder or Home.from_environment().runs
+
+
+def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple[str, ...]:
     """Repeated and comma-separated values as one tuple.
 
     Args:
@@ -112,7 +236,7 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once:
         FedcacheError: USAGE, for a pair without ``=``, or a repeated key under ``once``.
     """
     out: dict[str, str] = {}
-    for value in listed(values, name) if split else values or ():
+    for value in split_list(values, name) if split else values or ():
         key, sign, rest = value.partition("=")
         if not sign or not key.strip() or not rest.strip():
             example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")

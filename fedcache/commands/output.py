@@ -1,4 +1,4 @@
-"""stdout is the answer, stderr is the story.
+"""stdout is the answer, stderr is the observer.
 
 Envelopes, tables, progress, and the one place that turns errors into exits.
 """
@@ -32,7 +32,7 @@ LINE_EVERY = 10.0
 """Seconds between progress lines when stderr is not a terminal."""
 
 
-class Story:
+class TerminalObserver:
     """An observer that tells the story on stderr: a live bar on a terminal, its words in a line per 10 s elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -91,7 +91,7 @@ class Story:
 
 
 @dataclass
-class Answer:
+class CommandResult:
     """What a command found.
 
     Attributes:
@@ -106,7 +106,7 @@ class Answer:
     renderables: Sequence[Any] = field(default_factory=list)
 
 
-def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None:
+def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], CommandResult]) -> None:
     """Run a command's call and leave with its exit code.
 
     A reader that has enough (``| head -1``) changes nothing but what is printed: the exit code stays the command's own.
@@ -114,35 +114,35 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
     Raises:
         typer.Exit: always.
     """
-    story = Story(quiet=False)
+    observer = TerminalObserver(quiet=False)
     try:
-        result = call(story)
+        result = call(observer)
     except FedcacheError as error:
-        story.stop()
-        fail(command, as_json, error, story.warnings)
+        observer.stop()
+        fail(command, as_json, error, observer.warnings)
         raise typer.Exit(int(error.code)) from None
     except KeyboardInterrupt:
-        story.stop()
+        observer.stop()
         stopped = FedcacheError(Exit.INTERRUPTED, "Stopped at once.", "Run the same command again: it resumes.")
-        fail(command, as_json, stopped, story.warnings)
+        fail(command, as_json, stopped, observer.warnings)
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
     except BrokenPipeError:
         raise typer.Exit(int(Exit.OK)) from None
     except OSError as error:
-        story.stop()
+        observer.stop()
         place = f"{error.filename}: " if error.filename else ""
         refused = FedcacheError(
             Exit.ENVIRONMENT,
             f"The system refused a file. {place}{error.strerror or error}.",
             "Check that the folder exists, is a folder, and may be written; df shows free space.",
         )
-        fail(command, as_json, refused, story.warnings)
+        fail(command, as_json, refused, observer.warnings)
         raise typer.Exit(int(Exit.ENVIRONMENT)) from None
     except Exception as error:
-        story.stop()
+        observer.stop()
         short = memory_error(error)
         if short is not None:
-            fail(command, as_json, short, story.warnings)
+            fail(command, as_json, short, observer.warnings)
             raise typer.Exit(int(short.code)) from None
         traceback.print_exc()
         bug = FedcacheError(
@@ -150,16 +150,16 @@ def answer(command: str, as_json: bool, call: Callable[[Story], Answer]) -> None
             f"This is a bug in fedcache: {type(error).__name__}: {error}",
             "Please report it with the lines above and the output of `fedcache doctor`.",
         )
-        fail(command, as_json, bug, story.warnings)
+        fail(command, as_json, bug, observer.warnings)
         raise typer.Exit(int(Exit.BUG)) from None
     try:
-        show(command, as_json, result, story.warnings)
+        show(command, as_json, result, observer.warnings)
     except OSError as error:
         raise typer.Exit(int(unwritable(error) or result.code)) from None
     raise typer.Exit(int(result.code))
 
 
-def show(command: str, as_json: bool, result: Answer, warnings: Sequence[str]) -> None:
+def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[str]) -> None:
     """Print what a command found; raises OSError when stdout takes no more."""
     if as_json:
         status = "ok" if result.code is Exit.OK else "problem"
@@ -228,7 +228,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, 
 
 
 @contextmanager
-def stopping(request: Callable[[], None], story: Story) -> Iterator[None]:
+def stop_on_signals(request: Callable[[], None], observer: TerminalObserver) -> Iterator[None]:
     """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once."""
     asked = False
 
@@ -238,7 +238,7 @@ def stopping(request: Callable[[], None], story: Story) -> Iterator[None]:
             raise KeyboardInterrupt
         asked = True
         request()
-        story.note("Stopping after what is being computed; once more to stop at once.")
+        observer.note("Stopping after what is being computed; once more to stop at once.")
 
     before = {sig: signal.signal(sig, handle) for sig in (signal.SIGINT, signal.SIGTERM)}
     try:

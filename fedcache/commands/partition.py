@@ -8,9 +8,20 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
-from fedcache.config import PartitionConfig, read_file, resolve
+from fedcache.commands.options import (
+    ConfigFile,
+    Dataset,
+    Given,
+    Json,
+    StoreDir,
+    partition_config,
+    pick,
+    split_list,
+    with_options,
+)
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
+from fedcache.config.sections import SchemeArguments
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.partition.partition import SCHEMES
@@ -19,51 +30,43 @@ from fedcache.runs.partitions import (
     columns_of,
     load_partition,
     make_partition,
-    partition_flags,
     report_notes,
     write_shards,
 )
 
 
+@with_options(pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
 def partition(
-    scheme: o.Scheme = None,
-    clients: o.Clients = None,
-    alpha: o.Alpha = None,
-    shards: o.Shards = None,
-    shots: o.Shots = None,
-    option: o.Option = None,
-    domain: o.Domain = None,
-    seed: o.Seed = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name to save it under.")] = None,
-    dataset: o.Dataset = None,
-    store: o.StoreDir = None,
+    given: Given,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name to save it under.", show_default="scheme, clients and seed")
+    ] = None,
+    dataset: Dataset = None,
+    store: StoreDir = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write the partition file here, to share without the data.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf).")
     ] = None,
-    config: o.ConfigFile = None,
-    json: o.Json = False,
+    config: ConfigFile = None,
+    json: Json = False,
 ) -> None:
     """Assign the rows of a store to clients and save who holds what.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     """
 
-    def call(story: Story) -> Answer:
-
-        given = partition_flags(None, alpha, shards, shots, o.pairs(option, "--option"))
-        if domain:
-            given["domain"] = o.listed(domain, "--domain")
-        flags = {"scheme": scheme, "clients": clients, "seed": seed}
-        resolved = resolve(PartitionConfig, read_file(config).get("partition", {}), flags)
+    def call(observer: TerminalObserver) -> CommandResult:
+        resolved = partition_config(read_file(config), given)
         if resolved.scheme is None:
             raise FedcacheError(Exit.USAGE, "No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
-        opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
-        arguments = {**resolved.options, **given}
+        arguments = dict(resolved.options)
+        if domains := split_list(given["domain"], "--domain"):
+            arguments["domain"] = domains
         if resolved.clients is not None:
             arguments["clients"] = resolved.clients
+        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, **arguments)
         saved = name or made.default_name()
         columns = columns_of(opened)
@@ -86,7 +89,7 @@ def partition(
                 for r in rows
             ],
         }
-        report_notes(made, story)
+        report_notes(made, observer)
         lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
         if plot is not None:
             lines.append(str(plot))
@@ -102,32 +105,33 @@ def partition(
             cells,
             right=("train", "test", "classes"),
         )
-        return Answer(data, lines, Exit.OK, [shown])
+        return CommandResult(data, lines, Exit.OK, [shown])
 
-    answer("partition", json, call)
+    run_command("partition", json, call)
 
 
 def shard(
     partition: Annotated[
         str, typer.Option("--partition", "-p", help="Name of a saved partition, or a partition file.")
     ],
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the client stores.")] = None,
-    dataset: o.Dataset = None,
-    store: o.StoreDir = None,
-    json: o.Json = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory of the client stores.", show_default="beside the store")
+    ] = None,
+    dataset: Dataset = None,
+    store: StoreDir = None,
+    json: Json = False,
 ) -> None:
     """Write one ordinary store per client, so that each can live on its own machine.
 
     Example: fedcache shard --partition iid-m10-s0 --out sites
     """
 
-    def call(story: Story) -> Answer:
-
-        opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
+    def call(observer: TerminalObserver) -> CommandResult:
+        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         loaded = load_partition(opened, partition)
-        target = write_shards(opened, loaded, out, story)
+        target = write_shards(opened, loaded, out, observer)
         made = sorted(str(p) for p in target.glob("*.zarr"))
-        return Answer(
+        return CommandResult(
             {"path": str(target), "stores": made},
             [
                 f"{len(made)} client stores in {target}",
@@ -135,4 +139,4 @@ def shard(
             ],
         )
 
-    answer("shard", json, call)
+    run_command("shard", json, call)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer
-from fedcache.errors import Exit, FedcacheError
+from fedcache.commands.options import Json, runs_directory
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command
+from fedcache.errors import Exit
 from fedcache.report.page import write_report
 
 RunQuery = Annotated[
@@ -35,7 +35,7 @@ def report(
         str, typer.Option("--embed", help="pca | tsne | umap | none: how features come to two dimensions.")
     ] = "pca",
     root: Root = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
@@ -45,17 +45,14 @@ def report(
     Example: fedcache report -o report.html
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
 
-        if root is not None and not root.is_dir():
-            raise FedcacheError(Exit.USAGE, f"There is no directory {root}.", "See `fedcache ls --runs`.")
-        place = root or o.home().runs
-        made = write_report(runs or [], out, place, title=title, embed=embed, observer=story)
+        made = write_report(runs or [], out, runs_directory(root), title=title, embed=embed, observer=observer)
         lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
         if made.left_out:
             lines.append(f"{made.left_out} left out: the page says why and what helps.")
         if not made.runs:
             lines.append("There is no finished run yet:  fedcache train --method fed3r")
-        return Answer(made.to_dict(), lines, Exit.OK)
+        return CommandResult(made.to_dict(), lines, Exit.OK)
 
-    answer("report", json, call)
+    run_command("report", json, call)

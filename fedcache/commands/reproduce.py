@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedcache.allocator import keep_freed_memory
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, stopping, table
+from fedcache.commands.options import EngineName, Given, Json, RayAddress, flags_of, pairs, pick, with_options
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
+from fedcache.config import ExtractConfig, Home
+from fedcache.config.sections import option
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
@@ -18,46 +21,50 @@ from fedcache.reproduce.proxies import Options
 from fedcache.reproduce.requirements import RequirementCheck
 from fedcache.store.files import write_atomic
 
+PROTOCOL = "Protocol"
+
 What = Annotated[str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)]
 Which = Annotated[str | None, typer.Argument(help="The table or figure, after info.", show_default=False)]
-On = Annotated[
-    str | None, typer.Option("--on", help="Run the protocol on this dataset instead of the paper's: a proxy.")
-]
-Roles = Annotated[
-    list[str] | None,
-    typer.Option("--backbones", "-b", help="In place of the paper's backbones, in their order: a proxy."),
-]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", min=1, help="Rounds of every row: a departure.")]
-Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds of every row (0,1,2 or 0-4): a departure.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only so many images, evenly spaced: a proxy.")]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", help="LABEL=VALUE: only rows with that label; repeatable."),
-]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME.")
 ]
 
 
+@dataclass(frozen=True)
+class DepartureOptions:
+    """What a run of a printed table may do differently than the paper."""
+
+    on: str | None = option(
+        None, "Run the protocol on this dataset instead of the paper's: a proxy.", PROTOCOL, said="the paper's"
+    )
+    backbones: tuple[str, ...] = option(
+        (), "In place of the paper's backbones, in their order: a proxy.", PROTOCOL, short="-b", said="the paper's"
+    )
+    rounds: int | None = option(
+        None, "Rounds of every row: a departure.", PROTOCOL, short="-r", minimum=1, said="the paper's"
+    )
+    seeds: str | None = option(
+        None, "Seeds of every row (0,1,2 or 0-4): a departure.", PROTOCOL, said="the paper's number"
+    )
+    limit: int | None = option(
+        None, "Only so many images, evenly spaced: a proxy.", PROTOCOL, minimum=1, said="all images"
+    )
+    only: tuple[str, ...] = option(
+        (), "LABEL=VALUE: only rows with that label; repeatable.", PROTOCOL, whole=True, said="all rows"
+    )
+
+
+@with_options(pick(DepartureOptions), pick(ExtractConfig, "recipe", "weights", "data", "device"))
 def reproduce(
     what: What,
+    given: Given,
     name: Which = None,
-    on: On = None,
-    backbones: Roles = None,
-    recipe: o.Recipe = None,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    limit: Limit = None,
-    only: Only = None,
-    weights: o.Weights = None,
-    data: o.Data = None,
-    device: o.Device = None,
-    engine: o.EngineName = "local",
-    ray_address: o.RayAddress = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     runs: Runs = None,
     out: Out = None,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Run a table or figure of the papers and print what is printed, what is got, and the difference.
 
@@ -67,62 +74,37 @@ def reproduce(
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
 
-    def call(story: Story) -> Answer:
+    def call(observer: TerminalObserver) -> CommandResult:
 
         if what in ("list", "info"):
-            given = {
-                "--on": on,
-                "--backbones": backbones,
-                "--recipe": recipe,
-                "--rounds": rounds,
-                "--seeds": seeds,
-                "--limit": limit,
-                "--only": only,
-                "--weights": weights,
-                "--data": data,
-                "--device": device,
-                "--engine": None if engine == "local" else engine,
-                "--ray-address": ray_address,
-                "--runs": runs,
-                "--out": out,
-            }
-            _refuse_options(what, given)
+            others = {"engine": None if engine == "local" else engine, "ray_address": ray_address, "runs": runs}
+            refuse_options(what, {**given, **others, "out": out})
         if what == "list":
             if name is not None:
                 raise FedcacheError(Exit.USAGE, f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
-            return _list()
+            return list_entries()
         if what == "info":
             if name is None:
                 raise FedcacheError(
                     Exit.USAGE, "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
                 )
-            return _info(name)
+            return describe_entry(name)
         if what not in registry.names():
             raise unknown(
                 "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
             )
         if name is not None:
             raise FedcacheError(Exit.USAGE, f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
-        chosen = Options(
-            on=on,
-            backbones=o.listed(backbones, "--backbones"),
-            recipe=o.pairs(recipe, "--recipe", split=True),
-            rounds=rounds,
-            seeds=seeds,
-            limit=limit,
-            only=_labels(only),
-            weights=o.pairs(weights, "--weights"),
-            data=o.pairs(data, "--data"),
-            device=device or "auto",
-        )
-        return _run(what, chosen, runs, out, story, engine_of(engine, ray_address))
+        flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
+        chosen = Options(**{**flags, "only": wanted_labels(given["only"]), "device": given["device"] or "auto"})
+        return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
-    answer(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
+    run_command(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
 
 
-def _refuse_options(what: str, given: dict[str, Any]) -> None:
+def refuse_options(what: str, given: dict[str, Any]) -> None:
     """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
-    named = [option for option, value in given.items() if value not in (None, [])]
+    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])]
     if named:
         raise FedcacheError(
             Exit.USAGE,
@@ -131,19 +113,19 @@ def _refuse_options(what: str, given: dict[str, Any]) -> None:
         )
 
 
-def _labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
+def wanted_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
     """``--only`` as label -> the values asked for."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
-        for label, wanted in o.pairs([value], "--only").items():
+        for label, wanted in pairs([value], "--only").items():
             found[label] = (*found.get(label, ()), wanted)
     return found
 
 
-def _list() -> Answer:
+def list_entries() -> CommandResult:
     """Every entry, and what it lacks here."""
 
-    looker = RequirementCheck(o.home())
+    looker = RequirementCheck(Home.from_environment())
     found, rows = [], []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
     for entry in registry.entries():
@@ -178,34 +160,34 @@ def _list() -> Answer:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
         shown.append(table("What would get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
-    return Answer({"entries": found}, [last], renderables=shown)
+    return CommandResult({"entries": found}, [last], renderables=shown)
 
 
-def _info(name: str) -> Answer:
+def describe_entry(name: str) -> CommandResult:
     """The protocol, the switches and every printed number of an entry."""
-    from fedcache.reproduce.numbers import name as metric_name
-    from fedcache.reproduce.numbers import show_printed
-    from fedcache.reproduce.render import cell_data, entry_data
+    from fedcache.reproduce import numbers, render
 
     entry = registry.entry(name)
-    missing = RequirementCheck(o.home()).all_missing(entry)
-    data: dict[str, Any] = {**entry_data(entry), "missing": [n.to_dict() for n in missing]}
+    missing = RequirementCheck(Home.from_environment()).all_missing(entry)
+    data: dict[str, Any] = {**render.entry_data(entry), "missing": [n.to_dict() for n in missing]}
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():
         lines.append(f"Backbones, in the order of --backbones: {', '.join(entry.roles())}.")
     lines += [f"Not given: {text}." for text in entry.not_given] + [f"Note: {text}" for text in entry.notes]
     lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or ["Everything it needs is here."]
     printed = [
-        (*cell.at, metric_name(m), show_printed(p, m))
+        (*cell.at, numbers.name(m), numbers.show_printed(p, m))
         for cell in entry.cells
         for m, p in zip(cell.metrics, cell.printed, strict=True)
     ]
-    switches = [(*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in cell_data(cell).items())) for cell in entry.cells]
+    switches = [
+        (*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in render.cell_data(cell).items())) for cell in entry.cells
+    ]
     shown = [
         table("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
         table("Protocol of each row", (*entry.labels, "everything that determines it"), switches),
     ]
-    return Answer(data, lines, renderables=shown)
+    return CommandResult(data, lines, renderables=shown)
 
 
 def _plain(value: Any) -> str:
@@ -214,22 +196,31 @@ def _plain(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
 
 
-def _run(name: str, options: Any, runs: Path | None, out: Path | None, story: Story, engine: Any) -> Answer:
+def run_entry(
+    name: str, options: Any, runs: Path | None, out: Path | None, observer: TerminalObserver, engine: Any
+) -> CommandResult:
     """Run an entry and show it."""
     from rich.text import Text
 
-    from fedcache.reproduce import render
-    from fedcache.reproduce.runner import reproduce as run
+    from fedcache.reproduce import render, runner
 
     if out is not None and not out.parent.is_dir():
         raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
-    with stopping(stop.ask, story):
-        report = run(registry.entry(name), o.home(), options, runs=runs, observer=story, stop=stop, engine=engine)
+    with stop_on_signals(stop.ask, observer):
+        report = runner.reproduce(
+            registry.entry(name),
+            Home.from_environment(),
+            options,
+            runs=runs,
+            observer=observer,
+            stop=stop,
+            engine=engine,
+        )
     if out is not None:
         write_atomic(out, render.markdown(report).encode())
     columns = render.columns(report)
     shown = table(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]
-    return Answer(render.report_data(report), renderables=[shown, *map(Text, below)])
+    return CommandResult(render.report_data(report), renderables=[shown, *map(Text, below)])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedcache.commands.output import Answer, table
+from fedcache.commands.output import CommandResult, table
 from fedcache.report.svg import percent
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid
 
 
-def plan_answer(data: dict[str, Any]) -> Answer:
+def plan_answer(data: dict[str, Any]) -> CommandResult:
     """The answer of ``--dry-run``."""
     lines = []
     for p in data["programs"]:
@@ -22,7 +22,7 @@ def plan_answer(data: dict[str, Any]) -> Answer:
             f"{p['method']}{points}: {p['lift']}, {p['clients_at_once']} clients at once{together}",
             f"  {p['words']}",
         ]
-    return Answer(data, lines)
+    return CommandResult(data, lines)
 
 
 PROTOCOLS = {
@@ -87,7 +87,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     return lines
 
 
-def grid_answer(done: Grid, sweeps: Sequence[str]) -> Answer:
+def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     """A grid for a person: every point, the best one, and what was lost."""
     best = done.best()
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
@@ -117,4 +117,4 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> Answer:
         for one in lost:
             point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
             lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
-    return Answer(done.to_dict(), lines, done.code, [shown])
+    return CommandResult(done.to_dict(), lines, done.code, [shown])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands import options as o
-from fedcache.commands.output import Answer, Story, answer, table
+from fedcache.commands.options import Backbones, Dataset, Json, StoreDir, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
@@ -24,14 +26,14 @@ Where = Annotated[
 ]
 
 
-def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
+def inspect(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
     """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
 
     Example: fedcache inspect
     """
 
-    def call(story: Story) -> Answer:
-        opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
+    def call(observer: TerminalObserver) -> CommandResult:
+        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         samples = opened.samples
         codes = enumerate(("train", "test", "validation"))
         splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
@@ -86,27 +88,22 @@ def inspect(store: Where = None, dataset: o.Dataset = None, json: o.Json = False
             f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
             for u in unfinished
         ]
-        rows = []
-        for a in arrays:
-            r, how = a["recipe"], a["how"]
-            side = r.get("size")
-            prep = (
-                f"{r.get('resize')} {side}, {r.get('interpolation')}, {r.get('activation')}"
-                if side is not None
-                else "as given"
-            )
-            computed = ", ".join(f"{k} {v}" for k, v in sorted(how.items()))
-            rows.append(
-                (a["name"], "x".join(map(str, a["shape"])), a["dtype"], prep, str(r.get("weights", ""))[:12], computed)
-            )
-        shown = (
-            [table("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)]
-            if rows
-            else []
-        )
-        return Answer(data, lines, Exit.OK, shown)
+        shown = [table_of_arrays(arrays)] if arrays else []
+        return CommandResult(data, lines, Exit.OK, shown)
 
-    answer("inspect", json, call)
+    run_command("inspect", json, call)
+
+
+def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
+    """A table of a store's arrays: what they are, and how they were computed."""
+    rows = []
+    for a in arrays:
+        recipe, side = a["recipe"], a["recipe"].get("size")
+        prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
+        computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
+        shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
+        rows.append((a["name"], shape, a["dtype"], "as given" if side is None else prepared, weights, computed))
+    return table("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)
 
 
 def text_of(store: Store) -> list[str]:
@@ -120,67 +117,69 @@ def text_of(store: Store) -> list[str]:
     return lines
 
 
-def verify(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
+def verify(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
     """Read every byte of a store and compare it with the manifest.
 
     Example: fedcache verify
     """
 
-    def call(story: Story) -> Answer:
-        path = need_path(o.home(), path=store, dataset=dataset, observer=story)
+    def call(observer: TerminalObserver) -> CommandResult:
+        path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         report = verify_store(path)
         data = report.to_dict()
         lines = report.lines()
-        return Answer(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
+        return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
-    answer("verify", json, call)
+    run_command("verify", json, call)
 
 
-def repair(store: Where = None, dataset: o.Dataset = None, json: o.Json = False) -> None:
+def repair(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
     """Drop what is damaged and can be made again; the extract command then computes only that.
 
     Example: fedcache repair
     """
 
-    def call(story: Story) -> Answer:
-        path = need_path(o.home(), path=store, dataset=dataset, observer=story)
+    def call(observer: TerminalObserver) -> CommandResult:
+        path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         done = repair_store(path)
         report = verify_store(path)
         lines = [*(done or ["Nothing was repaired."]), *report.lines()]
-        return Answer({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
+        return CommandResult({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
-    answer("repair", json, call)
+    run_command("repair", json, call)
 
 
 def export(
     out: Annotated[Path, typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.")],
-    store: o.StoreDir = None,
-    dataset: o.Dataset = None,
-    backbones: o.Backbones = None,
-    json: o.Json = False,
+    store: StoreDir = None,
+    dataset: Dataset = None,
+    backbones: Backbones = None,
+    json: Json = False,
 ) -> None:
     """Write features, labels, domains and splits of readable rows to one file.
 
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
 
-    def call(story: Story) -> Answer:
-        opened = need_store(o.home(), path=store, dataset=dataset, observer=story)
-        keys = chosen_arrays(opened, o.listed(backbones))
+    def call(observer: TerminalObserver) -> CommandResult:
+        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+        keys = chosen_arrays(opened, split_list(backbones))
         rows = exchange.export(opened, out, keys)
-        return Answer({"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"])
+        return CommandResult(
+            {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
+        )
 
-    answer("export", json, call)
+    run_command("export", json, call)
 
 
 def ingest(
     file: Annotated[Path, typer.Argument(help="npz, npy, h5, parquet or safetensors with features and labels.")],
     name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
-    store: o.StoreDir = None,
+    store: StoreDir = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
     ] = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
     """Bring your own embeddings straight into a store.
 
@@ -190,9 +189,9 @@ def ingest(
     Example: fedcache ingest embeddings.npz --name mine
     """
 
-    def call(story: Story) -> Answer:
-        home = o.home()
-        made = ingest_file(home, file, name, store, replace=replace, observer=story)
+    def call(observer: TerminalObserver) -> CommandResult:
+        home = Home.from_environment()
+        made = ingest_file(home, file, name, store, replace=replace, observer=observer)
         lines, following = describe_ingested(made, home, name)
         data = {
             "path": str(made.path),
@@ -203,6 +202,6 @@ def ingest(
             "notes": lines,
             "next": following,
         }
-        return Answer(data, [*lines, str(made.path), following])
+        return CommandResult(data, [*lines, str(made.path), following])
 
-    answer("ingest", json, call)
+    run_command("ingest", json, call)

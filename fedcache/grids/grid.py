@@ -239,7 +239,7 @@ class GridRun:
         """The inputs of a point, which are those of every point of its group but for the hyperparameters."""
         request = self.request
         config, partition = request.config_of(number), request.partition_of(number)
-        check_config(config, request.partition)
+        check_config(config, partition)
         preparation = Preparation(request.home, self.observer, self.stop, request.extract, request.repartition,
                                   self._inputs)  # fmt: skip
         return prepare_run(config, row_source(config, partition, preparation))

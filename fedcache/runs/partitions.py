@@ -29,14 +29,6 @@ def columns_of(store: Store) -> Columns:
     return Columns(s.label, s.domain, s.split, s.ok, s.uid, s.classes, s.domains, str(store.dataset["digest"]))
 
 
-def partition_flags(
-    clients: int | None, alpha: float | None, shards: int | None, shots: int | None, options: Mapping[str, str]
-) -> dict[str, Any]:
-    """The scheme's arguments that were given on the command line."""
-    given = {"clients": clients, "alpha": alpha, "shards": shards, "shots": shots}
-    return {**{k: v for k, v in given.items() if v is not None}, **{k.replace("-", "_"): v for k, v in options.items()}}
-
-
 def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Words from the command line as the types the scheme declares; unknown names are left for ``make`` to refuse."""
     if scheme not in parts.SCHEMES:

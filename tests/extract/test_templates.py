@@ -10,7 +10,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.commands import demo
-from fedcache.commands.output import Story
+from fedcache.commands.output import TerminalObserver
 from fedcache.config import Home
 from fedcache.extract.stop import Stop
 from fedcache.store.store import Store
@@ -121,11 +121,11 @@ def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(demo, "BACKBONES", ("random-projection", "glyph-clip"))
     monkeypatch.setattr(demo, "SIZE", "16")
     home = Home.from_environment()
-    store = Store.open(Path(demo.extracted(home, Story(quiet=True), Stop())))
+    store = Store.open(Path(demo.extract_features(home, TerminalObserver(quiet=True), Stop())))
     template, matrix = store.templates("glyph-clip"), store.text("glyph-clip").copy()
     ok("extract", "--dataset", "digits", "--limit", 200, "--backbones", "glyph-clip", "--text", OTHER)
     assert Store.open(store.path).templates("glyph-clip") == [OTHER]
-    assert demo.extracted(home, Story(quiet=True), Stop()) == str(store.path)
+    assert demo.extract_features(home, TerminalObserver(quiet=True), Stop()) == str(store.path)
     store = Store.open(store.path)
     assert store.templates("glyph-clip") == template
     assert np.array_equal(store.text("glyph-clip"), matrix)

@@ -1,4 +1,4 @@
-"""Configuration: where things live, and ``fedcache.toml`` merged with flags into frozen dataclasses.
+"""``fedcache.toml`` merged with flags into the dataclasses of ``sections``, and written back.
 
 Precedence: flag, then ``fedcache.toml`` of the working directory (or ``--config FILE``), then the default. An unknown
 section or key is an error, because a misspelt hyperparameter that is silently ignored costs a day.
@@ -6,135 +6,18 @@ section or key is an error, because a misspelt hyperparameter that is silently i
 
 from __future__ import annotations
 
-import os
 import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedcache.config.sections import SECTIONS, OptionInfo
 from fedcache.errors import Exit, FedcacheError, unknown
 
 FILE_NAME = "fedcache.toml"
-
-
-@dataclass(frozen=True)
-class Home:
-    """``$FEDCACHE_HOME``: stores and results, which are data and not a cache that may vanish."""
-
-    root: Path
-    offline: bool = False
-
-    @classmethod
-    def from_environment(cls) -> Home:
-        """``FEDCACHE_HOME``, else the XDG data directory; ``FEDCACHE_OFFLINE`` forbids downloads."""
-        offline = os.environ.get("FEDCACHE_OFFLINE", "") not in ("", "0")
-        root = os.environ.get("FEDCACHE_HOME")
-        if root:
-            return cls(Path(root).expanduser(), offline)
-        from platformdirs import user_data_path
-
-        return cls(user_data_path("fedcache"), offline)
-
-    @property
-    def stores(self) -> Path:
-        """Feature stores."""
-        return self.root / "stores"
-
-    def store(self, slug: str, digest: str) -> Path:
-        """``stores/<slug>-<8 hex of the content digest>.zarr``."""
-        return self.stores / f"{slug}-{digest[:8]}.zarr"
-
-    @property
-    def runs(self) -> Path:
-        """Results."""
-        return self.root / "runs"
-
-    @property
-    def data(self) -> Path:
-        """Datasets found by name."""
-        return self.root / "data"
-
-    @property
-    def digests(self) -> Path:
-        """Remembered digests of files."""
-        return self.root / "digests"
-
-    @property
-    def last(self) -> Path:
-        """Which store was extracted last."""
-        return self.root / "last.json"
-
-
-@dataclass(frozen=True)
-class ExtractConfig:
-    """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
-
-    dataset: str | None = None
-    backbones: tuple[str, ...] = ()
-    views: int = 1
-    text: tuple[str, ...] = ()
-    recipe: Mapping[str, str] = field(default_factory=dict)
-    size: int | None = None
-    limit: int | None = None
-    layout: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    batch: int | None = None
-    workers: int | None = None
-    threads: int = 1
-    chunk_rows: int | None = None
-    max_bad: str = "1%"
-    weights: Mapping[str, str] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)
-    skip_missing: bool = False
-
-
-@dataclass(frozen=True)
-class PartitionConfig:
-    """``[partition]`` of fedcache.toml. ``options`` are the arguments of the scheme (``alpha``, ``shards``, ...)."""
-
-    scheme: str | None = None
-    clients: int | None = None
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
-
-    method: str | None = None
-    preset: str = "paper"
-    dataset: str | None = None
-    store: str | None = None
-    backbones: tuple[str, ...] = ()
-    domain: tuple[str, ...] = ()
-    partition: str | None = None
-    clients_from: str | None = None
-    rounds: int | None = None
-    participation: str | None = None
-    seeds: str = "0"
-    eval_every: int = 0
-    lift: str = "auto"
-    device: str = "auto"
-    dtype: str = "float32"
-    set: Mapping[str, Any] = field(default_factory=dict)
-    client_backbones: tuple[str, ...] = ()
-    client_set: Mapping[str, Any] = field(default_factory=dict)
-    aggregate: str = "mean"
-    attack: str | None = None
-    on_bad_update: str = "fail"
-    byzantine: float = 0.2
-    max_update_norm: float | None = None
-    dp_clip: float | None = None
-    dp_noise: float | None = None
-    dp_delta: float | None = None
-
-
-SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
 C = TypeVar("C")
 
 
@@ -170,18 +53,27 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
     Raises:
         FedcacheError: USAGE, for an unknown key or a value of the wrong type.
     """
-    hints = typing.get_type_hints(kind)
+    hints, known = typing.get_type_hints(kind), field_names(kind)
     values: dict[str, Any] = {}
     for name, value in section.items():
-        key = name.replace("-", "_")
-        if key not in hints:
+        key = known.get(name.replace("-", "_"))
+        if key is None:
             raise unknown(f"key in {where}", name, hints)
         values[key] = _typed(name, value, hints[key], where)
     for name, value in flags.items():
         if value is None or value == () or value == [] or value == {}:
             continue
-        values[name] = _typed(name, value, hints[name], "the command line")
+        values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
     return kind(**values)
+
+
+def field_names(kind: type) -> dict[str, str]:
+    """What a field may be called in ``fedcache.toml`` and in Python -> its name; other names of its option count."""
+    found: dict[str, str] = {}
+    for item in fields(kind):
+        found |= {name.removeprefix("--").replace("-", "_"): item.name for name in item.metadata["option"].names}
+        found[item.name] = item.name
+    return found
 
 
 def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
@@ -225,14 +117,8 @@ def to_table(config: Any) -> dict[str, Any]:
     return table
 
 
-def to_toml(section: str, config: Any, meanings: Mapping[str, str]) -> list[str]:
-    """A configuration as lines of TOML: what has no value is commented out, with its meaning.
-
-    Args:
-        section: its table.
-        config: of that section.
-        meanings: per long option of the command line.
-    """
+def to_toml(section: str, config: Any) -> list[str]:
+    """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
     import tomli_w
 
     values = to_table(config)
@@ -245,10 +131,11 @@ def to_toml(section: str, config: Any, meanings: Mapping[str, str]) -> list[str]
             if item.name not in plain:
                 tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
             continue
-        option = "--option" if item.name == "options" else f"--{item.name.replace('_', '-')}"
+        info: OptionInfo = item.metadata["option"]
+        meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
         if typing.get_origin(hints[item.name]) is Mapping:
-            tables += ["", f"# [{section}.{item.name}]  # {meanings[option]}"]
+            tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:
             shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
-            lines.append(f"# {item.name} = {shape}  # {meanings[option]}")
+            lines.append(f"# {item.name} = {shape}  # {meaning}")
     return [*lines, *tables]

@@ -1,0 +1,82 @@
+"""The options that the fields of the configuration become."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from arrays import ingested
+from command import fedcache, ok
+
+from fedcache import cli
+from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
+from fedcache.config.sections import SECTIONS, RunOptions, SchemeArguments
+
+COMMANDS: Any = typer.main.get_command(cli.app)
+TRAIN = ("--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 1)
+
+
+def options_of(command: str) -> dict[str, Any]:
+    return {name: p for p in COMMANDS.commands[command].load().params for name in p.opts if not p.hidden}
+
+
+def test_train_and_grid_have_the_same_options_of_a_run() -> None:
+    kinds = (TrainConfig, PartitionConfig, SchemeArguments, RunOptions)
+    names = {
+        (item.metadata["option"].names or (f"--{item.name.replace('_', '-')}",))[0] for k in kinds for item in fields(k)
+    }
+    train, grid = options_of("train"), options_of("grid")
+    assert names <= set(train)
+    assert names <= set(grid)
+    for name in names - {"--method"}:
+        assert (train[name].help, train[name].show_default) == (grid[name].help, grid[name].show_default)
+
+
+@pytest.mark.parametrize("command", ["train", "grid", "extract"])
+def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(command: str) -> None:
+    for name, param in options_of(command).items():
+        if param.is_flag or name in ("--config", "--help", "-h"):
+            continue
+        assert param.show_default, name
+        assert param.rich_help_panel, name
+
+
+def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name() -> None:
+    for section, kind in SECTIONS.items():
+        found = {p.name for p in COMMANDS.commands[section].load().params}
+        assert {item.name for item in fields(kind)} <= found
+
+
+def test_older_words_of_execution_mean_the_same(tmp_path: Path) -> None:
+    store = ingested(tmp_path)
+    words = {"sequential": "loop", "batched": "stack"}
+    for new, old in words.items():
+        runs = [
+            ok("train", *TRAIN, "--store", store, option, word).data
+            for option, word in (("--execution", new), ("--execution", old), ("--lift", new), ("--lift", old))
+        ]
+        assert len({run["digest"] for run in runs}) == 1
+        assert [run["reused"] for run in runs] == [False, True, True, True]
+    file = tmp_path / "fedcache.toml"
+    for key in ("execution", "lift"):
+        for word in ("batched", "stack"):
+            file.write_text(f'[train]\n{key} = "{word}"\n')
+            assert ok("train", *TRAIN, "--store", store, "--config", file).data["digest"] == runs[0]["digest"]
+            assert resolve(TrainConfig, read_file(file)["train"], {}).lift == word
+
+
+def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
+    store = ingested(tmp_path)
+    name = ok("partition", "--scheme", "iid", "--clients", 3, "--store", store).data["name"]
+    sites = ok("shard", "--partition", name, "--store", store, "--out", tmp_path / "sites").data["path"]
+    common = ("--method", "fedavg", "--rounds", 1, "--participation", "all", "--device", "cpu", "--clients-from", sites)
+    alone = ok("train", *common, "--set", "lr=0.1").data
+    grid = ok("grid", *common, "--sweep", "lr=0.1,0.02").data
+    assert grid["points"][0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
+    refused = fedcache("grid", *common, "--sweep", "clients=2,3", "--json")
+    assert refused.code == 2
+    assert "--clients-from and options of a scheme" in refused.envelope["error"]["message"]
+    assert fedcache("grid", *common, "--sweep", "lr=0.1", "--device", "gpu", "--json").code == 2
