@@ -84,10 +84,9 @@ def compare(
             observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
         if not runs and not found.entries and not found.left_out:
             # As `ls --runs` answers: nothing is wrong with a home that is new.
-            empty: dict[str, Any] = {"comparisons": [], "said": [f"No result under {root} yet."], "left_out": []}
-            return CommandResult(
-                empty, [f"No result under {root} yet.", "fedcache grid --method fedavg,fed3r --seeds 0-4"]
-            )
+            said = f"No result under {root} yet."
+            empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
+            return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
         made = compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
         if plot is not None:
             made.plot(plot)
@@ -97,9 +96,8 @@ def compare(
         data = {**made.to_dict(), "files": files}
         if form in ("markdown", "latex"):
             return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
-        return CommandResult(
-            data, [], renderables=[*tables_and_sentences(made), *(plain_text(f"Written: {name}") for name in files)]
-        )
+        written_files = [plain_text(f"Written: {name}") for name in files]
+        return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
 
     run_command("compare", json, call)
 

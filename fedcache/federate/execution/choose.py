@@ -58,7 +58,7 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
         raise FedcacheError(
             Exit.USAGE,
             f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
-            f"Use one that can: --lift {' | '.join(able)}",
+            f"Use one that can: --execution {' | '.join(able)}",
         )
     if chunk is not None and chunk < 1:
         raise FedcacheError(

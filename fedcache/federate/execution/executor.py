@@ -30,7 +30,7 @@ class Executor(ABC):
     """
 
     name: ClassVar[str]
-    """The word of ``--lift``."""
+    """The word of ``--execution``."""
 
     joins_points: ClassVar[bool] = False
     """Whether several points of a grid are one computation."""

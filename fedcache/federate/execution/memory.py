@@ -130,7 +130,7 @@ def refuse_too_much(found: Forecast, load: Load, lift: ExecutionPlan, free: int,
     per_client = found.working / max(1, lift.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
-        f"At most {fits} clients at once fit: the engine takes {lift.chunk}; --lift sequential takes one."
+        f"At most {fits} clients at once fit: the engine takes {lift.chunk}; --execution sequential takes one."
         if 0 < fits < lift.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )

@@ -146,7 +146,7 @@ def test_a_lift_that_cannot_serve_is_refused(lift, message):
 def test_dual_names_the_switch_that_forbids_it():
     with pytest.raises(FedcacheError, match=r"opt=adam: its second moment") as info:
         go("fedavg", {"opt": "adam"}, lift="gram")
-    assert info.value.hint == "Use one that can: --lift sequential | batched"
+    assert info.value.hint == "Use one that can: --execution sequential | batched"
 
 
 def test_a_state_of_another_run_is_refused():
