@@ -64,7 +64,7 @@ def extract(
         FedcacheError: as the command, with its exit code and hint.
     """
     given = fields_of(ExtractConfig, locals())
-    from fedcache.extract.extraction import extract as run_extraction
+    from fedcache.extract.extract_dataset import extract as run_extraction
 
     config = resolve(ExtractConfig, {}, given, "extract()")
     place = Path(store) if store else None

@@ -13,7 +13,7 @@ from fedcache.commands.options import Json, check_methods
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
-from fedcache.extract.extraction import extract
+from fedcache.extract.extract_dataset import extract
 from fedcache.extract.stop import Stop
 from fedcache.federate.methods import find_method
 from fedcache.report.page import write_report

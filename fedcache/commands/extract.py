@@ -24,7 +24,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.config.sections import CLIENTS, DATA, SchemeArguments
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.extraction import extract as run
+from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.templates import quoted
 from fedcache.extract.result import Extraction

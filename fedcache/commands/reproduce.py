@@ -165,7 +165,7 @@ def list_entries() -> CommandResult:
 
 def describe_entry(name: str) -> CommandResult:
     """The protocol, the switches and every printed number of an entry."""
-    from fedcache.reproduce import numbers, render
+    from fedcache.reproduce import number_text, render
 
     entry = registry.entry(name)
     missing = RequirementCheck(Home.from_environment()).all_missing(entry)
@@ -176,7 +176,7 @@ def describe_entry(name: str) -> CommandResult:
     lines += [f"Not given: {text}." for text in entry.not_given] + [f"Note: {text}" for text in entry.notes]
     lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or ["Everything it needs is here."]
     printed = [
-        (*cell.at, numbers.name(m), numbers.show_printed(p, m))
+        (*cell.at, number_text.name(m), number_text.show_printed(p, m))
         for cell in entry.cells
         for m, p in zip(cell.metrics, cell.printed, strict=True)
     ]

@@ -16,7 +16,7 @@ from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.templates import quoted
 from fedcache.runs.arrays import chosen_arrays
-from fedcache.store import exchange, quarantine
+from fedcache.store import import_export, quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
@@ -164,7 +164,7 @@ def export(
     def call(observer: TerminalObserver) -> CommandResult:
         opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         keys = chosen_arrays(opened, split_list(backbones))
-        rows = exchange.export(opened, out, keys)
+        rows = import_export.export(opened, out, keys)
         return CommandResult(
             {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
         )

@@ -14,7 +14,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.datasets.limited import open_limited
-from fedcache.extract.extraction import extract
+from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine

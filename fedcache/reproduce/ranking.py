@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.numbers import name
+from fedcache.reproduce.number_text import name
 from fedcache.reproduce.registry import PaperCell
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcache.reproduce.metrics import compare, unit
-from fedcache.reproduce.numbers import name, show_compared, show_measured, show_printed
+from fedcache.reproduce.number_text import name, show_compared, show_measured, show_printed
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, PaperTable
 from fedcache.reproduce.runner import ReproducedCell, Reproduction

@@ -19,7 +19,7 @@ from fedcache.extract.stop import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import AgainstPrinted, Measurement, Value, compare, measure, over_seeds, subtract
-from fedcache.reproduce.numbers import name, show_measured
+from fedcache.reproduce.number_text import name, show_measured
 from fedcache.reproduce.prepare import ReproductionEngine, Workbench, partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.proxies import Options, PlannedCell, plan
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable

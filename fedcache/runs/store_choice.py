@@ -12,7 +12,7 @@ from fedcache.config import ExtractConfig, Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
-from fedcache.extract.extraction import extract as run_extract
+from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.find_store import find_store, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of, store_path

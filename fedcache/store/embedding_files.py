@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import Exit, FedcacheError, unknown
-from fedcache.store.file_formats import READERS
+from fedcache.store.import_export_formats import READERS
 
 FEATURES = ("features", "embeddings", "X", "x")
 LABELS = ("labels", "label", "y")

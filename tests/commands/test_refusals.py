@@ -15,7 +15,7 @@ from pictures import folder
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import memory_error
-from fedcache.extract.extraction import extract
+from fedcache.extract.extract_dataset import extract
 from fedcache.extract.stop import Stop
 from fedcache.progress import Silent
 

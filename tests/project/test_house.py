@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # What there may be of each fault. A limit goes down when faults are mended, and never up; the aim stands beside it.
 AGAINST_THE_LAYERS = 0
 CIRCLES = 0
-INSIDE_FUNCTIONS = 45  # 40, each to keep torch out of start-up
-PACKAGE_LINES = 48_500  # 43,000
-LONG = {"file": 1, "function": 5, "parameters": 9, "class": 0}  # 0 of each
+INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
+PACKAGE_LINES = 48_200  # 43,000
+LONG = {"file": 0, "function": 1, "parameters": 0, "class": 0}  # 0 of each
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.content import arrange
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.exchange import export
+from fedcache.store.import_export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -298,7 +298,7 @@ def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path:
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    from fedcache.store import exchange
+    from fedcache.store import import_export as exchange
 
     def full(path: Path, *_: Any) -> None:
         path.write_bytes(b"half")

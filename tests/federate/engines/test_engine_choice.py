@@ -17,7 +17,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import run as extraction_run
+from fedcache.extract import compute_features as extraction_run
 from fedcache.extract.workers import chunk_tasks
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, plan_tasks
 from fedcache.federate.engines.ray import cluster, engine
@@ -178,7 +178,7 @@ def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
         def missing(self) -> list[int]:
             return self.left
 
-    from fedcache.extract.run import plan_batches
+    from fedcache.extract.compute_features import plan_batches
 
     for seed in range(20):
         writers: Any = {"a": Writer(sizes[0], seed), "b": Writer(sizes[1], seed + 99)}

@@ -16,7 +16,7 @@ import numpy as np
 from fedcache.errors import Exit, FedcacheError, unknown
 from fedcache.store.content import Content, value_id
 from fedcache.store.disk_errors import explain_disk_errors
-from fedcache.store.file_formats import WRITERS
+from fedcache.store.import_export_formats import WRITERS
 from fedcache.store.store import Store
 
 

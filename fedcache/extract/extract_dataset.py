@@ -14,6 +14,7 @@ import numpy as np
 from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
+from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.datasets.incremental import IncrementalDataset
 from fedcache.extract.datasets.limited import open_limited, peek_limited
@@ -33,7 +34,6 @@ from fedcache.extract.planning.plan import (
 from fedcache.extract.planning.templates import make_current, wanted_text
 from fedcache.extract.planning.throughput import jobs_of, resolve_compute
 from fedcache.extract.result import Extraction, summarise
-from fedcache.extract.run import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.progress import Observer, Silent
