@@ -37,9 +37,9 @@ class GramBasis:
     seen: Tensor
     axes: int
 
-    def narrow(self, lanes: int) -> GramBasis:
-        """The first ``lanes`` clients."""
-        return replace(self, gram=self.gram[:lanes], seen=self.seen[:lanes])
+    def narrow(self, count: int) -> GramBasis:
+        """The first ``count`` clients."""
+        return replace(self, gram=self.gram[:count], seen=self.seen[:count])
 
 
 def inner(W: Tensor, axes: int) -> Tensor:

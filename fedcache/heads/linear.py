@@ -13,7 +13,7 @@ from fedcache.heads.gram import GramBatch
 
 Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
-"""Draws numbers in [-1, 1) of the given core shape; the caller decides for which lanes."""
+"""Draws numbers in [-1, 1) of the given core shape; the caller decides for which clients."""
 
 
 class _Batched(torch.autograd.Function):
@@ -37,7 +37,7 @@ class _Batched(torch.autograd.Function):
 
 
 def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
-    """``x W' + b`` for every lane.
+    """``x W' + b`` for every client.
 
     Args:
         x: [.., N, D] rows, or a ``GramBatch`` of them.

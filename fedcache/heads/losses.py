@@ -1,4 +1,4 @@
-"""Losses with one value per lane. ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding."""
+"""Losses with one value per client. ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding."""
 
 from __future__ import annotations
 

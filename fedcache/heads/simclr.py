@@ -1,6 +1,6 @@
 """Self-supervised losses: SimCLR's contrast of two views, and FLESD's distillation of similarities.
 
-``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding; every function gives one value per lane.
+``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding; every function gives one value per client.
 """
 
 from __future__ import annotations

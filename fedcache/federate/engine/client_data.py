@@ -88,14 +88,14 @@ class Data:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The training rows of some lanes; what a method's ``fit`` and ``enter`` receive.
+    """The training rows of some clients; what a method's ``fit`` and ``enter`` receive.
 
     Attributes:
         x: [N, V, D] features of the whole store.
         y: int64 [N], or None for a method that must not read labels.
-        rows: int64 [*lead, R] rows of the store; short lanes repeat their own first row, so padding never reads a row
-            the client does not hold.
-        n: number of rows of each client lane.
+        rows: int64 [*lead, R] rows of the store; a client with fewer repeats its own first row, so padding never
+            reads a row that it does not hold.
+        n: number of rows of each client.
         cut: whether ``x`` is that one client's rows and no others, in their order.
     """
 
@@ -106,7 +106,7 @@ class ClientData:
     cut: bool = False
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each lane; ``view`` one for all, or one per row."""
+        """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""
         rows = self.rows.gather(-1, i)
         V, D = self.x.shape[1:]
         flat = self.x.reshape(-1, D).index_select(0, (rows * V + view).flatten())
@@ -124,11 +124,11 @@ class ClientData:
         """Whether the features of that many rows may be gathered at once."""
         return rows * self.x.shape[-1] * self.x.element_size() <= budget
 
-    def narrow(self, lanes: int) -> ClientData:
-        """The first ``lanes`` clients."""
-        if self.rows.dim() == 1 or lanes == len(self.n):
+    def narrow(self, count: int) -> ClientData:
+        """The first ``count`` clients."""
+        if self.rows.dim() == 1 or count == len(self.n):
             return self
-        return replace(self, rows=self.rows.narrow(-2, 0, lanes), n=self.n[:lanes])
+        return replace(self, rows=self.rows.narrow(-2, 0, count), n=self.n[:count])
 
     def mask(self) -> Tensor:
         """[*lead, R] 1.0 on a client's rows, 0.0 on padding, in the dtype of the features (float32 for images)."""
@@ -137,13 +137,13 @@ class ClientData:
         return (position < n.unsqueeze(-1)).to(self.x.dtype if self.x.is_floating_point() else torch.float32)
 
     def positions(self) -> Tensor:
-        """[*lead, R] every position of each lane; those past a lane's rows point at its first row."""
+        """[*lead, R] every position of each client; those past a client's rows point at its first row."""
         position = torch.arange(self.rows.shape[-1], device=self.rows.device)
         n = torch.tensor(self.n, device=self.rows.device).reshape(self.rows.shape[:-1])
         return torch.where(position < n.unsqueeze(-1), position, 0)
 
     def full(self) -> tuple[Tensor, Tensor]:
-        """All rows of every lane: features [*lead, R, D] and ``mask``."""
+        """All rows of every client: features [*lead, R, D] and ``mask``."""
         return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
@@ -159,7 +159,7 @@ class AllClients:
 
 
 def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
-    """The data of some clients, one lane each, with ``axes`` leading axes (0 for exactly one client)."""
+    """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
     for out, train in zip(rows, trains, strict=True):

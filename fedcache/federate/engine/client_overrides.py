@@ -27,7 +27,7 @@ class ClientOverrides:
 
 
 class FeatureColumns:
-    """A feature matrix cut to the columns some clients have; each cut is made once, since lanes gather from it."""
+    """A feature matrix cut to the columns some clients have; each cut is made once, since clients gather from it."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x

@@ -1,6 +1,6 @@
-"""Lanes: what a method sees of the clients and grid points it is computed for at once.
+"""What a method sees of the clients and grid points that it is computed for at once, besides their tensors.
 
-A lane is one client of one grid point. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-lane tensor
+M clients of G grid points are one batch. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-client tensor
 carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
 (seed, purpose, round, client, ...) and stacked here, so no lift, chunk, padding or order of clients changes a draw.
 """
@@ -28,12 +28,12 @@ SERVER = "/server"
 
 @dataclass(frozen=True)
 class ClientRng:
-    """The random draws of one round for some lanes.
+    """The random draws of one round for some clients.
 
     Attributes:
         seed: of the run.
         round: 0-based.
-        clients: one name per lane of the client axis.
+        clients: one name per place of the client axis.
         axes: number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1.
         dtype: of floating-point draws as they are handed over.
         device: where they are handed over; they are made on the CPU, so a device never changes them.
@@ -48,9 +48,9 @@ class ClientRng:
     device: torch.device
     memo: LruCache | None = None
 
-    def generator(self, purpose: str, lane: int, *key: int) -> np.random.Generator:
-        """This round's stream of one client lane."""
-        return generator(self.seed, purpose, self.round, self.clients[lane], *key)
+    def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:
+        """This round's stream of one client."""
+        return generator(self.seed, purpose, self.round, self.clients[client], *key)
 
     def each(
         self,
@@ -59,7 +59,7 @@ class ClientRng:
         *key: int,
         every_round: bool = True,
     ) -> Tensor:
-        """``draw(generator, lane)`` of every client, padded with 0 on the first axis and stacked.
+        """``draw(generator, client)`` of every client, padded with 0 on the first axis and stacked.
 
         Args:
             purpose: name of the stream.
@@ -83,7 +83,7 @@ class ClientRng:
         return self.memo.get(same, make, lambda t: t.nbytes)
 
     def stack(self, parts: Sequence[np.ndarray]) -> Tensor:
-        """One array per lane -> one tensor with the leading axes of this context, padded with 0."""
+        """One array per client -> one tensor with the leading axes of this context, padded with 0."""
         if len(parts) == 1:
             out = np.asarray(parts[0])[None]
         else:
@@ -96,7 +96,7 @@ class ClientRng:
         return t[0] if self.axes == 0 else t[None] if self.axes == 2 else t
 
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
-        """Draws of U[-1, 1) for initial weights: the same for all lanes, or each client its own (D-11).
+        """Draws of U[-1, 1) for initial weights: the same for all clients, or each client its own (D-11).
 
         Points of a grid that are computed one by one begin alike: what one has drawn, the others find.
         """
@@ -134,7 +134,7 @@ class ClientRng:
         return draw
 
     def normal(self, purpose: str, counts: Sequence[int], width: int, *key: int) -> Tensor:
-        """Standard normal rows [*lead, max(counts), width]; lane i has ``counts[i]`` of them, then zeros.
+        """Standard normal rows [*lead, max(counts), width]; client i has ``counts[i]`` of them, then zeros.
 
         A shorter draw is a prefix of a longer one. torch draws normals in groups of 16 and redoes a last group that
         is not full, so whole groups are drawn. Its CPU generator keeps 32 bits of a seed: two of n streams coincide
@@ -142,15 +142,15 @@ class ClientRng:
         """
         longest = max(counts, default=0)
         out = torch.empty(len(self.clients), longest, width)
-        for lane, client, count in zip(out, self.clients, counts, strict=True):
+        for drawn_rows, client, count in zip(out, self.clients, counts, strict=True):
             source = torch.Generator().manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
             wanted = count * width
             if count == longest and wanted % 16 == 0:
-                torch.randn((count, width), generator=source, out=lane)
+                torch.randn((count, width), generator=source, out=drawn_rows)
             else:
                 drawn = torch.randn(-(-wanted // 16) * 16, generator=source)
-                lane[:count] = drawn[:wanted].view(count, width)
-                lane[count:] = 0.0
+                drawn_rows[:count] = drawn[:wanted].view(count, width)
+                drawn_rows[count:] = 0.0
         out = out.to(self.device, self.dtype)
         return out[0] if self.axes == 0 else out[None] if self.axes == 2 else out
 
@@ -159,9 +159,9 @@ class ClientRng:
         t = torch.from_numpy(draw(generator(self.seed, purpose, -1, "")))
         return t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
 
-    def narrow(self, lanes: int) -> ClientRng:
-        """The draws of the first ``lanes`` clients."""
-        return replace(self, clients=self.clients[:lanes])
+    def narrow(self, count: int) -> ClientRng:
+        """The draws of the first ``count`` clients."""
+        return replace(self, clients=self.clients[:count])
 
 
 def _nothing() -> None:
@@ -210,7 +210,7 @@ class Ctx:
         hp: hyperparameters; a float swept over a grid is a tensor [G, 1].
         env: constants of the run.
         rng: draws.
-        ids: client numbers of the lanes, or of the round's uploads in ``aggregate``.
+        ids: numbers of the clients, or of the round's uploads in ``aggregate``.
         round: 0-based.
     """
 
@@ -245,16 +245,16 @@ class Ctx:
         """An int hyperparameter."""
         return int(cast(int, self.hp[name]))
 
-    def narrow(self, lanes: int) -> Ctx:
-        """The context of the first ``lanes`` clients."""
-        if not self.lead or lanes == self.lead[-1]:
+    def narrow(self, count: int) -> Ctx:
+        """The context of the first ``count`` clients."""
+        if not self.lead or count == self.lead[-1]:
             return self
-        lead = (*self.lead[:-1], lanes)
-        return replace(self, lead=lead, rng=self.rng.narrow(lanes), ids=self.ids[:lanes])
+        lead = (*self.lead[:-1], count)
+        return replace(self, lead=lead, rng=self.rng.narrow(count), ids=self.ids[:count])
 
 
 def over(h: float | Tensor, t: Tensor) -> float | Tensor:
-    """A per-lane number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
+    """A per-client number shaped to scale ``t``: axes are appended to a tensor, a float is itself."""
     return h.reshape(h.shape + (1,) * (t.dim() - h.dim())) if isinstance(h, Tensor) else h
 
 
@@ -264,13 +264,13 @@ def is_zero(h: float | Tensor | Value) -> bool:
 
 
 def dot(a: Tensor, b: Tensor, ctx: Ctx) -> Tensor:
-    """Sum of a * b over all core axes: one value per lane."""
+    """Sum of a * b over all core axes: one value per client."""
     product = a * b
     return product.flatten(len(ctx.lead)).sum(-1) if product.dim() > len(ctx.lead) else product
 
 
 def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor:
-    """|p - q|^2 over the named tensors, one value per lane."""
+    """|p - q|^2 over the named tensors, one value per client."""
     parts = [dot(p[n] - q[n], p[n] - q[n], ctx) for n in names]
     total = parts[0]
     for part in parts[1:]:
@@ -278,10 +278,10 @@ def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor
     return total
 
 
-def lane(t: Tensor, lanes: int, ctx: Ctx, start: int = 0) -> Tensor:
-    """Lanes [start, start + lanes) of the client axis; shared tensors stay shared."""
+def narrow_clients(t: Tensor, count: int, ctx: Ctx, start: int = 0) -> Tensor:
+    """Clients [start, start + count) of the client axis; shared tensors stay shared."""
     axis = len(ctx.lead) - 1
-    return t if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis] else t.narrow(axis, start, lanes)
+    return t if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis] else t.narrow(axis, start, count)
 
 
 def own(tree: Tree, ctx: Ctx) -> Tree:
@@ -316,9 +316,9 @@ def pad_stack(trees: Sequence[Tree]) -> Tree:
 
 
 def split(tree: Tree, position: int, rows: int) -> Tree:
-    """The tree of the lane at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
-    lane = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
-    return {name: t[:rows] if name.startswith("rows/") else t for name, t in lane.items()}
+    """The tree of the client at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
+    alone = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
+    return {name: t[:rows] if name.startswith("rows/") else t for name, t in alone.items()}
 
 
 def copy_tree(tree: Tree, into: Tree | None = None) -> Tree:

@@ -118,7 +118,7 @@ def score_job(job: RunState) -> Evaluation:
         return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
 
     def model(client: int) -> Scores | None:
-        if not len(job.lanes[client].train) or client < job.public:
+        if not len(job.training_clients[client].train) or client < job.public:
             return None  # it never had anything to deploy
         data, ctx = job.rows([client], 0), job.ctx([client], 0)
         own, kept = job.features(client), client in job.states.kept
@@ -146,7 +146,7 @@ def global_scores(job: RunState, down: Tree) -> Callable[[Tensor], Tensor]:
     first = job.eligible[0]
     ctx, data = (
         job.server_ctx(),
-        stack_clients(job.data.x, job.labels, [np.asarray(job.lanes[first].train, np.int64)], 0),
+        stack_clients(job.data.x, job.labels, [np.asarray(job.training_clients[first].train, np.int64)], 0),
     )
     deployed = _deploy(job, down, {}, None)
     return lambda x: job.method.predict(deployed, {}, data, x, ctx)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, lane, own
+from fedcache.federate.engine.context import Ctx, narrow_clients, own
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Fit
 from fedcache.federate.engine.optim import opt_init, opt_names, step
@@ -48,14 +48,14 @@ def minibatches(
     """Batches of one epoch, in an order drawn per (seed, purpose, round, client, epoch).
 
     Args:
-        data: lanes sorted by falling number of rows.
+        data: clients sorted by falling number of rows.
         ctx: reads ``batch``, ``drop_last``, ``bn``.
         epoch: within the round.
         purpose: of the stream of permutations.
         views: which stored view to read; with several, their rows follow one another in the batch.
 
     Yields:
-        the number of lanes that still have rows, always a prefix, and their batch.
+        the number of clients that still have rows, always a prefix, and their batch.
     """
     sizes = [batch_sizes(n, ctx.hp) for n in data.n]
     steps = len(sizes[0])
@@ -85,7 +85,7 @@ def minibatches(
         else:
             part = data.narrow(k)
             xs = [part.take(i, cut(_pick(v, order)) if isinstance(v, Tensor) else v) for v in views]
-        w = lane(weight, k, ctx)[..., t, :width]
+        w = narrow_clients(weight, k, ctx)[..., t, :width]
         batch = {"x": xs[0], "i": i, "w": w}
         if labels is not None:
             batch["y"] = cut(labels)
@@ -99,7 +99,7 @@ def drawn_views(data: ClientData, ctx: Ctx, epoch: int, count: int) -> tuple[int
     """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
 
     Args:
-        data: lanes.
+        data: clients.
         ctx: draws.
         epoch: within the round.
         count: 1, or 2 for a pair of different views where three or more are stored.
@@ -121,23 +121,23 @@ def _pick(view: int | Tensor, order: Tensor) -> int | Tensor:
     return view.gather(-1, order) if isinstance(view, Tensor) else view
 
 
-def _cut(ctx: Ctx, lanes: int, start: int, width: int) -> Callable[..., Tensor]:
+def _cut(ctx: Ctx, count: int, start: int, width: int) -> Callable[..., Tensor]:
     def cut(t: Tensor, core: int = 0) -> Tensor:
-        return lane(t, lanes, ctx).narrow(-1 - core, start, width)
+        return narrow_clients(t, count, ctx).narrow(-1 - core, start, width)
 
     return cut
 
 
 def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
-    """Fold ``step`` over batches. Lanes whose batches are used up leave the carry and rest.
+    """Fold ``step`` over batches. Clients whose batches are used up leave the carry and rest.
 
     A batch of zero weight is not a rest: momentum, weight decay and Adam would still move the weights.
 
     Args:
         carry: tensors with full leading axes that the caller owns (``lanes.own``); updated in place.
-        batches: pairs (lanes still alive, batch), the number never growing.
+        batches: pairs (clients still alive, batch), the number never growing.
         step: (carry, batch, ctx) -> replaced tensors of the carry; what it updates in place need not be returned.
-        ctx: of all lanes.
+        ctx: of all clients.
     """
     full, now = carry, ctx
     view = dict(carry)
@@ -147,7 +147,7 @@ def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, 
             # In-place updates reach the full carry; tensors a step replaced are written back before the cut.
             _write_back(full, view, now)
             now = ctx.narrow(k)
-            view = {name: lane(t, k, ctx) for name, t in full.items()}
+            view = {name: narrow_clients(t, k, ctx) for name, t in full.items()}
         view.update(step(view, batch, now))
     _write_back(full, view, now)
     return full
@@ -164,9 +164,9 @@ def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
 
 
 def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> tuple[list[Tensor], Tree]:
-    """Gradients of every lane's loss, and the updates no gradient makes.
+    """Gradients of every client's loss, and the updates no gradient makes.
 
-    Lanes share nothing, so the gradient of the summed loss is every lane's gradient.
+    Clients share nothing, so the gradient of the summed loss is every client's gradient.
     """
     q = {k: t.detach() for k, t in p.items() if not k.startswith("opt/")}
     leaves = [q[n].requires_grad_() for n in names]
@@ -176,11 +176,11 @@ def grads(loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, c
 
 
 def _alive(down: Tree, ctx: Ctx) -> Tree:
-    """The broadcast of the lanes that still step: under ``gram`` its maps differ between clients."""
+    """The broadcast of the clients that still step: under ``gram`` its maps differ between clients."""
     if not ctx.lead:
         return down
-    axis, lanes = len(ctx.lead) - 1, ctx.lead[-1]
-    return {k: t.narrow(axis, 0, lanes) if t.shape[axis] > lanes else t for k, t in down.items()}
+    axis, count = len(ctx.lead) - 1, ctx.lead[-1]
+    return {k: t.narrow(axis, 0, count) if t.shape[axis] > count else t for k, t in down.items()}
 
 
 def optimiser_step(loss: Loss, names: Sequence[str], down: Tree) -> Step:
@@ -212,10 +212,10 @@ def train(
         p: parameters, buffers and perhaps ``opt/`` state, leading axes full or 1.
         names: the trained ones.
         epochs: E.
-        loss: (p, batch, down, ctx) -> value per lane, or that and updates.
+        loss: (p, batch, down, ctx) -> value per client, or that and updates.
         down: the broadcast.
-        data: lanes.
-        ctx: lanes' context.
+        data: clients.
+        ctx: clients' context.
         purpose: of the stream of permutations.
         batches: (p, epoch) -> batches, when they are more than ``minibatches``.
 

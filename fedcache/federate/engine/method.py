@@ -119,7 +119,7 @@ def personal_model(_hp: Hp) -> Protocol:
 class Method:
     """A federated method.
 
-    Shapes: every per-lane tensor has exactly ``len(ctx.lead)`` leading axes, each full or 1; functions address core
+    Shapes: every per-client tensor has exactly ``len(ctx.lead)`` leading axes, each full or 1; functions address core
     axes from the end.
 
     Attributes:

@@ -1,7 +1,7 @@
 """SGD with momentum and Adam, as steps on flat dicts; the optimiser's state lives in the carry under ``opt/``.
 
 The arithmetic is torch.optim's (L2 weight decay added to the gradient, bias-corrected Adam). Without leading axes and
-with plain floats torch's fused kernels run; otherwise every lane has its own learning rate and step count.
+with plain floats torch's fused kernels run; otherwise every client has its own learning rate and step count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
 
 
 def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
-    """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per lane."""
+    """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per client."""
     core = len(ctx.lead)
     state: Tree = {}
     for name in opt_names(names, str(ctx.hp["opt"])):

@@ -244,6 +244,6 @@ def _outcome(
         server=job.server,
         states=job.states,
         warnings=tuple(job.warnings),
-        attackers=tuple(sorted(job.lanes[c].name for c in job.liars)),
+        attackers=tuple(sorted(job.training_clients[c].name for c in job.liars)),
         predict=predict,
     )

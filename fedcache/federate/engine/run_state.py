@@ -65,10 +65,10 @@ class RunState:
         check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
-        self.lanes: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
+        self.training_clients: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
         text = None if data.text is None else data.text.to(data.x.device, dtype)
         self.env = RunConstants(
-            data.classes, data.x.shape[2], data.x.shape[1], len(self.lanes), text, dtype, data.x.device,
+            data.classes, data.x.shape[2], data.x.shape[1], len(self.training_clients), text, dtype, data.x.device,
             names=data.names, image=data.image, towers=data.towers,
         )  # fmt: skip
         if watch is not None:
@@ -88,10 +88,10 @@ class RunState:
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic([0] * len(clients), [0] * len(clients))
-        self.met = [False] * len(self.lanes)
+        self.met = [False] * len(self.training_clients)
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
-        self.train_bytes = sum(len(self.lanes[c].train) for c in self.eligible) * self.data.x[:1].nbytes
+        self.train_bytes = sum(len(self.training_clients[c].train) for c in self.eligible) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
@@ -107,19 +107,19 @@ class RunState:
         y = self.data.y.to(self.data.x.device)
         if self.trust.attack is None or self.trust.attack.name != "label-flip":
             return y
-        rows = {c: np.asarray(lane.train, np.int64) for c, lane in enumerate(self.lanes)}
+        rows = {c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)}
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> list[int]:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
         kept, empty, short = [], [], []
-        if self.public and not len(self.lanes[0].train):
+        if self.public and not len(self.training_clients[0].train):
             raise FedcacheError(
                 Exit.FEDERATED,
                 f"{self.method.name} reads client 0 as the public set, and it has no training rows.",
                 "Deal rows to it, for example --scheme flesd.",
             )
-        for i, c in enumerate(self.lanes):
+        for i, c in enumerate(self.training_clients):
             if i < self.public:
                 continue
             n = len(c.train)
@@ -132,11 +132,12 @@ class RunState:
         for names, why in ((empty, "have no training rows"), (short, "have too few rows for one batch")):
             if names:
                 listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
-                self.warnings.append(f"{len(names)} of {len(self.lanes)} clients {why} and are skipped: {listed}")
+                every = len(self.training_clients)
+                self.warnings.append(f"{len(names)} of {every} clients {why} and are skipped: {listed}")
         if not kept:
             raise FedcacheError(
                 Exit.FEDERATED,
-                f"None of the {len(self.lanes)} clients can train: {'; '.join(self.warnings)}.",
+                f"None of the {len(self.training_clients)} clients can train: {'; '.join(self.warnings)}.",
                 "Use fewer clients, more rows, or a smaller --set batch=.",
             )
         return kept
@@ -165,7 +166,7 @@ class RunState:
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
-        names = tuple(self.lanes[i].name for i in ids)
+        names = tuple(self.training_clients[i].name for i in ids)
         draws = ClientRng(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
@@ -186,12 +187,12 @@ class RunState:
         return self._rows(ids, axes, test)
 
     def _rows(self, ids: Sequence[int], axes: int, test: bool) -> ClientData:
-        parts = [self.lanes[i].test if test else self.lanes[i].train for i in ids]
+        parts = [self.training_clients[i].test if test else self.training_clients[i].train for i in ids]
         return stack_clients(self.features(ids[0]), self.labels, [np.asarray(rows, np.int64) for rows in parts], axes)
 
     def cut(self, client: int) -> ClientData:
         """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
-        train = self.lanes[client].train
+        train = self.training_clients[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
             return self.rows([client], 0)
         return cut_out(self.features(client), self.labels, [train])[0] if self.own else self._cut[client]
@@ -199,7 +200,7 @@ class RunState:
     @cached_property
     def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
-        x, rows = self.data.x, [np.asarray(self.lanes[c].train, np.int64) for c in self.eligible]
+        x, rows = self.data.x, [np.asarray(self.training_clients[c].train, np.int64) for c in self.eligible]
         key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
         made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
         return dict(zip(self.eligible, made, strict=True))
@@ -221,8 +222,8 @@ class RunState:
 
     def sample(self, participation: int | float | None) -> list[int]:
         """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
-        k = min(clients_per_round(participation, len(self.lanes)), len(self.eligible))
-        by_name = sorted(self.eligible, key=lambda i: self.lanes[i].name)
+        k = min(clients_per_round(participation, len(self.training_clients)), len(self.eligible))
+        by_name = sorted(self.eligible, key=lambda i: self.training_clients[i].name)
         if self.trust.privacy is not None:  # each by itself, as its accounting assumes
             drawn = generator(self.seed, "poisson", self.round).random(len(by_name)) < self.share(participation)
             return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
@@ -231,7 +232,7 @@ class RunState:
 
     def share(self, participation: int | float | None) -> float:
         """The expected share of clients in a round."""
-        return clients_per_round(participation, len(self.lanes)) / len(self.lanes)
+        return clients_per_round(participation, len(self.training_clients)) / len(self.training_clients)
 
     def expected_uploads(self) -> Uploads:
         """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
@@ -254,12 +255,12 @@ class RunState:
     @cached_property
     def client_names(self) -> list[str]:
         """Of every client."""
-        return [lane.name for lane in self.lanes]
+        return [client.name for client in self.training_clients]
 
     @cached_property
     def client_rows(self) -> list[float]:
         """n_i, training rows of every client."""
-        return [float(len(lane.train)) for lane in self.lanes]
+        return [float(len(client.train)) for client in self.training_clients]
 
     def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
         """What takes the uploads of this round's clients.
@@ -336,12 +337,13 @@ class RunState:
             of_clients = t.flatten(1) if axes else t.reshape(1, -1)
             bad = int((~torch.isfinite(of_clients).all(1)).nonzero()[0])
             client = ids[bad if len(of_clients) > 1 else 0]
-            known = client, self.lanes[client].name
+            known = client, self.training_clients[client].name
             raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
         """The method's own numbers about the state now; labels are read here as in any evaluation."""
-        labels = {c: self.data.y[torch.from_numpy(np.asarray(self.lanes[c].train, np.int64))] for c in self.states}
+        rows = {c: np.asarray(self.training_clients[c].train, np.int64) for c in self.states}
+        labels = {c: self.data.y[torch.from_numpy(r)] for c, r in rows.items()}
         return self.method.diagnose(self.server, self.states, labels, self.server_ctx())
 
     def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:

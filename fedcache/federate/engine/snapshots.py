@@ -27,7 +27,7 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
         "seed": job.seed,
         "dtype": str(job.env.dtype),
         "round": job.round,
-        "clients": [c.name for c in job.lanes],
+        "clients": [c.name for c in job.training_clients],
         "met": [int(i) for i in np.flatnonzero(job.met)],
         "traffic": job.traffic.to_json(),
     }
@@ -42,7 +42,7 @@ def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
         "method": job.method.name,
         "seed": job.seed,
         "dtype": str(job.env.dtype),
-        "clients": [c.name for c in job.lanes],
+        "clients": [c.name for c in job.training_clients],
     }
     for key, expected in want.items():
         if state.meta.get(key) != expected:

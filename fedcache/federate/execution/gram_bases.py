@@ -19,7 +19,7 @@ from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 
 @dataclass(frozen=True)
 class GramClientData(ClientData):
-    """Lanes whose batches are positions."""
+    """Clients whose batches are positions."""
 
     basis: GramBasis | None = None
 
@@ -31,12 +31,12 @@ class GramClientData(ClientData):
         """A step takes its own positions: there is nothing to gather."""
         return False
 
-    def narrow(self, lanes: int) -> ClientData:
-        """The first ``lanes`` clients."""
-        if self.rows.dim() == 1 or lanes == len(self.n):
+    def narrow(self, count: int) -> ClientData:
+        """The first ``count`` clients."""
+        if self.rows.dim() == 1 or count == len(self.n):
             return self
-        made = super().narrow(lanes)
-        return replace(cast(GramClientData, made), basis=cast(GramBasis, self.basis).narrow(lanes))
+        made = super().narrow(count)
+        return replace(cast(GramClientData, made), basis=cast(GramBasis, self.basis).narrow(count))
 
 
 @dataclass

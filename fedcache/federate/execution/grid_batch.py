@@ -54,7 +54,7 @@ class GridBatch:
 
     def rows_of(self, client: int) -> int:
         """Training rows of a client."""
-        return len(self.points[0].lanes[client].train)
+        return len(self.points[0].training_clients[client].train)
 
     def ctx(self, order: Sequence[int]) -> Ctx:
         """The context of a chunk of all points."""

@@ -49,7 +49,7 @@ class GridCache:
     def grams(self, job: RunState) -> GramMatrices:
         """Of the clients of a run that ``gram`` serves."""
         width = job.data.x.shape[2]
-        rows = {c: np.asarray(job.lanes[c].train, np.int64) for c in job.eligible}
+        rows = {c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible}
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
         key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
         if key not in self._grams:
@@ -68,8 +68,8 @@ class GridCache:
         method, hp = job.method, job.hp
         read = {h.name for h in method.hparams if h.fit}
         same = (SameObject(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
-        rows = [np.asarray(job.lanes[c].train, np.int64) for c in ids]
-        own = ((job.lanes[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
+        rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
+        own = ((job.training_clients[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
         key: tuple[Any, ...] = (*same, job.seed, *own)
         if method.additive(hp) and method.sent is numel:
             key = (*same, np.sort(np.concatenate(rows)).tobytes())

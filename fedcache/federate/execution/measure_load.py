@@ -27,7 +27,7 @@ def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
         head_bytes=_bytes(held),
         clients=clients,
         outputs=sum(t.shape[-2] for k, t in held.items() if is_first(k)),
-        rows=[len(job.lanes[c].train) for c in job.eligible],
+        rows=[len(job.training_clients[c].train) for c in job.eligible],
         width=job.data.x.shape[2],
         itemsize=job.env.dtype.itemsize,
         views=job.env.views,

@@ -77,17 +77,17 @@ def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed
     longest = max(load.rows, default=0)
     # weights, gradient, the optimiser's moments, and one temporary of an update
     copies = 5 if opt == "adam" else 4
-    lanes = lift.chunk * points
+    at_once = lift.chunk * points
     row = load.width * load.itemsize
-    gathered = min(GATHER_BYTES, lift.chunk * longest * row) + lanes * min(longest, 64) * (row + 64)
+    gathered = min(GATHER_BYTES, lift.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
     grams = 0
     if lift.name == "gram":
         few = max(load.dual_rows(), default=0)
-        coordinates = lanes * (few + 2) * max(1, load.outputs) * load.itemsize
+        coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
         working = copies * coordinates + lift.rest * load.head_bytes * copies
         grams = load.gram_bytes() + min(CACHE_BYTES, lift.chunk * few * few * load.itemsize)
     else:
-        working = copies * lanes * load.head_bytes + gathered
+        working = copies * at_once * load.head_bytes + gathered
     working += SLACK
     if lift.name == "sequential":
         cut = sum(load.rows) * load.views * row

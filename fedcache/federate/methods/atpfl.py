@@ -70,8 +70,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         t_g, t_prev = (frozen_text(p["ctx"], names, ctx) for p in (down, previous))
         images = fixed_images(down, previous, data, ctx)
 
-    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
-        value, z, t = tpfl.forward(p, batch, names, lanes)
+    def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
+        value, z, t = tpfl.forward(p, batch, names, batch_ctx)
         if is_zero(mu):
             return value  # the same bits as tpfl, at the same price
         visual = (batch["w"] * l_aug(z, *images(batch), gamma)).sum(-1)

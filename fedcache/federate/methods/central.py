@@ -54,7 +54,7 @@ def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Te
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Train on all rows; the only lane is every client's rows together."""
+    """Train on all rows; the only client is every client's rows together."""
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
     x, y = data.full()[0].double().flatten(0, -2), data.labels(data.positions()).flatten()

@@ -72,7 +72,7 @@ def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: 
         kind: ``sq_l2``, or ``mse`` = sq_l2 / P.
 
     Returns:
-        one value per lane.
+        one value per client.
     """
     lead = z.shape[:-2]
     target = bar.expand(*lead, *bar.shape[-2:]).gather(-2, y.expand(z.shape[:-1]).unsqueeze(-1).expand(z.shape))

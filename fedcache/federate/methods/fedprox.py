@@ -22,7 +22,7 @@ from fedcache.heads.linear import Tree
 
 
 def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
-    """|w - w_g|^2 over the trained tensors, one value per lane."""
+    """|w - w_g|^2 over the trained tensors, one value per client."""
     return squared_distance(p, down, trained(ctx.hp), ctx)
 
 

@@ -62,8 +62,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
     names, now = class_names(ctx, down["ctx"].shape[-2]), scheduled(ctx)
 
-    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
-        u = scale(lanes) * affine(batch["x"], text_features(p["ctx"], names, lanes))
+    def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
+        u = scale(batch_ctx) * affine(batch["x"], text_features(p["ctx"], names, batch_ctx))
         return cross_entropy(u, batch["y"], batch["w"])
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:

@@ -75,7 +75,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 
 def travelled(data: ClientData, ctx: Ctx) -> Tensor:
-    """K lr of every lane: local steps times the learning rate, [*lead] with axes of 1 where lanes agree."""
+    """K lr of every client: local steps times the learning rate, [*lead] with axes of 1 where clients agree."""
     steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
     K = torch.tensor(steps, dtype=ctx.env.dtype, device=ctx.env.device)
     return ctx.number("lr") * K.reshape(data.rows.shape[:-1])

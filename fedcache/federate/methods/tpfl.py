@@ -63,8 +63,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """``epochs`` of eq 2 on both prompts."""
     names = class_names(ctx, down["ctx"].shape[-2])
 
-    def loss(p: Tree, batch: Batch, _down: Tree, lanes: Ctx) -> Tensor:
-        return forward(p, batch, names, lanes)[0]
+    def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
+        return forward(p, batch, names, batch_ctx)[0]
 
     p = train_prompts(loss, {**down, **state}, data, ctx)
     return {k: p[k] for k in state}, {k: p[k] for k in down}

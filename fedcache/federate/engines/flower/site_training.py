@@ -74,7 +74,7 @@ class _Alone(RunState):
 
     def _eligible(self) -> list[int]:
         """Itself, also to be scored without a row to train on."""
-        return [next(i for i, lane in enumerate(self.lanes) if lane is not NOBODY)]
+        return [next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, lane, over
+from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
 
@@ -27,10 +27,10 @@ NOISE = (
 
 
 def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
-    """Unit noise [*lead, max(rows), width]; lane i has ``rows[i]`` rows of it, then zeros."""
+    """Unit noise [*lead, max(rows), width]; client i has ``rows[i]`` rows of it, then zeros."""
 
-    def one(g: np.random.Generator, lane: int) -> np.ndarray:
-        shape = (rows[lane], width)
+    def one(g: np.random.Generator, client: int) -> np.ndarray:
+        shape = (rows[client], width)
         return g.laplace(size=shape) if ctx.hp["noise"] == "laplace" else g.standard_normal(shape)
 
     return ctx.rng.each("noise", one, *key)
@@ -45,12 +45,12 @@ def noisy(batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoc
     """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
     noise = draw(data.n, ctx.env.width, ctx, epoch)
     for k, batch in batches:
-        e = lane(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
+        e = narrow_clients(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
         yield k, batch | {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
 
 
 def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
     """Noise on the prototypes [.., C, P] of the classes with rows behind them, ``count`` [.., C]; the others are 0."""
-    lanes = ctx.lead[-1] if ctx.lead else 1
-    e = draw([ctx.env.classes] * lanes, proto.shape[-1], ctx)
+    clients = ctx.lead[-1] if ctx.lead else 1
+    e = draw([ctx.env.classes] * clients, proto.shape[-1], ctx)
     return perturb(proto, e, ctx) * (count > 0).unsqueeze(-1)

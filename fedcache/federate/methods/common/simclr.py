@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, lane, over
+from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
 from fedcache.federate.engine.method import Fit
@@ -130,7 +130,7 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
         u = draw("dropout", (2, data.x.shape[-1]), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             x = batch["x"]
-            mine = lane(u, k, ctx)
+            mine = narrow_clients(u, k, ctx)
             index = batch["i"][..., None, None].expand(*batch["i"].shape, *u.shape[-2:])
             keep = mine.gather(-3, index)
             masks = [(keep[..., j, :] >= over(rate, x)).to(x.dtype) / (1.0 - over(rate, x)) for j in (0, 1)]
@@ -140,7 +140,7 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
 
 
 def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """SimCLR's loss of a batch of pairs, one value per lane."""
+    """SimCLR's loss of a batch of pairs, one value per client."""
     encoder = encoder_of(ctx.hp)
     axis = 0 if ctx.env.image else -2
     h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)

@@ -162,7 +162,7 @@ def check_views(hp: Hp, ctx: Ctx) -> None:
 
 
 def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Mean cross-entropy of the model's logits, one value per lane, and BatchNorm's updates."""
+    """Mean cross-entropy of the model's logits, one value per client, and BatchNorm's updates."""
     u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])
     return cross_entropy(u, batch["y"], batch["w"]), updates
 

@@ -33,7 +33,7 @@ SYNTHESIS = (
 
 
 def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """z_ki ~ N(T_k, sigma^2 I) for each lane's class labels k; the draws are those of step ``t`` of an epoch.
+    """z_ki ~ N(T_k, sigma^2 I) for each client's class labels k; the draws are those of step ``t`` of an epoch.
 
     Returns:
         rows ``z`` [.., R, D], classes ``k`` [.., R] and weights ``kw`` [.., R]; padding weighs 0.
@@ -64,7 +64,7 @@ def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
 
 
 def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """``strata`` rows of every class, which stand for a lane's class labels k of all its ``steps`` (not in the paper).
+    """``strata`` rows of every class, which stand for a client's class labels k of all ``steps`` (not in the paper).
 
     A row of class k weighs n_k / strata: over the draws, a step's gradient has the mean it has when rows are shuffled
     and dealt, with less variance, because no class is missed; and far fewer rows are drawn.
@@ -81,7 +81,7 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
 
 
 def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
-    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per lane."""
+    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per client."""
     n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
     flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
     return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
@@ -90,7 +90,7 @@ def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 def with_rows(
     batches: Iterator[tuple[int, Batch]], deals: list[np.ndarray], data: ClientData, ctx: Ctx, epoch: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, and dealt to a lane's steps."""
+    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, dealt to a client's steps."""
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
     if ctx.hp["synth"] == "strata":
