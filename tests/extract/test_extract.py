@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,7 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
 
     calls: list[None] = []
     for module in ("commands.extract", "extract.workers.local", "extract.workers.chunk_tasks"):
-        monkeypatch.setattr(f"fedcache.{module}.keep_freed_memory", lambda: calls.append(None))
+        monkeypatch.setattr(import_module(f"fedcache.{module}"), "keep_freed_memory", lambda: calls.append(None))
     fc.extract(f"folder:{images}", backbones=["random-projection"], workers=0)
     assert not calls
     assert extract(images).code == 0

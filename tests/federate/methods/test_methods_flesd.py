@@ -200,14 +200,14 @@ def test_zeta_zero_makes_the_key_encoder_the_student(zeta, follows, monkeypatch)
     hp = settled(zeta=zeta, esd_epochs=1, esd_batch=9)
     w, ctx = weights(hp, 6), server(hp, public)
     seen = {}
-    real = distil.scan
+    real = distil.fold_batches
 
     def spy(carry, batches, step, c):
         out = real(carry, batches, step, c)
         seen.update({n: float((out[n] - out[f"key/{n}"]).abs().max()) for n in w})
         return out
 
-    monkeypatch.setattr(distil, "scan", spy)
+    monkeypatch.setattr(distil, "fold_batches", spy)
     distil.distil(w, Ensemble(units(5, 1, 9, 4), None, 0.1), ctx)
     assert (max(seen.values()) == 0.0) is follows
 
