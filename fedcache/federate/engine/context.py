@@ -2,7 +2,7 @@
 
 M clients of G grid points are one batch. ``ctx.lead`` is ``()``, ``(M,)`` or ``(G, M)``, and every per-client tensor
 carries exactly those leading axes, each full or 1. Methods never see a random generator: draws are keyed by
-(seed, purpose, round, client, ...) and stacked here, so no lift, chunk, padding or order of clients changes a draw.
+(seed, purpose, round, client, ...) and stacked here, so no execution, chunk, padding or order changes a draw.
 """
 
 from __future__ import annotations

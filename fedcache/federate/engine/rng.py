@@ -1,6 +1,6 @@
 """Random streams: one numpy generator for every key (seed, purpose, round, client, ...).
 
-A key is hashed to 128 bits, so two keys never share a stream in practice, and no order of clients, chunk or lift
+A key is hashed to 128 bits, so two keys never share a stream in practice, and no order of clients, chunk or execution
 changes a draw. A round makes one stream for every client and purpose; ``generators`` seeds many at once, since numpy's
 ``SeedSequence`` spends 30 us on each. The states are those of ``PCG64(SeedSequence(hash))``, bit for bit.
 """

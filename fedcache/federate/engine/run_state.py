@@ -1,6 +1,6 @@
-"""One run: its constants, its state between rounds, and the two ends of a round (``federate.program`` is the middle).
+"""One run: its constants, its state between rounds, and the two ends of a round (an ``Executor`` is the middle).
 
-State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and every lift shares
+State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and all executions share
 one format. ``fit`` never sees a test row, and a method that needs no labels is handed data that has none.
 """
 
@@ -306,7 +306,7 @@ class RunState:
         return pooled
 
     def fit_one(self, down: Tree, client: int) -> Tree:
-        """The loop lift: one client without leading axes; its upload."""
+        """One client trained alone, without leading axes; its upload."""
         self.env.watch()
         data, ctx = self.cut(client), self.ctx([client], 0)
         state = self.states.get(client)

@@ -51,7 +51,7 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
     """
     known, name = executors(), execution_name(name)
     if name != "auto" and name not in known:
-        raise unknown("lift", name, ("auto", *known))
+        raise unknown("execution", name, ("auto", *known))
     refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
     able = [k for k, why in refusals.items() if not why]
     if name != "auto" and name not in able:

@@ -63,38 +63,38 @@ class Forecast:
         return f"{self.total / 2**20:,.0f} MiB at the peak ({parts})"
 
 
-def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
+def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
     """The peak of a run.
 
     Args:
         load: sizes.
-        lift: how it is computed.
+        plan: how it is computed.
         opt: adam | sgd; what the optimiser keeps beside weights and gradient.
         stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
         closed: whether uploads are sums of products of features, D x D in float64, and not a model.
     """
-    points = 1 if lift.name == "sequential" else lift.points
+    points = 1 if plan.name == "sequential" else plan.points
     longest = max(load.rows, default=0)
     # weights, gradient, the optimiser's moments, and one temporary of an update
     copies = 5 if opt == "adam" else 4
-    at_once = lift.chunk * points
+    at_once = plan.chunk * points
     row = load.width * load.itemsize
-    gathered = min(GATHER_BYTES, lift.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
+    gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
     grams = 0
-    if lift.name == "gram":
+    if plan.name == "gram":
         few = max(load.dual_rows(), default=0)
         coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
-        working = copies * coordinates + lift.rest * load.head_bytes * copies
-        grams = load.gram_bytes() + min(CACHE_BYTES, lift.chunk * few * few * load.itemsize)
+        working = copies * coordinates + plan.rest * load.head_bytes * copies
+        grams = load.gram_bytes() + min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
     else:
         working = copies * at_once * load.head_bytes + gathered
     working += SLACK
-    if lift.name == "sequential":
+    if plan.name == "sequential":
         cut = sum(load.rows) * load.views * row
         working += cut if cut <= MEMO_BYTES else 0
         if load.points > 1:  # first weights too
             working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), len(load.rows) * load.head_bytes)
-    uploads = load.clients if stacked else lift.chunk
+    uploads = load.clients if stacked else plan.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * 2)
     if closed:
@@ -110,13 +110,13 @@ def forecast(load: Load, lift: ExecutionPlan, *, opt: str, stacked: bool, closed
     )
 
 
-def refuse_too_much(found: Forecast, load: Load, lift: ExecutionPlan, free: int, *, loaded: bool) -> None:
+def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool) -> None:
     """Refuse a run that does not fit into free memory, with what would.
 
     Args:
         found: from ``forecast``.
         load: its sizes.
-        lift: how it would be computed.
+        plan: how it would be computed.
         free: bytes.
         loaded: whether the features are in memory already.
 
@@ -127,11 +127,11 @@ def refuse_too_much(found: Forecast, load: Load, lift: ExecutionPlan, free: int,
     if needed <= free:
         return
     spare = free - (needed - found.working)
-    per_client = found.working / max(1, lift.chunk)
+    per_client = found.working / max(1, plan.chunk)
     fits = int(spare // per_client) if per_client else 0
     hint = (
-        f"At most {fits} clients at once fit: the engine takes {lift.chunk}; --execution sequential takes one."
-        if 0 < fits < lift.chunk
+        f"At most {fits} clients at once fit: the engine takes {plan.chunk}; --execution sequential takes one."
+        if 0 < fits < plan.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )
     raise FedcacheError(
