@@ -14,13 +14,11 @@ from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
 from fedcache.store.selection import match_arrays, names_of
 from fedcache.store.store import Store
+from fedcache.store.text_features import TEXT_ORDER
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.hyperparameters import Hp
     from fedcache.federate.engine.method import Method
-
-TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
-"""Backbones with a text tower, the first of a store is taken."""
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")
 """What determines an encoder's input image; normalisation happens after it."""

@@ -14,6 +14,9 @@ from fedcache.store import chunks as files
 from fedcache.store.files import digest_of, sha256_hex, write_atomic
 from fedcache.store.manifest import SAFE, Manifest
 
+TEXT_ORDER = ("clip-rn50", "clip-vit-b-16", "clip-vit-b-32", "glyph-clip")
+"""Backbones with a text tower; of those of a store the first is taken."""
+
 
 def find_text(
     manifest: Manifest, backbone: str, templates: Sequence[str] | None, weights: str | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.plan import memory_of, roots_of, store_path
 from fedcache.extract.planning.unfinished import unfinished_arrays_of
 from fedcache.progress import Observer
-from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, resolve_path
+from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, last_store, resolve_path
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
 
@@ -53,15 +52,12 @@ def locate_store(
             )
             found = store_path(home, *known) if known else None
         return found if found is not None and found.exists() else None
-    try:
-        last = json.loads(home.last.read_bytes())
-        chosen = Path(last["store"])
-    except (OSError, ValueError, KeyError, TypeError):
+    last = last_store(home)
+    if last is None:
         return None
-    if not chosen.exists():
-        return None
+    chosen, spec = last
     if observer is not None:
-        observer.note(f"Store {chosen.name}: {last['spec']}, the dataset last extracted (--dataset chooses another).")
+        observer.note(f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another).")
     return chosen
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.extract.planning.find_store import find_store
-from fedcache.runs.arrays import TEXT_ORDER
+from fedcache.store.catalog.find import last_store
+from fedcache.store.store import Store
+from fedcache.store.text_features import TEXT_ORDER
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Sizes:
 
 def current_sizes(home: Home) -> Sizes:
     """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
+    last = last_store(home)
     try:
-        store = find_store(home)
+        store = Store.open(last[0]) if last is not None else None
     except FedcacheError:
         store = None
     arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"} if store is not None else {}

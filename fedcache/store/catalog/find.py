@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -34,6 +35,16 @@ def resolve_path(home: Home, path: Path) -> Path:
     if found is None and bare and not path.exists():
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
     return path if found is None else found
+
+
+def last_store(home: Home) -> tuple[Path, str] | None:
+    """The store last extracted or ingested, and what was asked for; None when none is remembered or it is gone."""
+    try:
+        last = json.loads(home.last.read_bytes())
+        path, spec = Path(last["store"]), str(last["spec"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (path, spec) if path.exists() else None
 
 
 def ingested_stores(home: Home) -> dict[str, Path]:
