@@ -86,9 +86,10 @@ def train_config(
         "seeds": ",".join(map(str, chosen)),
         "set": dict(settings or {}),
         "store": str(path) if path is not None else None,
-        "partition": parts,
     }
-    if parts is not None and not isinstance(parts, str):
+    if isinstance(parts, str):
+        flags["partition"] = parts
+    elif parts is not None:
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
