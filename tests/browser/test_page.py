@@ -126,6 +126,8 @@ def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium: Any, demo: Pat
             if not page.evaluate(f"document.querySelectorAll('#{figure} .mark').length"):
                 continue
             drawing.focus()
+            # Focusing scrolls, and a scroll hides the tip: its event comes with one of the next frames.
+            page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
             page.keyboard.press("End")
             last = page.locator("#tip").text_content()
             page.keyboard.press("Home")
