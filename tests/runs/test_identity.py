@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.runs.identity import ROOT, digest_of_code
+from fedcache.runs.identity import DETERMINING, ROOT, digest_of_code
 from fedcache.store.code_digest import tree_digest
 
 
@@ -58,6 +58,9 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
     [
         ("heads/losses.py", "log_softmax", "softmax"),
         ("store/reader.py", "return ", "return None or "),
+        ("store/columns.py", "return ", "return None or "),
+        ("runs/shard_rows.py", "return ", "return None or "),
+        ("runs/store_rows.py", "return ", "return None or "),
         ("extract/images.py", "return ", "return None or "),
         ("federate/partition/rows.py", "return ", "return None or "),
         ("federate/engine/optim.py", "return ", "return None or "),
@@ -66,6 +69,12 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
 )
 def test_a_changed_expression_makes_another_run(package: Path, file: str, old: str, new: str) -> None:
     assert changed(package, file, old, new)
+
+
+def test_every_file_that_determines_a_figure_is_there() -> None:
+    # A file that was renamed would otherwise leave the digest without a word.
+    places = [(p, ROOT / p.removesuffix("/**")) for p in DETERMINING]
+    assert [p for p, place in places if not (any(place.rglob("*.py")) if p.endswith("/**") else place.is_file())] == []
 
 
 def test_a_method_is_identified_by_the_method_files_it_imports(package: Path) -> None:
