@@ -287,7 +287,7 @@ def narrow_clients(t: Tensor, count: int, ctx: Ctx, start: int = 0) -> Tensor:
 def own(tree: Tree, ctx: Ctx) -> Tree:
     """Every tensor with full leading axes in memory of its own, to be updated in place.
 
-    They become row-major, but for a grid, whose tensors may have an order of their own (``heads.span``).
+    They become row-major, but for a grid, whose tensors may have an order of their own (``heads.gram``).
     """
     core = len(ctx.lead)
     order = torch.preserve_format if core == 2 else torch.contiguous_format
