@@ -50,10 +50,7 @@ def fedavg(C: int, rounds: int, bar: float) -> Row:
         for p in few:
             clean.fedavg(parts, C, rounds, clean.sgd(p["lr"], wd=p["wd"]))
 
-    calls = {
-        "clean loops": one_after_another,
-        "grid": partial(f.grid, "fedavg", points, rounds),
-    }
+    calls = {"clean loops": one_after_another, "grid": partial(f.grid, "fedavg", points, rounds)}
     lift = f.grid("fedavg", points, 1)[0]
     detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; lift {lift.lift}, {lift.points} points at once, 1 thread"
     name, target = f"grid of 240 fedavg points, C={C}", f">= {bar:g} x clean loops one after another"

@@ -105,7 +105,7 @@ def contenders(folder: Path, rows: int, width: int) -> dict[str, dict[str, Calla
             "fedcache": lambda: ours().all(),
             "zarr[:]": lambda: zarr.open_array(folder / "plain.zarr", mode="r")[:],
             "h5py": lambda: h5py.File(folder / "x.h5")["x"][:],
-        },
+        }
     }
     for order, clients in (("random", mixed), ("sorted", [np.sort(c) for c in mixed])):
         tasks[f"gather {order}, first"] = {

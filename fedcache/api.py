@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.keywords import fields_of, names_checked, opened, train_config
 from fedcache.progress import Observer, Silent
@@ -89,7 +89,7 @@ def ingest(
         observer: told the story.
 
     Raises:
-        FedcacheError: USAGE, STORE, CORRUPT.
+        UsageError, StoreError, CorruptionError.
     """
     from fedcache.extract.planning.ingest import ingest_file
 
@@ -110,7 +110,7 @@ def partition(
         arguments: those that the scheme declares (clients, alpha, shards, shots, ...).
 
     Raises:
-        FedcacheError: USAGE for an argument that the scheme does not have, or that the rows do not allow.
+        UsageError for an argument that the scheme does not have, or that the rows do not allow.
     """
     from fedcache.runs.partitions import make_partition
 
@@ -207,16 +207,15 @@ def grid(
         sweeps: hyperparameter, or rounds, participation, clients, alpha, ... -> values.
 
     Raises:
-        FedcacheError: once all other points are trained and kept: CORRUPT when a stored point is damaged, FEDERATED
-            when one could not be trained.
+        Once all other points are trained and kept: CorruptionError when a stored point is damaged,
+        FederatedRunError when one could not be trained.
     """
     from fedcache.grids import grid as grids
     from fedcache.runs.trackers import tracking
 
     names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
     if mine := next((m for m in names if not isinstance(m, str)), None):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"grid() takes methods by name, and got the Method {mine.name}.",
             "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
         )
@@ -249,7 +248,7 @@ def compare(
         pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     from fedcache.report.compare import compare_entries
     from fedcache.report.find_runs import gather, several
@@ -269,7 +268,7 @@ def report(runs: Queries = None, out: str | Path = "report.html", *, title: str 
         embed: pca | tsne | umap | none, how features come to two dimensions.
 
     Raises:
-        FedcacheError: USAGE, ENVIRONMENT.
+        UsageError, MachineError.
     """
     from fedcache.report.find_runs import several
     from fedcache.report.page import write_report

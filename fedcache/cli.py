@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedcache import __version__
 from fedcache.commands import output
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, UsageError
 
 MAIN, STORES, HELP, LISTS = "Extract and train", "Stores", "This installation", "What there is"
 
@@ -187,6 +187,6 @@ def main(argv: list[str] | None = None) -> None:
         context = getattr(error, "ctx", None)
         hint = f"See `{context.command_path} --help`." if context is not None else "See `fedcache --help`."
         message = error.format_message() or "No command was given."
-        output.fail(name, "--json" in arguments, FedcacheError(Exit.USAGE, message, hint))
+        output.fail(name, "--json" in arguments, UsageError(message, hint))
         code = Exit.USAGE
     sys.exit(int(code or 0))

@@ -48,12 +48,7 @@ class Meaning:
 
 
 MEANINGS: Mapping[Exit, Meaning] = {
-    Exit.OK: Meaning(
-        "done",
-        "The command did what it says, or found it done.",
-        "Nothing.",
-        "fedcache methods list",
-    ),
+    Exit.OK: Meaning("done", "The command did what it says, or found it done.", "Nothing.", "fedcache methods list"),
     Exit.USAGE: Meaning(
         "usage: unknown name, value out of range, infeasible partition",
         "What was asked for makes no sense, so nothing was computed or changed. A misspelt option, method, "
@@ -120,7 +115,7 @@ MEANINGS: Mapping[Exit, Meaning] = {
 
 
 class FedcacheError(Exception):
-    """A failure a user can act on.
+    """A failure a user can act on. Each exit code has a subclass below, whose ``code`` it carries.
 
     Args:
         code: the exit code of the command line.
@@ -140,6 +135,55 @@ class FedcacheError(Exception):
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:
         # Exceptions cross process borders in the extraction workers; the default keeps only the message.
         return FedcacheError, (self.code, self.message, self.hint)
+
+
+class UsageError(FedcacheError):
+    """What was asked for makes no sense: an unknown name, a value out of range."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.USAGE, message, hint)
+
+
+class StoreError(FedcacheError):
+    """A store is missing, locked, incompatible, or without the features asked for."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.STORE, message, hint)
+
+
+class CorruptionError(FedcacheError):
+    """Bytes on the disk are not those that were written, or too many inputs cannot be read."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.CORRUPT, message, hint)
+
+
+class MachineError(FedcacheError):
+    """This machine lacks something: weights, a package, a device, memory, space, a network."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.ENVIRONMENT, message, hint)
+
+
+class FederatedRunError(FedcacheError):
+    """Training gave numbers that are not finite, or an upload was malformed."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.FEDERATED, message, hint)
+
+
+class StoppedError(FedcacheError):
+    """A signal stopped the work; the same command goes on."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.INTERRUPTED, message, hint)
+
+
+class InternalError(FedcacheError):
+    """A bug in fedcache."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(Exit.BUG, message, hint)
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -162,7 +206,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> Fe
     near = closest(name, names)
     guess = f" Did you mean {near!r}?" if near else ""
     listing = ", ".join(names) if names else "(none)"
-    return FedcacheError(Exit.USAGE, f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
+    return UsageError(f"Unknown {kind} {name!r}.{guess}", hint or f"Known: {listing}")
 
 
 def memory_error(error: BaseException) -> FedcacheError | None:
@@ -175,8 +219,7 @@ def memory_error(error: BaseException) -> FedcacheError | None:
     shape = re.search(r"with shape (\([\d, ]+\))", text)
     asked = [size[1]] if size else []
     asked += [f"an array of shape {shape[1]}"] if shape else []
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"There is not enough memory{' for ' if asked else ''}{', '.join(asked)}.",
         "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory.",
     )

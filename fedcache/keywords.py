@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fedcache.config import Home, TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from fedcache.federate.partition.partition import Partition
@@ -47,7 +47,7 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
         strict: whether others are refused.
 
     Raises:
-        FedcacheError: USAGE, for another keyword under ``strict``.
+        UsageError, for another keyword under ``strict``.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
     given = {"lift" if name == "execution" else name: value for name, value in given.items()}
@@ -79,7 +79,7 @@ def train_config(
     """The configuration of ``train``; a partition that the store does not hold is saved in it."""
     chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
     if not chosen:
-        raise FedcacheError(Exit.USAGE, "seeds is empty.", "For example seeds=range(3)")
+        raise UsageError("seeds is empty.", "For example seeds=range(3)")
     path = store if store is None or isinstance(store, str | Path) else store.path
     flags: dict[str, Any] = {
         **given,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 
 MOST_ROWS = 30
 """Rows that a table of a notebook shows."""
@@ -35,13 +35,13 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
     """Columns of equal length as a ``pandas.DataFrame``.
 
     Raises:
-        FedcacheError: ENVIRONMENT when pandas is not installed; fedcache never needs it but here.
+        MachineError when pandas is not installed; fedcache never needs it but here.
     """
     try:
         import pandas
     except ImportError as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, "frame() makes pandas columns, and pandas is not installed.", "pip install pandas"
+        raise MachineError(
+            "frame() makes pandas columns, and pandas is not installed.", "pip install pandas"
         ) from error
     return pandas.DataFrame(dict(columns))
 

@@ -50,11 +50,7 @@ B = Breakage
 LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.py", "federate/engine/local_training.py"
 BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
-SNAPSHOTS, SCORE, METHODS = (
-    "federate/engine/snapshots.py",
-    "federate/engine/evaluate.py",
-    "federate/methods/",
-)
+SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/rng.py"
 SUMS = 'return {}, {"sum": total, "count": count'

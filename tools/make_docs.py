@@ -394,11 +394,7 @@ def _paper_page(name: str) -> str:
         lines += ["", f"`fedcache datasets pull {name}` downloads{whole or ' it'}."]
     lines += ["", "## Layouts", "", "Looked for in `$FEDCACHE_HOME/data/" + name + "`, or where `--data` says.", ""]
     rows = [
-        (
-            x.name,
-            ", ".join(f"`{need}`" for need in x.needs),
-            ", ".join(f"{what} {n:,}" for what, n in x.counts.items()),
-        )
+        (x.name, ", ".join(f"`{need}`" for need in x.needs), ", ".join(f"{what} {n:,}" for what, n in x.counts.items()))
         for x in held.layouts
     ]
     lines += [*table(("layout", "recognised by", "rows expected"), rows), ""]

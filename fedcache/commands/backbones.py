@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import Json, Weights, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.planning.plan import check_backbone, memory_of
 
@@ -108,9 +108,7 @@ def backbones_pull(name: Name, json: Json = False) -> None:
         found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
         if found.path is None and found.download is not None:
             if home.offline:
-                raise FedcacheError(
-                    Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE."
-                )
+                raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE.")
             observer.note(f"Downloading {found.download}")
             found = pull(backbone, home=home.root, memory=memory_of(home))
         path = str(found.path) if found.path else None

@@ -9,7 +9,7 @@ import typer
 
 from fedcache.commands.options import Json, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_text import caption, differences, sentences, values
 from fedcache.report.drawing_files import check_file
@@ -106,27 +106,24 @@ def written_format(form: str | None, out: Path | None, json: bool) -> str | None
     """What ``-o`` writes.
 
     Raises:
-        FedcacheError: USAGE for unknown formats and endings, a missing directory, and options that would be ignored.
+        UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
     """
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, FORMATS)
     if form is not None and json:
-        raise FedcacheError(
-            Exit.USAGE,
-            "--format and --json are both given, and stdout is one of them.",
-            "With --json, -o FILE.md or FILE.tex",
+        raise UsageError(
+            "--format and --json are both given, and stdout is one of them.", "With --json, -o FILE.md or FILE.tex"
         )
     if out is None:
         return None
     written = ENDINGS.get(out.suffix.lower())
     if written is None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Cannot write {out.name!r}: its ending is {out.suffix or '(none)'!r}, expected .md or .tex.",
             f"-o {out.with_suffix('.md')}",
         )
     if not out.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     return written
 
 

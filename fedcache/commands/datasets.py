@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import Data, Json, Layout, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, MachineError
 from fedcache.extract.datasets import info, known, open_dataset, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
@@ -80,9 +80,7 @@ def _flat(value: Any) -> str:
 
 @datasets.command("check")
 def datasets_check(
-    name: Name,
-    path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")],
-    json: Json = False,
+    name: Name, path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")], json: Json = False
 ) -> None:
     """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
 
@@ -120,7 +118,7 @@ def datasets_pull(
     def call(observer: TerminalObserver) -> CommandResult:
         home = Home.from_environment()
         if home.offline:
-            raise FedcacheError(Exit.ENVIRONMENT, "FEDCACHE_OFFLINE is set.", "Unset it to download.")
+            raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
         spec = full_spec(name)
         folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
         lines = [str(folder)]

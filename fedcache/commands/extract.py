@@ -23,7 +23,7 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
 from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.config.sections import CLIENTS, DATA, SchemeArguments
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.templates import quoted
@@ -124,12 +124,11 @@ def refuse_scheme_options(given: Given, out: str | None) -> None:
     """Refuse options of a scheme where there is no ``--partition``.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     names = ("clients", "alpha", "shards", "shots", "options", "seed")
     if any(value is not None for value in (*(given[name] for name in names), out)):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             "Options of a scheme were given without --partition, which cuts one store per client.",
             "For example --partition iid --clients 10; or make a partition afterwards: fedcache partition --help",
         )

@@ -11,20 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import (
-    Given,
-    Json,
-    check_methods,
-    pairs,
-    pick,
-    split_list,
-    train_config,
-    with_options,
-)
+from fedcache.commands.options import Given, Json, check_methods, pairs, pick, split_list, train_config, with_options
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals
 from fedcache.config import Home, TrainConfig
 from fedcache.config.sections import RunOptions
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
@@ -251,10 +242,8 @@ def up(
 def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
         said = "Both --keys and --insecure are given." if insecure else "Neither --keys nor --insecure is given."
-        raise FedcacheError(
-            Exit.USAGE,
-            said,
-            "fedcache flower keys --out KEYS --sites a,b makes keys; --insecure is for loopback alone.",
+        raise UsageError(
+            said, "fedcache flower keys --out KEYS --sites a,b makes keys; --insecure is for loopback alone."
         )
 
 

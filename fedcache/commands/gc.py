@@ -17,8 +17,7 @@ def gc(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind",
-            help="leftovers | given-up | old-runs | old-stores, comma-separated; default leftovers,given-up.",
+            "--kind", help="leftovers | given-up | old-runs | old-stores, comma-separated; default leftovers,given-up."
         ),
     ] = None,
     days: Annotated[

@@ -27,7 +27,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.commands.run_output import grid_answer, plan_answer
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.config.sections import COMPUTING, RunOptions, SchemeArguments
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
 from fedcache.grids import presets
@@ -120,9 +120,7 @@ def grid(
         methods = split_list(method, "--method") or (preset.methods if preset is not None else ())
         methods = methods or ((resolved.method,) if resolved.method else ())
         if not methods:
-            raise FedcacheError(
-                Exit.USAGE, "No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
-            )
+            raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
         check_methods(methods)
         from fedcache.grids import grid as grids
 
@@ -183,7 +181,7 @@ def swept_values(
     """Each swept key and its values: those of a ready grid under those of ``--sweep``.
 
     Raises:
-        FedcacheError: USAGE, for a key that ``--set`` fixes too.
+        UsageError, for a key that ``--set`` fixes too.
     """
     asked = {
         key: tuple(part.strip() for part in values.split(",") if part.strip())
@@ -191,5 +189,5 @@ def swept_values(
     }
     both = sorted({key.removeprefix("set.") for key in asked} & pairs(given["set"], "--set", once=True).keys())
     if both:
-        raise FedcacheError(Exit.USAGE, f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
+        raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
     return {**(preset.sweep if preset is not None else {}), **asked}

@@ -9,7 +9,7 @@ import typer
 from fedcache.commands.options import Dataset, Json
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.extract.planning.find_store import need_path
 from fedcache.report.find_runs import gather
 from fedcache.store.store import Store
@@ -84,7 +84,7 @@ def ls(
 def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
     """The results of ``ls --runs``."""
     if dataset is not None:
-        raise FedcacheError(Exit.USAGE, "ls --runs takes no --dataset.", "fedcache ls --runs")
+        raise UsageError("ls --runs takes no --dataset.", "fedcache ls --runs")
     root = Home.from_environment().runs
     found = gather([], root)
     entries = [

@@ -13,7 +13,7 @@ import typer
 
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.config.sections import COMPUTING, OptionInfo, SchemeArguments
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
 
 Given = Mapping[str, Any]
@@ -135,7 +135,7 @@ def flags_of(kind: type, given: Given) -> dict[str, Any]:
     """What was given for the fields of a configuration, as ``resolve`` takes it.
 
     Raises:
-        FedcacheError: USAGE, for a list that names nothing and a pair that is none.
+        UsageError, for a list that names nothing and a pair that is none.
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
@@ -187,7 +187,7 @@ def check_methods(names: Sequence[str]) -> None:
     """Refuse a misspelt method before torch is imported.
 
     Raises:
-        FedcacheError: USAGE, with "did you mean".
+        UsageError, with "did you mean".
     """
     for name in names:
         if name not in METHODS:
@@ -198,10 +198,10 @@ def runs_directory(folder: Path | None) -> Path:
     """The directory of results: the one that was named, else that of ``FEDCACHE_HOME``.
 
     Raises:
-        FedcacheError: USAGE, when the one that was named is not there.
+        UsageError, when the one that was named is not there.
     """
     if folder is not None and not folder.is_dir():
-        raise FedcacheError(Exit.USAGE, f"There is no directory {folder}.", "See `fedcache ls --runs`.")
+        raise UsageError(f"There is no directory {folder}.", "See `fedcache ls --runs`.")
     return folder or Home.from_environment().runs
 
 
@@ -213,13 +213,11 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
         name: of the option, for the message.
 
     Raises:
-        FedcacheError: USAGE, for an option that was given and names nothing, as ``,``.
+        UsageError, for an option that was given and names nothing, as ``,``.
     """
     found = tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
     if values and not found:
-        raise FedcacheError(
-            Exit.USAGE, f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
-        )
+        raise UsageError(f"{name} {','.join(values)!r} names nothing.", f"{name} NAME,NAME, or leave {name} out")
     return found
 
 
@@ -233,17 +231,16 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False, once:
         once: whether a key that comes twice is refused; else the last one holds.
 
     Raises:
-        FedcacheError: USAGE, for a pair without ``=``, or a repeated key under ``once``.
+        UsageError, for a pair without ``=``, or a repeated key under ``once``.
     """
     out: dict[str, str] = {}
     for value in split_list(values, name) if split else values or ():
         key, sign, rest = value.partition("=")
         if not sign or not key.strip() or not rest.strip():
             example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
-            raise FedcacheError(Exit.USAGE, f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+            raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
         if once and key.strip() in out:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{name} {key.strip()} is given twice.",
                 f"Leave one out; several values in turn:  fedcache grid --sweep {key.strip()}=.."
                 if name == "--set"

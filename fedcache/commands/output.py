@@ -21,7 +21,7 @@ import typer
 
 from fedcache.commands.live_view import Stretch, animated, bar
 from fedcache.commands.tables import Fitted
-from fedcache.errors import Exit, FedcacheError, memory_error
+from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
 from fedcache.progress import Round
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
         raise typer.Exit(int(error.code)) from None
     except KeyboardInterrupt:
         observer.stop()
-        stopped = FedcacheError(Exit.INTERRUPTED, "Stopped at once.", "Run the same command again: it resumes.")
+        stopped = StoppedError("Stopped at once.", "Run the same command again: it resumes.")
         fail(command, as_json, stopped, observer.warnings)
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
     except BrokenPipeError:
@@ -131,8 +131,7 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
     except OSError as error:
         observer.stop()
         place = f"{error.filename}: " if error.filename else ""
-        refused = FedcacheError(
-            Exit.ENVIRONMENT,
+        refused = MachineError(
             f"The system refused a file. {place}{error.strerror or error}.",
             "Check that the folder exists, is a folder, and may be written; df shows free space.",
         )
@@ -145,8 +144,7 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
             fail(command, as_json, short, observer.warnings)
             raise typer.Exit(int(short.code)) from None
         traceback.print_exc()
-        bug = FedcacheError(
-            Exit.BUG,
+        bug = InternalError(
             f"This is a bug in fedcache: {type(error).__name__}: {error}",
             "Please report it with the lines above and the output of `fedcache doctor`.",
         )

@@ -22,17 +22,11 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.config.sections import SchemeArguments
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.report.partition_dots import draw
-from fedcache.runs.partitions import (
-    columns_of,
-    load_partition,
-    make_partition,
-    report_notes,
-    write_shards,
-)
+from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
 
 
 @with_options(pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
@@ -60,7 +54,7 @@ def partition(
     def call(observer: TerminalObserver) -> CommandResult:
         resolved = partition_config(read_file(config), given)
         if resolved.scheme is None:
-            raise FedcacheError(Exit.USAGE, "No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
+            raise UsageError("No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
         arguments = dict(resolved.options)
         if domains := split_list(given["domain"], "--domain"):
             arguments["domain"] = domains

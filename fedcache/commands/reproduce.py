@@ -13,7 +13,7 @@ from fedcache.commands.options import EngineName, Given, Json, RayAddress, flags
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
 from fedcache.config import ExtractConfig, Home
 from fedcache.config.sections import option
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
 from fedcache.reproduce import registry
@@ -81,20 +81,18 @@ def reproduce(
             refuse_options(what, {**given, **others, "out": out})
         if what == "list":
             if name is not None:
-                raise FedcacheError(Exit.USAGE, f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
+                raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
             return list_entries()
         if what == "info":
             if name is None:
-                raise FedcacheError(
-                    Exit.USAGE, "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
-                )
+                raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
             return describe_entry(name)
         if what not in registry.names():
             raise unknown(
                 "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
             )
         if name is not None:
-            raise FedcacheError(Exit.USAGE, f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
+            raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
         flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
         chosen = Options(**{**flags, "only": wanted_labels(given["only"]), "device": given["device"] or "auto"})
         return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
@@ -106,8 +104,7 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])]
     if named:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{what} takes no {', '.join(named)}: it runs nothing.",
             f"fedcache reproduce NAME {named[0]} ..., or leave it out",
         )
@@ -205,7 +202,7 @@ def run_entry(
     from fedcache.reproduce import render, runner
 
     if out is not None and not out.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer):

@@ -52,10 +52,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     setting = (
         f"{part['scheme']}, {part['clients']} clients, {result['participation']} a round, {result['rounds']} rounds"
     )
-    lines = [
-        f"{name}: accuracy {percent(accuracy['mean'])} %{spread}",
-        f"  {what}; {setting}, {result['lift']}",
-    ]
+    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['lift']}"]
     if accuracy["mean"] is None:
         lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
     owned, size = result["classes_owned"]["per_client"], result["parameters"]

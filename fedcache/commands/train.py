@@ -19,7 +19,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.commands.run_output import plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.config.sections import RunOptions, SchemeArguments
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.stop import Stop
 from fedcache.runs.trackers import tracking
 
@@ -43,7 +43,7 @@ def train(given: Given, config: ConfigFile = None, json: Json = False) -> None:
             from fedcache.grids import grid as grids
 
             if resolved.method is None:
-                raise FedcacheError(Exit.USAGE, "No method was named.", "For example fedcache train --method fed3r")
+                raise UsageError("No method was named.", "For example fedcache train --method fed3r")
             request = grids.request_grid([resolved.method], {}, resolved, home, partition=partition)
             return plan_answer(grids.grid_plan(request, observer))
         from fedcache.runs.loop import train as run

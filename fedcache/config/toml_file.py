@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcache.config.sections import SECTIONS, OptionInfo
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 
 FILE_NAME = "fedcache.toml"
 C = TypeVar("C")
@@ -25,7 +25,7 @@ def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
     Raises:
-        FedcacheError: USAGE, when the file is missing, is not TOML, or has an unknown section.
+        UsageError, when the file is missing, is not TOML, or has an unknown section.
     """
     if path is None:
         path = Path(FILE_NAME)
@@ -34,16 +34,14 @@ def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FedcacheError(Exit.USAGE, f"Cannot read {path}: {error.strerror}.", "Check --config FILE.") from error
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Check --config FILE.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedcacheError(
-            Exit.USAGE, f"{path} is not valid TOML: {error}.", "Mend that line and run again."
-        ) from error
+        raise UsageError(f"{path} is not valid TOML: {error}.", "Mend that line and run again.") from error
     for name, section in data.items():
         if name not in SECTIONS:
             raise unknown(f"section in {path}", name, SECTIONS)
         if not isinstance(section, dict):
-            raise FedcacheError(Exit.USAGE, f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own.")
+            raise UsageError(f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own.")
     return data
 
 
@@ -51,7 +49,7 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
     """A configuration from a file's section and the flags; a flag that is None or empty was not given.
 
     Raises:
-        FedcacheError: USAGE, for an unknown key or a value of the wrong type.
+        UsageError, for an unknown key or a value of the wrong type.
     """
     hints, known = typing.get_type_hints(kind), field_names(kind)
     values: dict[str, Any] = {}
@@ -97,10 +95,8 @@ def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
         elif value is None and choice is types.NoneType:
             return None
     wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
-    raise FedcacheError(
-        Exit.USAGE,
-        f"{name} in {where} is {value!r}; expected {wanted}.",
-        "See `fedcache config` for every key and its value.",
+    raise UsageError(
+        f"{name} in {where} is {value!r}; expected {wanted}.", "See `fedcache config` for every key and its value."
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets import Source
 from fedcache.extract.images import BadImage, decode, resize
@@ -140,8 +140,7 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
         if image is None:
             continue
         if image.shape != shape:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), and {recipe.backbone} keeps it.",
                 f"Give one size:  --recipe {recipe.backbone}:size=64  (or --size 64)",
             )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, StoppedError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.chunk_writer import ChunkCollector, chunk_rows_for
@@ -78,7 +78,7 @@ def extract_arrays(
         observer: told what is done.
 
     Raises:
-        FedcacheError: INTERRUPTED after a stop; CORRUPT over ``max_bad``; STORE when locked.
+        StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
     """
     with ExitStack() as stack:
         writers = _open_writers(stack, store, data, jobs, settings, options, earlier)
@@ -199,8 +199,7 @@ class _Run:
             self.stats.seconds = time.perf_counter() - begin
             self.observer.stop()
         if not finished:
-            raise FedcacheError(
-                Exit.INTERRUPTED,
+            raise StoppedError(
                 f"Stopped on request after {self.stats.images:,} images; every finished chunk is kept.",
                 "Run the same command again to go on.",
             )
@@ -243,11 +242,10 @@ def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
     """Refuse chunks that would end within a batch.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if chunk_rows % batch:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--chunk-rows {chunk_rows} is not a multiple of the batch {batch} ({key}).",
             f"For example --chunk-rows {max(1, chunk_rows // batch) * batch}",
         )
@@ -266,4 +264,4 @@ def feature_shape(job: FeatureJob, data: Dataset, width: int) -> tuple[int, ...]
         except BadImage:
             continue
         return (rows, views, side[1], side[0], 3)
-    raise FedcacheError(Exit.CORRUPT, "No image of the dataset can be read.", "Check the dataset's path and format.")
+    raise CorruptionError("No image of the dataset can be read.", "Check the dataset's path and format.")

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -36,7 +36,7 @@ def known_device(requested: str) -> str:
     """``requested``, when it is a word for a device; whether that device is there is not looked at.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if requested not in DEVICES:
         raise unknown("device", requested, DEVICES)
@@ -47,7 +47,7 @@ def known_dtype(requested: str) -> str:
     """``requested``, when it is a compute dtype.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if requested not in ("auto", *DTYPES):
         raise unknown("dtype", requested, ("auto", *DTYPES))
@@ -58,7 +58,7 @@ def resolve_device(requested: str) -> Device:
     """``auto`` takes a GPU when torch can use one and says why not otherwise; ``cuda`` never falls back.
 
     Raises:
-        FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
+        UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
     """
     if known_device(requested) == "cpu":
         return Device("cpu", f"{cores()} cores", "asked for")
@@ -72,9 +72,7 @@ def resolve_device(requested: str) -> Device:
         f"torch {torch.__version__} was built without CUDA" if built is None else "torch finds no NVIDIA driver or GPU"
     )
     if requested == "cuda":
-        raise FedcacheError(
-            Exit.ENVIRONMENT, f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu."
-        )
+        raise MachineError(f"--device cuda, but {reason}.", "Run `fedcache doctor`, or use --device cpu.")
     if shutil.which("nvidia-smi"):
         reason += ", although nvidia-smi is installed: run `fedcache doctor`"
     return Device("cpu", f"{cores()} cores", reason)

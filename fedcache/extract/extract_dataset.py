@@ -67,8 +67,8 @@ def extract(
     to the same bytes.
 
     Raises:
-        FedcacheError: USAGE, STORE (locked, other dataset), CORRUPT (too many bad images), ENVIRONMENT (weights,
-            device, disk), INTERRUPTED (after a stop).
+        UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError (weights,
+            device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
     if engine is not None:
@@ -163,13 +163,7 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], 
 
 
 def finished(
-    path: Path,
-    digest: str,
-    planned: Sequence[PlannedArray],
-    config: ExtractConfig,
-    *,
-    keep_text: bool,
-    dry_run: bool,
+    path: Path, digest: str, planned: Sequence[PlannedArray], config: ExtractConfig, *, keep_text: bool, dry_run: bool
 ) -> Extraction | None:
     """The extraction that was asked for, when a store at ``path`` already holds all of it."""
     try:

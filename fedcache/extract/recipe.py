@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.store.files import digest_of
 
 VERSION = 1
@@ -99,8 +99,7 @@ class Recipe:
         known = {f.name for f in fields(cls)}
         extra = sorted(set(data) - known)
         if extra:
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
                 "Upgrade fedcache, or extract again with this version.",
             )
@@ -119,7 +118,7 @@ class Recipe:
         ('clip-rn50@96', False)
 
         Raises:
-            FedcacheError: USAGE, for an unknown key or a value out of range.
+            UsageError, for an unknown key or a value out of range.
         """
         allowed = ("size", "resize", "interpolation", "crop_pct", "norm", "dtype", "views", "view_seed")
         changed: dict[str, Any] = {}
@@ -151,10 +150,8 @@ def _number(name: str, text: str) -> int | float:
     except ValueError:
         value = low - 1
     if not low <= value <= high:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"recipe {name}={text} is not a number from {low} to {high}.",
-            f"For example --recipe {name}={high}",
+        raise UsageError(
+            f"recipe {name}={text} is not a number from {low} to {high}.", f"For example --recipe {name}={high}"
         )
     return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch
 from fedcache.store.quarantine import VANISHED
 
@@ -60,12 +60,11 @@ class ExtractionStats:
         """Refuse more bad images than there may be; ``latest`` are those found last, by row, if any were.
 
         Raises:
-            FedcacheError: CORRUPT, with the last reason.
+            CorruptionError, with the last reason.
         """
         if len(self.bad) > max_bad:
             row, reason = sorted((latest or self.bad).items())[-1]
-            raise FedcacheError(
-                Exit.CORRUPT,
+            raise CorruptionError(
                 f"{len(self.bad)} images could not be read, more than --max-bad {max_bad}; the last is row {row}: "
                 f"{reason}.",
                 "Mend the images, or run again with a larger --max-bad: finished chunks are kept.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import FrozenEncoder
@@ -22,13 +22,11 @@ def prompts(classes: Sequence[str], template: str) -> list[str]:
     """The template filled in for every class, with underscores of class names read as spaces.
 
     Raises:
-        FedcacheError: USAGE, when the template has no ``{}``.
+        UsageError, when the template has no ``{}``.
     """
     if "{}" not in template:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"The template {template!r} has no {{}} for the class name.",
-            'For example --text "a photo of a {}."',
+        raise UsageError(
+            f"The template {template!r} has no {{}} for the class name.", 'For example --text "a photo of a {}."'
         )
     # Not str.format: a class name or template may hold other braces.
     return [template.replace("{}", name.replace("_", " ").strip()) for name in classes]
@@ -46,12 +44,11 @@ def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Seq
         [C, D] float32, unit rows.
 
     Raises:
-        FedcacheError: USAGE, without templates, classes or a text tower, for a template without ``{}``, or when the
+        UsageError, without templates, classes or a text tower, for a template without ``{}``, or when the
             templates' features cancel out.
     """
     if not templates or not classes:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Text features need templates and classes; got {len(templates)} and {len(classes)}.",
             'For example --text "a photo of a {}."',
         )
@@ -64,8 +61,7 @@ def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Seq
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     norm = np.linalg.norm(rows, axis=-1, keepdims=True)
     if not np.all(norm > 1e-12):  # also true of NaN
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{int((~(norm > 1e-12)).sum())} text features have no direction (their norm is 0 or not finite).",
             "Check the weights of the text tower with `fedcache backbones verify`, or use other templates.",
         )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.extract.stop import Stop
 from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.execution.choose import executors
@@ -89,7 +89,7 @@ class GridRequest:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
 
         Raises:
-            FedcacheError: USAGE, naming the point.
+            UsageError, naming the point.
         """
         for number, (name, _) in enumerate(self.points):
             config, clients = self.config_of(number), self.partition_of(number).clients
@@ -138,7 +138,7 @@ def request_grid(
         exact: compute every point alone, with the bits of its single run.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     points = tuple(sampled(sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
@@ -171,7 +171,7 @@ def grid(
         stop: honoured between rounds; finished points are kept.
 
     Raises:
-        FedcacheError: as ``train``; CORRUPT or FEDERATED, when no point has a result.
+        FedcacheError: as ``train``; CorruptionError or FederatedRunError, when no point has a result.
     """
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, with_hooks(observer, hooks), stop or Stop())
@@ -314,7 +314,7 @@ class GridRun:
         """What came of it.
 
         Raises:
-            FedcacheError: CORRUPT or FEDERATED, when no point has a result.
+            CorruptionError or FederatedRunError, when no point has a result.
         """
         done = Grid([])
         for number, (name, sweep) in enumerate(self.request.points):
@@ -350,8 +350,7 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                 done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 if grid.stop.requested:
                     pool.shutdown(wait=False, cancel_futures=True)
-                    raise FedcacheError(
-                        Exit.INTERRUPTED,
+                    raise StoppedError(
                         f"Stopped on request after {len(grid.ended)} of {len(numbers)} points; they are kept.",
                         "Run the same command again to go on.",
                     )

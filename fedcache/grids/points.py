@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import PartitionConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, UsageError
 from fedcache.federate.methods import find_method
 from fedcache.grids.sweeps import check_sweeps, split_key, values_of_place
 from fedcache.notebooks import data_frame, html_table, percent
@@ -66,7 +66,7 @@ class Grid:
 
     @property
     def code(self) -> Exit:
-        """CORRUPT when a stored run is damaged, else FEDERATED when a point failed, else OK."""
+        """CorruptionError when a stored run is damaged, else FederatedRunError when a point failed, else OK."""
         return Exit.CORRUPT if self.damaged else Exit.FEDERATED if self.failed else Exit.OK
 
     @property
@@ -93,7 +93,7 @@ class Grid:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
         Raises:
-            FedcacheError: ENVIRONMENT without pandas.
+            MachineError without pandas.
         """
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
         results = [p.run.result for p in self.points]
@@ -143,15 +143,13 @@ def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[
     """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if sampler == "grid":
         return list(points)
     match = re.fullmatch(r"random:(\d{1,9})(?::(\d{1,9}))?", sampler)
     if match is None or int(match[1]) < 1:
-        raise FedcacheError(
-            Exit.USAGE, f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20"
-        )
+        raise UsageError(f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20")
     count = min(int(match[1]), len(points))
     drawn = np.random.default_rng(int(match[2] or 0)).choice(len(points), count, replace=False)
     return [points[i] for i in sorted(drawn)]
@@ -161,7 +159,7 @@ def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     """Every (method, swept values), checked before anything runs: names, legal values, no repeats.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     check_sweeps(list(dict.fromkeys(methods)), sweeps)
     names = list(dict.fromkeys(methods))

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import InternalError, unknown
 from fedcache.federate.partition.partition import SCHEMES
 
 
@@ -98,16 +98,14 @@ def find_preset(name: str) -> GridPreset:
     """The ready grid of that name.
 
     Raises:
-        FedcacheError: USAGE with "did you mean" when there is none; BUG when its file is wrong.
+        UsageError with "did you mean" when there is none; InternalError when its file is wrong.
     """
     if name not in preset_names():
         raise unknown("ready grid", name, [*preset_names(), "list"], hint="fedcache grid --ready list   shows all")
     data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
     known = {f.name for f in fields(GridPreset)} - {"name"}
     if wrong := sorted(set(data) - known):
-        raise FedcacheError(
-            Exit.BUG, f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
-        )
+        raise InternalError(f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it.")
     sweep = {k: tuple(v) for k, v in data.pop("sweep").items()}
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return GridPreset(**{**plain, "name": name, "sweep": sweep})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones.table import lookup
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import SCHEMES
@@ -44,32 +44,28 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     """Refuse keys and values that cannot be.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     for key, values in sweeps.items():
         if key in ("seed", "seeds"):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--sweep {key}: seeds are not swept, every point runs all of them.",
                 f"--seeds {','.join(values) or '0,1,2'} (with --repartition each of them draws its own partition)",
             )
         if not values:
-            raise FedcacheError(Exit.USAGE, f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
+            raise UsageError(f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
     seen: dict[tuple[str, str], str] = {}
     for key, values in sweeps.items():
         where = split_key(key)
         if where in seen:
-            raise FedcacheError(
-                Exit.USAGE, f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out."
-            )
+            raise UsageError(f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out.")
         seen[where] = key
         meanings: dict[Any, str] = {}
         for value in values:
             first = meanings.setdefault(tuple(_parsed_by(methods, key, value)), value)
             if first is not value or values.count(value) > 1:
                 kept = ",".join({tuple(_parsed_by(methods, key, v)): v for v in reversed(values)}.values())
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"--sweep {key} names a value twice" + ("." if first == value else f": {first} and {value}."),
                     f"--sweep {key}={','.join(reversed(kept.split(',')))}",
                 )
@@ -83,8 +79,7 @@ def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, 
     if place == "partition":
         for method in map(find_method, methods):
             if name == key and any(h.name == name for h in method.hparams):
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"--sweep {key}: {method.name} has a hyperparameter of that name too.",
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
@@ -98,9 +93,7 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
     except ValueError:
         made = math.nan
     if not (made >= low and math.isfinite(made)):
-        raise FedcacheError(
-            Exit.USAGE, f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}={max(1, int(low))},2"
-        )
+        raise UsageError(f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}={max(1, int(low))},2")
     return made
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.heads.linear import Tree
 
 BLOCKS = 8
@@ -115,8 +115,7 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: floa
 
 def _singular(largest: Tensor, features: int, ridge: float, switch: str, unit: float) -> FedcacheError:
     works = max(1e-4 * float(largest), 10.0 * ridge, 1e-12) / unit
-    return FedcacheError(
-        Exit.FEDERATED,
+    return FederatedRunError(
         f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {features} "
         "features are constant, or sums of others, or outnumber the rows, or an upload lies.",
         f"Regularise more, for example --set {switch}={works:.1g}",

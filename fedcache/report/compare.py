@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_text, critical_difference
 from fedcache.report.find_runs import Gathered, LeftOut, by_setting, setting_names
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
@@ -53,11 +53,10 @@ class Comparisons:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
 
         Raises:
-            FedcacheError: USAGE for several tables, fewer than three runs, or another ending.
+            UsageError for several tables, fewer than three runs, or another ending.
         """
         if len(self.tables) != 1:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--plot draws one diagram, and there are {len(self.tables)} settings.",
                 "Name the runs of one setting, or compare over settings:  --over settings",
             )
@@ -92,8 +91,7 @@ def compare_entries(
     if len(entries) < 2:
         what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"
         lost = f"; {len(found.left_out)} could not be read" if found.left_out else ""
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"A comparison takes two finished runs, and {what}{lost}.",
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
@@ -119,10 +117,9 @@ def compare_entries(
             said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
     if not tables and refused:
         alike = len({error.message for error in refused}) == 1 and (len(refused) > 1 or len(groups) == 1)
-        raise refused[0] if alike else FedcacheError(Exit.USAGE, " ".join(said), refused[0].hint)
+        raise refused[0] if alike else UsageError(" ".join(said), refused[0].hint)
     if not tables:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
@@ -139,7 +136,7 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
     """Refuse wrong and contradicting values before anything is read.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     check_metric(metric, over)
     if test is not None and test not in TESTS:
@@ -147,22 +144,18 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
     if pairs not in PAIRS:
         raise unknown("--pairs", pairs, PAIRS)
     if pairs == "all" and against is not None:
-        raise FedcacheError(
-            Exit.USAGE,
-            "--pairs all and --against are both given. All pairs need no reference.",
-            "Leave one of them out.",
+        raise UsageError(
+            "--pairs all and --against are both given. All pairs need no reference.", "Leave one of them out."
         )
     if not LOWEST <= level <= HIGHEST:
-        raise FedcacheError(
-            Exit.USAGE, f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95"
-        )
+        raise UsageError(f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95")
 
 
 def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
     Raises:
-        FedcacheError: USAGE, for none and for several.
+        UsageError, for none and for several.
     """
     if isinstance(against, Run):
         against = str(against.path)
@@ -179,8 +172,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     if not meant:
         raise unknown("--against", against, blocks.names)
     if len(meant) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
             "Give one of these names, or the first letters of its digest (fedcache ls --runs).",
         )

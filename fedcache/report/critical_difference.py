@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.report.comparison_text import show_p
 from fedcache.report.drawing_files import plain, write_drawing
 from fedcache.report.paired_tests import Comparison
@@ -29,12 +29,11 @@ def draw(c: Comparison, path: Path) -> None:
         path: ends in .png, .svg or .pdf.
 
     Raises:
-        FedcacheError: USAGE for another ending, a missing directory, or a comparison without a ranking; ENVIRONMENT
+        UsageError for another ending, a missing directory, or a comparison without a ranking; MachineError
             without matplotlib.
     """
     if c.ranking is None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"A critical-difference diagram takes three runs or more and two {c.over} or more; there are "
             f"{len(c.treatments)} and {len(c.blocks)}.",
             "Leave --plot out, or name more runs.",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, closest
+from fedcache.errors import MachineError, UsageError, closest
 from fedcache.store.files import write_atomic
 
 FORMATS = ("png", "svg", "pdf")
@@ -24,13 +24,12 @@ def check_file(path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         near = closest(kind, FORMATS) or FORMATS[0]
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
             f"--plot {path.with_suffix('.' + near)}",
         )
     if not path.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
     need_matplotlib()
 
 
@@ -43,10 +42,8 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
-            "Drawing needs matplotlib, which is not installed or damaged.",
-            "pip install --force-reinstall matplotlib",
+        raise MachineError(
+            "Drawing needs matplotlib, which is not installed or damaged.", "pip install --force-reinstall matplotlib"
         ) from error
 
 

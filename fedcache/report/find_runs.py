@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.execution.names import execution_name
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
@@ -96,7 +96,7 @@ def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
         root: where digests are looked up.
 
     Raises:
-        FedcacheError: USAGE for a name that is no run.
+        UsageError for a name that is no run.
     """
     found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(asked, root):
@@ -129,14 +129,14 @@ def several(runs: object) -> list[RunQuery]:
     """What a call was given, one by one; [] for None, which means all.
 
     Raises:
-        FedcacheError: USAGE for an empty list, which means none.
+        UsageError for an empty list, which means none.
     """
     if runs is None:
         return []
     one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
     asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
     if not asked:
-        raise FedcacheError(Exit.USAGE, "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME.")
+        raise UsageError("There is no run in what was given.", "None takes all runs of FEDCACHE_HOME.")
     return asked
 
 
@@ -153,14 +153,12 @@ def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
         elif isinstance(path := getattr(one, "path", None), Path):
             yield path
         else:
-            raise FedcacheError(
-                Exit.USAGE, f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests."
-            )
+            raise UsageError(f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests.")
 
 
 def _named(name: str | Path, root: Path) -> list[Path]:
     if not str(name):
-        raise FedcacheError(Exit.USAGE, "A run has an empty name.", "See `fedcache ls --runs`.")
+        raise UsageError("A run has an empty name.", "See `fedcache ls --runs`.")
     path = Path(name)
     if path.is_dir():
         return [path] if _is_run(path) else _inside(path)
@@ -171,9 +169,8 @@ def _named(name: str | Path, root: Path) -> list[Path]:
         return matches
     if matches:
         shown = ", ".join(p.name for p in matches[:5])
-        raise FedcacheError(Exit.USAGE, f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
-    raise FedcacheError(
-        Exit.USAGE,
+        raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
         "See `fedcache ls --runs`, or give no name: all runs are taken then.",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedcache
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing_files import need_matplotlib
 from fedcache.report.figures import data, grids, models, runs
@@ -110,20 +110,18 @@ def write_report(
         observer: told the progress.
 
     Raises:
-        FedcacheError: USAGE for a name that is no run, an unknown embedding or a directory that is not there;
-            ENVIRONMENT without matplotlib.
+        UsageError for a name that is no run, an unknown embedding or a directory that is not there;
+            MachineError without matplotlib.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
+        raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     out = out.resolve() if out.is_symlink() else out  # a link stays a link
     if not os.access(out.parent, os.W_OK):
-        raise FedcacheError(Exit.ENVIRONMENT, f"{out.parent} cannot be written to.", "-o another/place/report.html")
+        raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{out} is no HTML file.",
-            f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
+        raise UsageError(
+            f"{out} is no HTML file.", f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}"
         )
     need_matplotlib()
     data.check_embedding(embed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.report.find_runs import StoredRun, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 
@@ -64,15 +64,14 @@ def check_metric(metric: str, over: str) -> None:
     """Refuse a metric that is unknown, or that results do not hold for every block.
 
     Raises:
-        FedcacheError: USAGE, with the reason.
+        UsageError, with the reason.
     """
     if over not in OVER:
         raise unknown("--over", over, OVER)
     if metric not in _PER_RUN:
         raise unknown("--metric", metric, _PER_RUN)
     if metric not in METRICS[over]:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--metric {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
             f"{over.removesuffix('s')}s' own values.",
             f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
@@ -83,7 +82,7 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
     """Runs of one setting over seeds or clients.
 
     Raises:
-        FedcacheError: USAGE, when fewer than two runs have values, or no block is common.
+        UsageError, when fewer than two runs have values, or no block is common.
     """
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
@@ -96,8 +95,7 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
     empty = [name for name, row in cells.items() if all(v is None for v in row.values())]
     cells = {name: row for name, row in cells.items() if name not in empty}
     if len(cells) < 2:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{where}: {'one run has' if cells else 'no run has'} values of {metric}, and a comparison takes two.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
@@ -107,8 +105,7 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
         held = "; ".join(
             f"{name}: {_some([b for b, v in row.items() if v is not None])}" for name, row in cells.items()
         )
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{where}: the runs have no {one} in common ({held}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
@@ -129,7 +126,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     """Equal runs over settings: one value each, of the run's mean over its seeds.
 
     Raises:
-        FedcacheError: USAGE, for fewer than two treatments or settings, and for two runs that would be one value.
+        UsageError, for fewer than two treatments or settings, and for two runs that would be one value.
     """
     check_metric(metric, "settings")
     groups, facts = by_setting(entries), differing(entries)
@@ -140,16 +137,14 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             row = taken.setdefault(label_of(entry, facts), {})
             before = row.setdefault(where, entry)
             if before is not entry:
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"{label_of(entry, facts)} is there twice on {where}: {_seeded(before)} and {_seeded(entry)}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
     cells = {name: {where: _PER_RUN[metric](e.result) for where, e in row.items()} for name, row in taken.items()}
     names, blocks = complete(cells, wheres)
     if len(names) < 2 or len(blocks) < 2:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Of {_count(len(cells), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
             "two settings.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",

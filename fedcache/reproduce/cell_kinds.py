@@ -13,7 +13,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.images import decode
 from fedcache.extract.recipe import slug
@@ -92,9 +92,7 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
     if not store.has_text(cell.backbones[0]):
-        raise FedcacheError(
-            Exit.STORE, f"{cell.backbones[0]} has no text features.", "Name one that has, for example glyph-clip."
-        )
+        raise StoreError(f"{cell.backbones[0]} has no text features.", "Name one that has, for example glyph-clip.")
     text = torch.from_numpy(np.array(store.text(cell.backbones[0]), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
     said = [f"rows: {len(rows)} instead of {wanted}"] if len(rows) < wanted else []
@@ -114,7 +112,7 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     label = data.classes.index(wanted) if wanted in data.classes else 0
     rows = np.flatnonzero((data.label == label) & (data.split == 0))
     if not len(rows):
-        raise FedcacheError(Exit.USAGE, f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on.")
+        raise UsageError(f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on.")
     x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p, s = float(cell.set["p"]), float(cell.set["s"])

@@ -109,7 +109,7 @@ def measure(metric: str, run: Run) -> Value | None:
     """A metric of a run of one seed; None when the run does not have it.
 
     Raises:
-        FedcacheError: USAGE for a metric nobody knows.
+        UsageError for a metric nobody knows.
     """
     name, _, rest = metric.partition(":")
     if name not in METRICS:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.datasets.limited import open_limited
@@ -179,11 +179,10 @@ def with_known_domains(cell: PaperCell, columns: Columns, *, proxy: bool) -> tup
     """The cell with its domains as the dataset calls them.
 
     Raises:
-        FedcacheError: USAGE, when the paper's own dataset lacks the domain.
+        UsageError, when the paper's own dataset lacks the domain.
     """
     if not proxy and (lost := [d for d in cell.domain if find_domain(d, columns.domains) is None]):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{cell.dataset} has no domain {lost[0]}; it has {', '.join(columns.domains)}.",
             f"fedcache datasets info {cell.dataset}",
         )
@@ -195,7 +194,7 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
     """The cell's partition; a proxy is scaled down where the rows do not suffice, and says so.
 
     Raises:
-        FedcacheError: USAGE, for rows that do not suffice and no proxy, or that fit no scale.
+        UsageError, for rows that do not suffice and no proxy, or that fit no scale.
     """
     args = dict(cell.args)
     domain = {"domain": cell.domain} if cell.domain else {}
@@ -216,9 +215,7 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         if proxy and cell.scheme in DOMAIN_CLIENTS:
             said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
         return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
-    raise FedcacheError(
-        Exit.USAGE, f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
-    )
+    raise UsageError(f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on.")
 
 
 def short_batches(cell: PaperCell, partition: Partition, *, proxy: bool) -> tuple[dict[str, Any], list[str]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract import backbones
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.registry import HEADS, PaperCell, PaperTable, replaceable
@@ -71,15 +71,14 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
     """Every chosen cell as it will be run.
 
     Raises:
-        FedcacheError: USAGE for a label or value that is not there, for ``--backbones`` where none play a role, and for
+        UsageError for a label or value that is not there, for ``--backbones`` where none play a role, and for
             a recipe of a backbone that plays none.
     """
     mapping = roles(entry, options, looker)
     for key in options.recipe:
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
                 f"In use: {', '.join(mapping.values()) or 'no backbone'}.",
             )
@@ -110,12 +109,9 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
     for name in options.backbones:
         backbones.lookup(name, home=looker.home.root)
     if options.backbones and not named:
-        raise FedcacheError(
-            Exit.USAGE, f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out."
-        )
+        raise UsageError(f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out.")
     if len(options.backbones) > len(named):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{len(options.backbones)} backbones for {len(named)} roles.",
             f"The roles of {entry.name}, in order: {', '.join(named)}",
         )

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, InternalError, unknown
 from fedcache.federate.methods import METHODS
 
 KINDS = ("runs", "model", "partition", "entropy", "heatmap", "noise", "formula")
@@ -159,7 +159,7 @@ def entry(name: str) -> PaperTable:
     """The entry of that name.
 
     Raises:
-        FedcacheError: USAGE with "did you mean" when there is none; BUG when its file is wrong.
+        UsageError with "did you mean" when there is none; InternalError when its file is wrong.
     """
     if name not in names():
         raise unknown("table or figure", name, names(), hint="fedcache reproduce list   shows all")
@@ -182,7 +182,7 @@ def parse(text: str, where: str) -> PaperTable:
         where: name of the file, for messages.
 
     Raises:
-        FedcacheError: BUG, naming what is wrong; the files are part of the package.
+        InternalError, naming what is wrong; the files are part of the package.
     """
     try:
         data = tomllib.loads(text)
@@ -274,4 +274,4 @@ def _place(name: str) -> tuple[str, str, int, str]:
 
 
 def _wrong(where: str, what: str) -> FedcacheError:
-    return FedcacheError(Exit.BUG, f"The registry file {where}.toml is wrong: {what}.", "Please report it.")
+    return InternalError(f"The registry file {where}.toml is wrong: {what}.", "Please report it.")

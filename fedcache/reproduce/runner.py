@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.stop import Stop
@@ -112,8 +112,8 @@ def reproduce(
         engine: a cluster that extracts and trains, to the same bits.
 
     Raises:
-        FedcacheError: USAGE for options that do not fit; ENVIRONMENT when no cell can be run, naming what is missing;
-            INTERRUPTED after a stop, resumable; and what the only cell raised.
+        UsageError for options that do not fit; MachineError when no cell can be run, naming what is missing;
+            StoppedError after a stop, resumable; and what the only cell raised.
     """
     options, observer, stop = options or Options(), observer or Silent(), stop or Stop()
     looker = RequirementCheck(home, options.weights, options.data)
@@ -171,8 +171,7 @@ def _nothing_can_run(
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
         chosen = " --backbones glyph-clip" if entry.roles() else ""
         commands.append(f"The same protocol on what is at hand:  fedcache reproduce {entry.name} --on digits{chosen}")
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"No row of {entry.name} can be run here. Missing: {missing}.",
         "\n".join(commands) or f"fedcache reproduce info {entry.name}",
     )
@@ -254,11 +253,7 @@ def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engi
                 raise
     if asked:
         workbench.made |= engine.run_configurations(
-            [(a.config, a.partition) for a in asked],
-            workbench.home,
-            workbench.runs,
-            workbench.observer,
-            workbench.halt,
+            [(a.config, a.partition) for a in asked], workbench.home, workbench.runs, workbench.observer, workbench.halt
         )
 
 

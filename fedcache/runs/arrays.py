@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.find_store import more_features
@@ -35,15 +35,11 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one.
 
     Raises:
-        FedcacheError: STORE when the store lacks one; USAGE when a name means several.
+        StoreError when the store lacks one; UsageError when a name means several.
     """
     info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
     if not info:
-        raise FedcacheError(
-            Exit.STORE,
-            f"{store.path.name} holds no features yet.",
-            more_features(store, "efficientnet-lite0"),
-        )
+        raise StoreError(f"{store.path.name} holds no features yet.", more_features(store, "efficientnet-lite0"))
     if not names:
         by_name: dict[str, list[str]] = {}
         for key in info:
@@ -55,16 +51,13 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         found = match_arrays(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"{store.path.name} has no features of {name!r}; it has {have}.",
                 more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
             options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
-            raise FedcacheError(
-                Exit.USAGE, f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}"
-            )
+            raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
 
@@ -73,7 +66,7 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
     """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
 
     Raises:
-        FedcacheError: STORE for what the store lacks, with the command that makes it; USAGE for more than one.
+        StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
     """
     if "pixels" in method.reads(hp) and not wants_encoders(method):
         return [image_array(method, store, names)]
@@ -85,24 +78,19 @@ def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], obser
         return keys
     with_text = [k for k in chosen_arrays(store, names) if store.has_text(str(store.arrays[k].recipe.get("backbone")))]
     if not with_text:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
             more_features(store, "glyph-clip", "text/NAME"),
         )
     if names and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
-            f"--backbones {names[0]}",
+        raise UsageError(
+            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.", f"--backbones {names[0]}"
         )
     backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
     first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
     if first is None and len(with_text) > 1:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"Several backbones have text features: {', '.join(backbone)}.",
-            f"--backbones {next(iter(backbone))}",
+        raise UsageError(
+            f"Several backbones have text features: {', '.join(backbone)}.", f"--backbones {next(iter(backbone))}"
         )
     key = first or with_text[0]
     if not names:
@@ -114,17 +102,14 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
     images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
     if not images:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{method.name} trains on images, and {store.path.name} has none.",
             more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{method.name} trains on one array of images, got {', '.join(chosen)}.",
-            f"--backbones {images[0]}",
+        raise UsageError(
+            f"{method.name} trains on one array of images, got {', '.join(chosen)}.", f"--backbones {images[0]}"
         )
     return chosen[0]
 
@@ -133,7 +118,7 @@ def images_for(store: Store, key: str) -> str:
     """The array of images that the backbone of array ``key`` takes as they are.
 
     Raises:
-        FedcacheError: STORE, with the command that makes them.
+        StoreError, with the command that makes them.
     """
     recipe = Recipe.from_dict(store.arrays[key].recipe)
     found = {k: a.recipe for k, a in store.arrays.items() if a.dtype == "uint8"}
@@ -141,8 +126,7 @@ def images_for(store: Store, key: str) -> str:
         if all(other.get(k) == getattr(recipe, k) for k in INPUT):
             return pixels
     has = ", ".join(f"{r.get('backbone')}@{r.get('size')}" for r in found.values()) or "none"
-    raise FedcacheError(
-        Exit.STORE,
+    raise StoreError(
         f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
         f" {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, StoppedError
 from fedcache.extract.stop import Stop
 
 CHECKPOINT_EVERY = 2.0
@@ -64,4 +64,4 @@ class StopCheck:
 
 def stopped(where: str) -> FedcacheError:
     """How a stop that was asked for ends a command."""
-    return FedcacheError(Exit.INTERRUPTED, f"Stopped on request {where}.", "Run the same command again to go on.")
+    return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")

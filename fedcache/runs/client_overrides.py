@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.engine.client_overrides import ClientOverrides, check_mixed
 from fedcache.federate.engine.method import Method
@@ -26,7 +26,7 @@ def check_named(train: TrainConfig, store: Store, home: Home) -> None:
     """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
 
     Raises:
-        FedcacheError: USAGE with "did you mean".
+        UsageError with "did you mean".
     """
     have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
     for name in (name for entry in train.client_backbones for name in entry.split("+")):
@@ -48,7 +48,7 @@ def client_overrides(
         clients: their number.
 
     Raises:
-        FedcacheError: USAGE for a backbone the run does not read, or a difference the method cannot bear.
+        UsageError for a backbone the run does not read, or a difference the method cannot bear.
     """
     if not train.client_backbones and not train.client_set:
         return {}
@@ -59,8 +59,7 @@ def client_overrides(
         chosen = chosen_arrays(store, entry.split("+"))
         other = [key for key in chosen if key not in place]
         if other:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--client-backbones names {other[0]}, which is not among the run's backbones.",
                 "Leave --backbones out, or name all of them there.",
             )
@@ -69,8 +68,7 @@ def client_overrides(
     typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
     own = {
         i: ClientOverrides(
-            columns[i % len(columns)] if columns else (),
-            {key: words[i % len(words)] for key, words in typed.items()},
+            columns[i % len(columns)] if columns else (), {key: words[i % len(words)] for key, words in typed.items()}
         )
         for i in range(clients)
     }

@@ -19,7 +19,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.runs.identity import Identity
 from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 
@@ -30,7 +30,7 @@ PLACES = ("dataset", "store", "partition", "clients_from")
 result by its own digest."""
 
 
-class DamagedRunError(FedcacheError):
+class DamagedRunError(CorruptionError):
     """A stored result that is not what was written, or whose promised files are not.
 
     Args:
@@ -39,11 +39,7 @@ class DamagedRunError(FedcacheError):
     """
 
     def __init__(self, path: Path, why: str = "is not what was written") -> None:
-        super().__init__(
-            Exit.CORRUPT,
-            f"{path} {why}.",
-            f"The same command with --fresh runs it again; or remove {path.parent}.",
-        )
+        super().__init__(f"{path} {why}.", f"The same command with --fresh runs it again; or remove {path.parent}.")
         self._args = (path, why)
 
     def __reduce__(self) -> tuple[type[FedcacheError], tuple[Any, ...]]:

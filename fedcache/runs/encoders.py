@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import clip_towers
 from fedcache.extract.planning.plan import memory_of
@@ -48,7 +48,7 @@ def encoders_of_run(method: Method, store: Store, key: str, home: Home) -> RunEn
     """The live encoders of a method that wants some, those of array ``key``; None for the others.
 
     Raises:
-        FedcacheError: STORE without images they can read; as ``load_towers``.
+        StoreError without images they can read; as ``load_towers``.
     """
     if not wants_encoders(method):
         return None
@@ -62,21 +62,19 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
     """The towers that made a store's array, from the same weights.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the weights are not here or are other ones; USAGE, for a text tower that
+        MachineError, when the weights are not here or are other ones; UsageError, for a text tower that
             cannot read trained prompts.
     """
     recipe = Recipe.from_dict(store.arrays[key].recipe)
     backbone = registry.lookup(recipe.backbone, home=home.root)
     weights = registry.locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
     if weights.path is None and weights.download is not None:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"The weights of {backbone.name} are not here; its features were made elsewhere.",
             f"fedcache backbones pull {backbone.name}",
         )
     if weights.sha256 != recipe.weights:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{key} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
             f" {weights.sha256[:12]}.",
             f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
@@ -59,14 +59,12 @@ def read_store(
         observer: told of views that are left out.
 
     Raises:
-        FedcacheError: USAGE for an array of images.
+        UsageError for an array of images.
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
-            raise FedcacheError(
-                Exit.USAGE, f"{key} holds images, and {method.name} needs features.", "Choose other --backbones."
-            )
+            raise UsageError(f"{key} holds images, and {method.name} needs features.", "Choose other --backbones.")
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")

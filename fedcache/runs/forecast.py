@@ -35,8 +35,8 @@ def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple
     """How that many points would be computed, and what they would need of memory.
 
     Raises:
-        FedcacheError: USAGE for a forced execution that cannot serve, and for a robust rule that a round's clients
-            cannot carry; ENVIRONMENT when the peak does not fit into memory.
+        UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients
+            cannot carry; MachineError when the peak does not fit into memory.
     """
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)

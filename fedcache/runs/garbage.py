@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import read_result
 from fedcache.runs.identity import code_digest
@@ -69,7 +69,7 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     """Delete it; what was deleted.
 
     Raises:
-        FedcacheError: ENVIRONMENT for what cannot be deleted; the rest of the list is left as it is.
+        MachineError for what cannot be deleted; the rest of the list is left as it is.
     """
     done: list[Garbage] = []
     for one in garbage:
@@ -79,8 +79,7 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
             else:
                 one.path.unlink(missing_ok=True)
         except OSError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{one.path} cannot be deleted: {error.strerror}. {len(done)} of {len(garbage)} are gone.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error

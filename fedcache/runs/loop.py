@@ -64,7 +64,7 @@ def train(
         stop: set by a signal handler; honoured where no finished round is lost.
 
     Raises:
-        FedcacheError: USAGE, STORE, CORRUPT, FEDERATED; INTERRUPTED after a stop, resumable.
+        UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
     """
     observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
     check_config(config, partition)

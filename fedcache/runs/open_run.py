@@ -119,7 +119,7 @@ def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -
     """Resolve what determines a run, say what was chosen, and move the inputs to the device that computes.
 
     Raises:
-        FedcacheError: USAGE, also for more clients a round than there are; ENVIRONMENT for ``cuda`` without a usable
+        UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable
             GPU.
     """
     spec = inputs.resolve(config)
@@ -149,7 +149,7 @@ def training_device(requested: str, observer: Observer, *, live: bool = False) -
     With ``live`` encoders ``auto`` takes a GPU when torch can use one.
 
     Raises:
-        FedcacheError: USAGE for an unknown device, ENVIRONMENT for ``cuda`` without a usable GPU.
+        UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
     """
     if requested == "auto" and not live:
         if torch.cuda.is_available():
@@ -178,13 +178,7 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
 
 
 def open_run(
-    inputs: RunInputs,
-    spec: ResolvedRun,
-    runs: Path,
-    *,
-    fresh: bool,
-    observer: Observer,
-    position: GridPosition = ALONE,
+    inputs: RunInputs, spec: ResolvedRun, runs: Path, *, fresh: bool, observer: Observer, position: GridPosition = ALONE
 ) -> OpenRun:
     """Find the directory of a run, and its result if it is there.
 
@@ -197,7 +191,7 @@ def open_run(
         position: in a grid.
 
     Raises:
-        FedcacheError: CORRUPT for a damaged result.
+        CorruptionError for a damaged result.
     """
     identity = Identity(
         spec.to_identity(),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
@@ -66,7 +66,7 @@ def make_partition(
         arguments: of the scheme.
 
     Raises:
-        FedcacheError: USAGE, for arguments that are unknown, out of range or infeasible (with the value that works).
+        UsageError, for arguments that are unknown, out of range or infeasible (with the value that works).
     """
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
     if save:
@@ -89,7 +89,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
         rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
 
     Raises:
-        FedcacheError: USAGE, with what to add and the command that brings it.
+        UsageError, with what to add and the command that brings it.
     """
     if "labels" not in method.needs:
         return
@@ -99,8 +99,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     lacking = int((label < 0).sum())
     if not lacking or (rows is None and lacking < len(label)):
         return
-    raise FedcacheError(
-        Exit.USAGE,
+    raise UsageError(
         f"{method.name} needs labels, and {lacking:,} of the {len(label):,} rows of {store.path.name} have none.",
         (
             ""
@@ -172,10 +171,8 @@ def partition_seeds(
     """One partition per seed: the saved one, or one made by the scheme (the same for all seeds, or drawn by each)."""
     if train.partition is not None:
         if config.scheme is not None:
-            raise FedcacheError(
-                Exit.USAGE,
-                "--partition and --scheme are both given.",
-                "Give one: a saved partition, or a scheme to make one.",
+            raise UsageError(
+                "--partition and --scheme are both given.", "Give one: a saved partition, or a scheme to make one."
             )
         loaded = load_partition(store, train.partition)
         return dict.fromkeys(seeds, loaded), train.partition
@@ -206,7 +203,7 @@ def load_partition(store: Store, name: str) -> Partition:
     """A saved partition by name, or a partition file by path; it must be of this store's dataset.
 
     Raises:
-        FedcacheError: USAGE for an unknown name; STORE for a partition of another dataset; CORRUPT for a damaged one.
+        UsageError for an unknown name; StoreError for one of another dataset; CorruptionError for a damaged one.
     """
     digest = str(store.dataset["digest"])
     if name.endswith(".json") and Path(name).exists():

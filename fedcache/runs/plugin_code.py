@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import fedcache
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.runs.identity import code_digest
@@ -43,12 +43,11 @@ def own_digest(method: Method) -> str:
     """sha256 over fedcache's part, the files the method is written in, and everything bound to its functions.
 
     Raises:
-        FedcacheError: USAGE, when its name is taken, its source cannot be read or is not what runs, or something is
+        UsageError, when its name is taken, its source cannot be read or is not what runs, or something is
             bound to it that has no digest.
     """
     if method.name in METHODS:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"This Method is called {method.name!r} and is not the {method.name} that comes with fedcache.",
             f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
         )
@@ -101,8 +100,7 @@ class _ReachedCode:
         if is_dataclass(value):
             self._note_module(type(value).__module__)
             return {f.name: self.describe(getattr(value, f.name)) for f in fields(value)}
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The method {self.name!r} holds an object of type {type(value).__name__}, whose digest is not known.",
             "Bind numbers, words, tensors and functions to a method's functions, and make other objects inside them.",
         )
@@ -119,8 +117,7 @@ class _ReachedCode:
         if _is_users(path):
             self._note_source(path, function.__module__)
             if code not in self._codes[path]:
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"{function.__qualname__} of the method {self.name!r} is not what {path} says now.",
                     "Import the file again, or start Python anew: what runs must be what is digested.",
                 )
@@ -139,8 +136,7 @@ class _ReachedCode:
             tree = ast.parse(raw.decode())
             compiled = SourceFileLoader(module, str(path)).source_to_code(raw, str(path))
         except (OSError, ValueError, SyntaxError) as error:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"The source of the method {self.name!r} cannot be read ({path}).",
                 "Write the method into a .py file of its own and import it: the digest of that file is part of the "
                 "run's identity.",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.hyperparameters import Value
@@ -92,7 +92,7 @@ def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = 
         method: one of the user's own, in the place of the one that is named.
 
     Raises:
-        FedcacheError: USAGE, STORE, CORRUPT; as extraction, where one is run.
+        UsageError, StoreError, CorruptionError; as extraction, where one is run.
     """
     method = method or named_method(config)
     settings, seeds = hyperparameters(method, config), parse_seeds(config.seeds)
@@ -125,13 +125,13 @@ def named_method(config: TrainConfig) -> Method:
     """The method that a configuration names.
 
     Raises:
-        FedcacheError: USAGE, also when it names none.
+        UsageError, also when it names none.
     """
     if config.method is not None:
         return find_method(config.method)
     if config.clients_from is not None:
-        raise FedcacheError(Exit.USAGE, "No method was named.", "fedcache train --method fed3r --clients-from DIR")
-    raise FedcacheError(Exit.USAGE, "No method was named.", f"--method {' | '.join(METHODS)}")
+        raise UsageError("No method was named.", "fedcache train --method fed3r --clients-from DIR")
+    raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
 
 
 def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:

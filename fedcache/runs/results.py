@@ -198,10 +198,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "traffic": _traffic(seeds),
         "confusion": _summed([s.confusion for s in seeds]),
         **trust_section(
-            spec.trust_options,
-            spec.privacy_cost(len(first.clients)),
-            [s.attackers for s in seeds],
-            _rejected(seeds),
+            spec.trust_options, spec.privacy_cost(len(first.clients)), [s.attackers for s in seeds], _rejected(seeds)
         ),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
         "lift": first.lift,

@@ -23,7 +23,7 @@ class RowSource(Protocol):
         """Find what holds the rows, and extract what is missing; the seconds that extracting took.
 
         Raises:
-            FedcacheError: STORE for what is missing; USAGE for what the method cannot have of this source.
+            StoreError for what is missing; UsageError for what the method cannot have of this source.
         """
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:

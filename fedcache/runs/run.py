@@ -60,7 +60,7 @@ class Run:
         """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
 
         Raises:
-            FedcacheError: USAGE for another word; ENVIRONMENT without pandas.
+            UsageError for another word; MachineError without pandas.
         """
         return frame_of(self.path, self.result, what)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract.planning.templates import say_templates
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.hyperparameters import Value
@@ -47,14 +47,12 @@ class ShardRows:
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Open the stores; nothing is ever extracted for them."""
         if "pixels" in method.reads(settings):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{method.name} trains on images, and --clients-from on the features of client stores.",
                 f"Train on the store they were cut from: fedcache train --method {method.name} --partition NAME",
             )
         if self.config.client_backbones or self.config.client_set:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 "--client-backbones and --client-set deal differences to clients by number, --clients-from to stores.",
                 "Train on the store they were cut from:  fedcache train --partition NAME",
             )
@@ -80,8 +78,7 @@ class ShardRows:
             self._clients.append(Client(name, places[train], places[test]))
             labels.append(s.label[train])
         if "labels" in method.needs and any((label < 0).any() for label in labels):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
@@ -142,19 +139,15 @@ def open_clients(folder: Path) -> list[Store]:
     """The stores of a directory in client order.
 
     Raises:
-        FedcacheError: STORE, when there are none, or they are not shards of one dataset with the same classes.
+        StoreError, when there are none, or they are not shards of one dataset with the same classes.
     """
     paths = sorted(folder.glob("*.zarr")) if folder.is_dir() else []
     if not paths:
-        raise FedcacheError(
-            Exit.STORE, f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them."
-        )
+        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
     stores = [Store.open(p) for p in paths]
     for store in stores:
         if "shard" not in store.dataset:
-            raise FedcacheError(
-                Exit.STORE, f"{store.path} is not a client's store.", "fedcache shard --partition NAME --out DIR"
-            )
+            raise StoreError(f"{store.path} is not a client's store.", "fedcache shard --partition NAME --out DIR")
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
     numbers = [int(s.dataset["shard"]["number"]) for s in stores]
@@ -163,15 +156,13 @@ def open_clients(folder: Path) -> list[Store]:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
                 "Remove or move away all but one of them.",
             )
     gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if gone:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
             "fedcache shard --partition NAME --out DIR writes what is missing.",
         )
@@ -181,8 +172,7 @@ def open_clients(folder: Path) -> list[Store]:
             ("classes", first.samples.classes, store.samples.classes),
         ):
             if a != b:
-                raise FedcacheError(
-                    Exit.STORE,
+                raise StoreError(
                     f"{store.path.name} and {first.path.name} differ in {what}.",
                     "Cut all client stores from one store, with one partition.",
                 )
@@ -196,16 +186,13 @@ def common_arrays(stores: list[Store], config: TrainConfig, needs_text: bool) ->
     if needs_text:
         keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
         if not keys:
-            raise FedcacheError(
-                Exit.STORE,
-                f"{first.path.name} has no text features.",
-                "Extract a backbone with text, then shard again.",
+            raise StoreError(
+                f"{first.path.name} has no text features.", "Extract a backbone with text, then shard again."
             )
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
-                raise FedcacheError(
-                    Exit.STORE,
+                raise StoreError(
                     f"{store.path.name} lacks {key}, which {first.path.name} has.",
                     "Shard again, so that all clients have the same features.",
                 )

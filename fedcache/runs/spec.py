@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedcache.config import PartitionConfig, TrainConfig, to_table
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
@@ -133,7 +133,7 @@ def resolve_run(
         clients: their number.
 
     Raises:
-        FedcacheError: USAGE for a word that cannot be, and for a trust policy that the method's uploads do not allow.
+        UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
     """
     text = _participation_text(config, method, clients)
     participation = parse_participation(text)
@@ -171,7 +171,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     (7, 0, 1, 2)
 
     Raises:
-        FedcacheError: USAGE, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
+        UsageError, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
     example = "For example --seeds 0,1,2 or --seeds 0-4"
     seeds: dict[int, None] = {}
@@ -179,13 +179,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise FedcacheError(Exit.USAGE, f"--seeds {text} is not a list of seeds.", example)
+            raise UsageError(f"--seeds {text} is not a list of seeds.", example)
         if last > LARGEST_SEED:
-            raise FedcacheError(Exit.USAGE, f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
+            raise UsageError(f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
         if last - first < MOST_SEEDS:
             seeds.update(dict.fromkeys(range(first, last + 1)))
         if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
-            raise FedcacheError(Exit.USAGE, f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
+            raise UsageError(f"--seeds {text} are more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
 
 
@@ -196,7 +196,7 @@ def parse_participation(text: str | None) -> int | float | None:
     (10, 0.1, None)
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if text is None or text == "all":
         return None
@@ -213,10 +213,8 @@ def parse_participation(text: str | None) -> int | float | None:
             return share
     except ValueError:
         pass
-    raise FedcacheError(
-        Exit.USAGE,
-        f"--participation {text} is neither a number of clients nor a share.",
-        "For example 10, 0.1, 10% or all",
+    raise UsageError(
+        f"--participation {text} is neither a number of clients nor a share.", "For example 10, 0.1, 10% or all"
     )
 
 
@@ -224,14 +222,12 @@ def check_participation(config: TrainConfig, clients: int) -> None:
     """Refuse to ask more clients than there are.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     requested = parse_participation(config.participation)
     if isinstance(requested, int) and requested > clients:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"--participation {requested}, but there are {clients} clients.",
-            "For example --participation all",
+        raise UsageError(
+            f"--participation {requested}, but there are {clients} clients.", "For example --participation all"
         )
 
 
@@ -239,7 +235,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
 
     Raises:
-        FedcacheError: USAGE, naming the value, or both options.
+        UsageError, naming the value, or both options.
     """
     has_scheme = partition.scheme is not None or partition.clients is not None or bool(partition.options)
     contradictions = (
@@ -266,7 +262,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     )
     for both_given, names, why in contradictions:
         if both_given:
-            raise FedcacheError(Exit.USAGE, f"{names} are both given. {why}", "Leave one of them out.")
+            raise UsageError(f"{names} are both given. {why}", "Leave one of them out.")
     check_values(config)
 
 
@@ -274,7 +270,7 @@ def check_values(config: TrainConfig) -> None:
     """Refuse values that cannot be.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     for what, value, legal in (
         ("dtype", config.dtype, DTYPES),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extract_dataset import extract as run_extract
@@ -50,16 +50,15 @@ def complete_array(
     """Compute the missing chunks of an array.
 
     Raises:
-        FedcacheError: STORE with the command, when ``extract`` is False, or this home does not know how the array was
+        StoreError with the command, when ``extract`` is False, or this home does not know how the array was
             ordered, or would compute another one now; as ``extract``.
     """
     state = array.state(store)
     if array.order is None or not extract:
-        raise FedcacheError(Exit.STORE, f"{state}.", array.command(store, home))
+        raise StoreError(f"{state}.", array.command(store, home))
     (planned, *_), _ = plan(array.order, home, observer)
     if planned.recipe.key != array.key:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
             f"With the weights it was begun with:  {array.command(store, home)} --weights {array.backbone}=FILE",
         )
@@ -71,7 +70,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     """Refuse to extract all of a dataset for a run when a part of it (``--limit``) is extracted: it may take hours.
 
     Raises:
-        FedcacheError: STORE, naming the parts and both ways on.
+        StoreError, naming the parts and both ways on.
     """
     memory = memory_of(home)
     whole = datasets.peek(dataset, memory=memory, roots=roots_of(ExtractConfig(), home), data=home.data)
@@ -85,8 +84,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     if parts:
         held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}
         wanted = ",".join(names or sorted(held)) or "efficientnet-lite0"
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"Only a part of {dataset} is extracted: "
             + ", ".join(f"{p.dataset['slug']} ({p.rows:,} images)" for p in parts)
             + ".",
@@ -104,7 +102,7 @@ def find_or_extract(
     completed, one it does not need is left out with a warning.
 
     Raises:
-        FedcacheError: STORE, with the command, for what is missing and may not be extracted; as ``extract``.
+        StoreError, with the command, for what is missing and may not be extracted; as ``extract``.
     """
     store = find_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
     needs_text = "text" in method.needs or wants_encoders(method)
@@ -132,17 +130,14 @@ def find_or_extract(
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
     if store is not None and train.dataset is None:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{store.path} holds no features that {method.name} could train on yet.",
             extract_command(store, backbones, recipe, home),
         )
     others = no_store_remembered(home) if train.dataset is None else None
     if not extract:
-        raise others or FedcacheError(
-            Exit.STORE,
-            f"There are no features of {dataset} to train on yet.",
-            f"fedcache extract --dataset {dataset} {more}",
+        raise others or StoreError(
+            f"There are no features of {dataset} to train on yet.", f"fedcache extract --dataset {dataset} {more}"
         )
     why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
     found = "No finished extraction is remembered" if others else "Nothing extracted yet"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.progress import Observer, Round
 
 if TYPE_CHECKING:
@@ -109,16 +109,15 @@ def tracker(spec: str, runs: Path) -> Tracker:
     """The tracker of ``--track NAME[:DIR]``; without DIR it writes to ``<runs>/<name>``.
 
     Raises:
-        FedcacheError: USAGE for an unknown name; ENVIRONMENT, with the line that installs it, for a missing package.
+        UsageError for an unknown name; MachineError, with the line that installs it, for a missing package.
     """
     name, colon, folder = spec.partition(":")
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     if colon and not folder:
-        raise FedcacheError(Exit.USAGE, f"--track {spec} names no directory.", f"For example --track {name}:boards")
+        raise UsageError(f"--track {spec} names no directory.", f"For example --track {name}:boards")
     if find_spec("tensorboard") is None:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"--track {name} needs the package tensorboard, which is not installed.",
             "pip install 'fedcache[tensorboard]'",
         )

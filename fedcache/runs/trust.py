@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.participation import clients_per_round
 from fedcache.federate.trust.attacks import parse_attack
@@ -23,7 +23,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     """The choice of a configuration.
 
     Raises:
-        FedcacheError: USAGE for wrong words, and for a method whose uploads do not allow them; ENVIRONMENT when noise
+        UsageError for wrong words, and for a method whose uploads do not allow them; MachineError when noise
             is asked for and its accounting is not installed.
     """
     privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
@@ -56,7 +56,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Words of a sweep as the types of ``TrainConfig``.
 
     Raises:
-        FedcacheError: USAGE for a word that is no number where one is needed.
+        UsageError for a word that is no number where one is needed.
     """
     numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "dp_clip": float, "dp_noise": float,
                "dp_delta": float}  # fmt: skip
@@ -66,9 +66,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 made[key] = numbers[key](value)
             except ValueError:
-                raise FedcacheError(
-                    Exit.USAGE, f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2"
-                ) from None
+                raise UsageError(f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2") from None
     return made
 
 

@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, InternalError
 from fedcache.store.files import at_once, canonical_json, fsync_directory, read_whole, write_atomic
 
 CRC_BYTES = 4
@@ -96,21 +96,18 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
         [n, ...] of ``dtype``; the NaNs of bad rows all have the same bits.
 
     Raises:
-        FedcacheError: CORRUPT, for a non-finite value in another row, before or after the cast, with row numbers; BUG,
-            for a dtype that would be cast, or a bad row that has a value.
+        CorruptionError, for a non-finite value in another row, before or after the cast, with row numbers;
+        InternalError, for a dtype that would be cast, or a bad row that has a value.
     """
     floating = dtype.startswith("float")
     if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
-        raise FedcacheError(
-            Exit.BUG, f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them."
-        )
+        raise InternalError(f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them.")
     flat = rows.reshape(len(rows), -1)
     lost = np.zeros(len(rows), bool)
     lost[list(bad)] = True
     empty = np.isnan(flat).all(axis=1) if floating else ~flat.any(axis=1)
     if (lost & ~empty).any():
-        raise FedcacheError(
-            Exit.BUG,
+        raise InternalError(
             f"{what}: rows {list_rows(np.flatnonzero(lost & ~empty) + first)} are marked bad and hold values.",
             f"A bad row is {'NaN' if floating else '0'} throughout.",
         )
@@ -125,8 +122,8 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
     ):
         wrong = np.flatnonzero(~lost & ~np.isfinite(values).all(axis=1))
         if len(wrong):
-            raise FedcacheError(
-                Exit.CORRUPT, f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.", hint
+            raise CorruptionError(
+                f"{what}: the feature of {len(wrong)} rows {why}: row {list_rows(wrong + first)}.", hint
             )
     cast[lost] = fill_of(dtype)
     return cast
@@ -200,7 +197,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
     """A chunk file's payload; its size, its own checksum and the manifest's verified.
 
     Raises:
-        FedcacheError: CORRUPT, naming the file.
+        CorruptionError, naming the file.
     """
     try:
         found = path.stat().st_size
@@ -225,8 +222,7 @@ def array_bytes(shape: Sequence[int], dtype: str) -> int:
 def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
-    return FedcacheError(
-        Exit.CORRUPT,
+    return CorruptionError(
         f"{what}: {path} {why}.",
         f"fedcache verify {store} shows the extent; fedcache repair {store} drops what is damaged, and the extract "
         "command of the array then computes only that again.",
@@ -237,7 +233,7 @@ def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
     """A chunk file's bytes mapped read-only: ``size`` of payload and the checksum, nothing verified but their number.
 
     Raises:
-        FedcacheError: CORRUPT, for a missing file or a wrong size.
+        CorruptionError, for a missing file or a wrong size.
     """
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
@@ -269,7 +265,7 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
         what follows: rows beyond the end of the array, and the checksum.
 
     Raises:
-        FedcacheError: CORRUPT, for a missing file or a wrong size.
+        CorruptionError, for a missing file or a wrong size.
     """
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
@@ -298,7 +294,7 @@ def verify_payload(payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path
         what: the chunk, for messages.
 
     Raises:
-        FedcacheError: CORRUPT.
+        CorruptionError.
     """
     found = checksum(payload)
     if len(rest) > CRC_BYTES:

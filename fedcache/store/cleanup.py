@@ -17,7 +17,7 @@ def clean_up(store: Store) -> None:
     """Remove the notes of killed writers, and the journals of finished arrays; those of who still writes stay.
 
     Raises:
-        FedcacheError: CORRUPT or STORE for a manifest that can no longer be read.
+        CorruptionError or StoreError for a manifest that can no longer be read.
     """
     locks = store.path / "locks"
     for note in locks.glob("*.json"):

@@ -18,7 +18,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
     """Every column.
 
     Raises:
-        FedcacheError: CORRUPT, for a column that is not the one the manifest lists.
+        CorruptionError, for a column that is not the one the manifest lists.
     """
     columns: dict[str, Any] = {key: read_column(store, manifest, key) for key in COLUMNS}
     place = _file(store, "name", 1)

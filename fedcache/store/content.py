@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.store.chunks import to_stored_dtype
 from fedcache.store.embedding_files import Embeddings
 from fedcache.store.files import digest_of, sha256_hex
@@ -48,15 +48,14 @@ def usable_name(name: str) -> str:
     """The name of a dataset as part of a file name.
 
     Raises:
-        FedcacheError: USAGE, for one without a letter or digit, too long, or with signs that a command would split at.
+        UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
     """
     slug = slug_of(name)
     if not slug.strip("._-") or len(slug) > 100:
         why = "has no letter or digit" if len(slug) <= 100 else f"has {len(slug)} characters, at most 100 are kept"
-        raise FedcacheError(Exit.USAGE, f"The name {name!r} {why}.", "For example --name mine")
+        raise UsageError(f"The name {name!r} {why}.", "For example --name mine")
     if not re.fullmatch(r"(?!\.)[\w .-]+", name):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The name {name!r} is not usable: letters, digits, spaces, '.', '_' and '-', not beginning with a dot.",
             f"For example --name {slug.strip('._-')}",
         )
@@ -69,13 +68,12 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
 
     Raises:
-        FedcacheError: USAGE for names that repeat; CORRUPT for non-finite features, with row numbers.
+        UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
     """
     count = len(embeddings.names)
     repeated = [name for name, times in Counter(embeddings.names).items() if times > 1]
     if repeated:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{len(repeated)} of {count} names repeat, the first {repeated[0]!r}.",
             "Names must be unique; leave name out to number the rows.",
         )
@@ -135,13 +133,11 @@ def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
     """Features in the dtype they are stored in: float16 stays, wider floats become float32.
 
     Raises:
-        FedcacheError: CORRUPT, for values that are not finite there.
+        CorruptionError, for values that are not finite there.
     """
     if not SAFE.fullmatch(slug_of(key)):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"Features are named {key!r}.",
-            "A name begins with a letter or digit and has at most 110 characters.",
+        raise UsageError(
+            f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 110 characters."
         )
     try:
         return to_stored_dtype(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)

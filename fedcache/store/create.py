@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError
 from fedcache.store import chunks as files
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import fsync_directory, sha256_hex, write_atomic
@@ -33,7 +33,7 @@ def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons:
         reasons: per row that is not ok, why.
 
     Raises:
-        FedcacheError: STORE, when another dataset lies at ``path``; CORRUPT for a store that is damaged; ENVIRONMENT,
+        StoreError, when another dataset lies at ``path``; CorruptionError for a store that is damaged; MachineError,
             when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -41,9 +41,7 @@ def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons:
     if (path / "manifest.json").exists() or was_store(path):
         return _same(path, dataset)
     if occupied:
-        raise FedcacheError(
-            Exit.STORE, f"{path} exists and is not a fedcache store.", "Choose another place with --store."
-        )
+        raise StoreError(f"{path} exists and is not a fedcache store.", "Choose another place with --store.")
     samples = samples.checked()
     with explain_disk_errors(path, 64 * len(samples.name)):
         temporary = _building_place(path)
@@ -64,8 +62,7 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     """The manifest of a store that is there, when it is of this dataset."""
     found = read_manifest(path)
     if found.dataset["digest"] != dataset["digest"]:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{path} holds {found.dataset['slug']} with digest {found.dataset['digest'][:12]}, "
             f"not {dataset['slug']} with digest {str(dataset['digest'])[:12]}.",
             "Leave --store out, or choose another place.",

@@ -16,7 +16,7 @@ def samples_frame(s: Samples) -> Any:
     """pandas columns of the rows: uid, name, label, class, domain, split, ok.
 
     Raises:
-        FedcacheError: ENVIRONMENT without pandas.
+        MachineError without pandas.
     """
     return data_frame(
         {

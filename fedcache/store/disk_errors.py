@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -22,7 +22,7 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
         needed: bytes this write needs.
 
     Raises:
-        FedcacheError: ENVIRONMENT, with needed and free bytes when the disk is full.
+        MachineError, with needed and free bytes when the disk is full.
     """
     try:
         yield
@@ -33,13 +33,11 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
                 while not parent.exists():
                     parent = parent.parent
                 free = shutil.disk_usage(parent).free
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"The disk is full: {place} needs {needed:,} bytes and {free:,} are free.",
                 "Free some space and run the same command again: what is finished is kept.",
             ) from error
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{place} cannot be written: {error.strerror or error}.",
             "Check the permissions and the disk, then run the same command again: what is finished is kept.",
         ) from error

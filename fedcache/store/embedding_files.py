@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, UsageError, unknown
 from fedcache.store.import_export_formats import READERS
 
 FEATURES = ("features", "embeddings", "X", "x")
@@ -51,12 +51,10 @@ def read_embeddings(path: Path) -> Embeddings:
     domains, ``text/<name>`` where given. Without labels every row is -1.
 
     Raises:
-        FedcacheError: USAGE, for a missing file, an unknown ending, a pickle, or columns that do not fit.
+        UsageError, for a missing file, an unknown ending, a pickle, or columns that do not fit.
     """
     if not path.is_file():
-        raise FedcacheError(
-            Exit.USAGE, f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(READERS)}"
-        )
+        raise UsageError(f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(READERS)}")
     ending = path.suffix.lower()
     if ending not in READERS:
         raise unknown("file ending", path.suffix, READERS)
@@ -66,8 +64,7 @@ def read_embeddings(path: Path) -> Embeddings:
     except FedcacheError:
         raise
     except Exception as error:  # the formats' libraries raise their own kinds for damaged files
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} could not be read as {path.suffix}: {type(error).__name__}: {str(error)[:160]}",
             "Object arrays and pickles are never read; write plain numbers.",
         ) from error
@@ -78,7 +75,7 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
     """What columns mean, by the names that ``read_embeddings`` lists; ``path`` is only named in messages.
 
     Raises:
-        FedcacheError: USAGE, for columns that do not fit.
+        UsageError, for columns that do not fit.
     """
     features: dict[str, NDArray[Any]] = {}
     for key, values in raw.items():
@@ -86,44 +83,35 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
         if name is None:
             continue
         if values.dtype.kind != "f" or values.ndim not in (2, 3) or not all(values.shape[1:]):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: {key} is {values.dtype} with shape {values.shape}.",
                 "Features are floats [N, D] or [N, V, D], D at least 1; numpy: .astype('float32').",
             )
         if name in features:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: {key} and another column are both features of {name!r}.",
                 "Name each features/<backbone>, or leave one out.",
             )
         features[name] = values[:, None] if values.ndim == 2 else values
     if not features:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",
             "Name them features/<backbone>, or features, embeddings or X; in parquet that is one column of lists.",
         )
     rows = {len(v) for v in features.values()}
     (count,) = rows if len(rows) == 1 else (0,)
     if not count:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.",
-            "All need the same, at least 1.",
+        raise UsageError(
+            f"{path} has features of {' and '.join(map(str, sorted(rows)))} rows.", "All need the same, at least 1."
         )
     labels, classes = _codes(path, raw, LABELS, "classes", count, unknown_code=-1)
     if twice := sorted({c for c, n in Counter(classes).items() if n > 1}):
-        raise FedcacheError(
-            Exit.USAGE, f"{path}: the class name {twice[0]!r} is there twice.", "Give every class a name of its own."
-        )
+        raise UsageError(f"{path}: the class name {twice[0]!r} is there twice.", "Give every class a name of its own.")
     domains, domain_names = _codes(path, raw, ("domain",), "domains", count, unknown_code=0)
     splits = _splits(path, raw, count)
     names = raw.get("name")
     if names is not None and names.shape != (count,):
-        raise FedcacheError(
-            Exit.USAGE, f"{path}: name has shape {names.shape} for {count} rows.", "Give one name per row, or none."
-        )
+        raise UsageError(f"{path}: name has shape {names.shape} for {count} rows.", "Give one name per row, or none.")
     width = len(str(count - 1))
     words = tuple(map(str, names)) if names is not None else tuple(f"{i:0{width}d}" for i in range(count))
     texts = _texts(path, raw, features)
@@ -131,8 +119,7 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
         if "classes" not in raw and all(c.isdigit() for c in classes) and len(classes) < len(matrix):
             classes = tuple(str(i) for i in range(len(matrix)))  # labels are codes, or absent: the text says how many
         if len(matrix) != len(classes):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: text/{name} has {len(matrix)} rows for {len(classes)} classes.",
                 "Give one row per class, in the order of classes.",
             )
@@ -147,23 +134,21 @@ def _texts(path: Path, raw: dict[str, Any], features: dict[str, NDArray[Any]]) -
             continue
         name = key.removeprefix("text/") if key != "text" else next(iter(features))
         if name not in features or (key == "text" and len(features) > 1):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: {key} belongs to none of the features {', '.join(features)}.",
                 f"Name it text/{next(iter(features))}.",
             )
         width = features[name].shape[2]
         if values.dtype.kind != "f" or values.ndim != 2 or values.shape[1] != width:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: {key} is {values.dtype} with shape {values.shape}, expected floats [classes, {width}].",
                 "Text features are as wide as the features they go with.",
             )
         norm = np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
         if not np.all(np.isfinite(norm) & (norm > 0)):
             row = int(np.flatnonzero(~(np.isfinite(norm) & (norm > 0)))[0])
-            raise FedcacheError(
-                Exit.CORRUPT, f"{path}: row {row} of {key} is zero or not finite.", "Compute these text features again."
+            raise CorruptionError(
+                f"{path}: row {row} of {key} is zero or not finite.", "Compute these text features again."
             )
         found[name] = (values / norm).astype(np.float32)
     return found
@@ -179,8 +164,7 @@ def _codes(
         return np.full(count, unknown_code, np.int32), named
     values = raw[key]
     if values.shape != (count,) or values.dtype.kind not in "iuUS":
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path}: {key} is {values.dtype} with shape {values.shape}, expected {count} integers or words.",
             "Give one per row; numpy: .astype(int), or .argmax(1) of one-hot rows.",
         )
@@ -189,13 +173,12 @@ def _codes(
         order = {name: i for i, name in enumerate(named or found)}
         missing = [n for n in found if n not in order]
         if missing:
-            raise FedcacheError(Exit.USAGE, f"{path}: {key} {missing[0]!r} is not in {names_key}.", "Add its name.")
+            raise UsageError(f"{path}: {key} {missing[0]!r} is not in {names_key}.", "Add its name.")
         return np.array([order[str(v)] for v in values], np.int32), tuple(order)
     codes = values.astype(np.int64)
     top = int(codes.max())
     if int(codes.min()) < min(0, unknown_code) or (named and top >= len(named)) or top > 10**6:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path}: {key} runs from {codes.min()} to {top}" + (f" with {len(named)} {names_key}." if named else "."),
             f"Codes run from {unknown_code} upwards, one name each.",
         )
@@ -211,8 +194,7 @@ def _splits(path: Path, raw: dict[str, Any], count: int) -> Any:
     if values.shape == (count,) and values.dtype.kind in "iu" and values.min() >= 0 and values.max() <= 2:
         return values.astype(np.uint8)
     seen = ", ".join(map(str, np.unique(values)[:4])) if values.dtype.kind in "iufbU" else "objects"
-    raise FedcacheError(
-        Exit.USAGE,
+    raise UsageError(
         f"{path}: split is {values.dtype} with shape {values.shape}, holding {seen}.",
         f"Expected {count} of 0 train, 1 test, 2 validation, or of those words; without split a fifth is held out.",
     )

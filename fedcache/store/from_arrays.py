@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import assemble
 from fedcache.store.files import make_private
@@ -31,14 +31,14 @@ def arrange_arrays(
         path: of the store; under FEDCACHE_HOME when None, in folders that are made.
 
     Raises:
-        FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite.
+        UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite.
     """
     if not isinstance(features, Mapping):
-        raise FedcacheError(
-            Exit.USAGE, f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
+        raise UsageError(
+            f"from_arrays() takes features by backbone, not {type(features).__name__}.", 'Give {"mine": X}'
         )
     if not features:
-        raise FedcacheError(Exit.USAGE, "from_arrays() was given no features.", 'For example {"mine": X}')
+        raise UsageError("from_arrays() was given no features.", 'For example {"mine": X}')
     raw = {f"features/{key}": _array(values) for key, values in features.items()}
     raw |= {f"text/{key}": _array(values) for key, values in text.items()}
     raw |= {key: _array(values) for key, values in columns.items() if values is not None}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.store.content import Content, value_id
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.import_export_formats import WRITERS
@@ -27,12 +27,12 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
         rows written.
 
     Raises:
-        FedcacheError: USAGE for an unknown ending or a folder that is not there.
+        UsageError for an unknown ending or a folder that is not there.
     """
     if out.suffix not in WRITERS:
         raise unknown("file ending", out.suffix, WRITERS)
     if not out.parent.is_dir():
-        raise FedcacheError(Exit.USAGE, f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
+        raise UsageError(f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
     s = store.samples
     good = np.flatnonzero(s.ok == 1)
     columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 
 
 def _write_npz(path: Path, columns: dict[str, Any], names: list[str], meta: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         found = {name: file[name] for name in file.files}
     odd = [name for name, values in found.items() if not isinstance(values, np.ndarray)]
     if odd:  # numpy hands out what is not an array as bytes
-        raise FedcacheError(Exit.USAGE, f"{path}: {odd[0]} is not an array.", "Write it with numpy.savez.")
+        raise UsageError(f"{path}: {odd[0]} is not an array.", "Write it with numpy.savez.")
     return found
 
 
@@ -88,16 +88,12 @@ def _read_h5(path: Path) -> dict[str, Any]:
         for name in group:
             link = group.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
-                raise FedcacheError(
-                    Exit.USAGE, f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file."
-                )
+                raise UsageError(f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file.")
             item = group[name]
             if isinstance(item, h5py.Group):
                 walk(item, f"{prefix}{name}/")
             elif item.external or item.is_virtual:
-                raise FedcacheError(
-                    Exit.USAGE, f"{path}: {prefix}{name} is stored in another file.", "Copy the data into the file."
-                )
+                raise UsageError(f"{path}: {prefix}{name} is stored in another file.", "Copy the data into the file.")
             else:
                 text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
                 found[f"{prefix}{name}"] = np.array(item.asstr()[()], np.str_) if text else np.asarray(item[()])
@@ -119,10 +115,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (f.metadata or {})
     ]
     if odd:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path}: column {odd[0]} has an extension type.",
-            "Write plain numbers, words and lists of numbers.",
+        raise UsageError(
+            f"{path}: column {odd[0]} has an extension type.", "Write plain numbers, words and lists of numbers."
         )
     table = pq.read_table(path)
     meta = json.loads((table.schema.metadata or {}).get(b"fedcache", b"{}"))
@@ -135,8 +129,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
             column = column.dictionary_decode()
         kind = column.type
         if column.null_count:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{path}: {column.null_count} rows of {name} are empty.",
                 "Give every row a value; the label -1 means none.",
             )
@@ -144,8 +137,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
             lengths = column.value_lengths().unique().to_pylist()
             flat = column.flatten()
             if len(lengths) > 1 or flat.null_count:
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}, with "
                     f"{flat.null_count} empty values.",
                     "Every row needs the same number of values.",

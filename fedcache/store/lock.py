@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, StoreError
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import write_atomic
 
@@ -75,21 +75,19 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
         wait: wait for the holder instead of failing.
 
     Raises:
-        FedcacheError: STORE, naming the holder.
+        StoreError, naming the holder.
     """
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         lock.acquire()
     except Timeout as error:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{what} is being written by {lock_holder(path)}.",
             "Wait for it with --wait, or end it; its finished chunks are kept.",
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{path} cannot be locked: {error}.",
             "Writing needs a directory you may write to, on a file system with locks.",
         ) from error

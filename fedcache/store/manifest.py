@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, read_whole, write_atomic
 from fedcache.store.signed_json import parse_signed, to_signed
@@ -113,7 +113,7 @@ def read_manifest(store: Path) -> Manifest:
     """The manifest of a store.
 
     Raises:
-        FedcacheError: STORE when there is none, or a newer fedcache wrote it; CORRUPT when it is damaged or lost.
+        StoreError when there is none, or a newer fedcache wrote it; CorruptionError when it is damaged or lost.
     """
     try:
         raw = read_whole(store / NAME)
@@ -124,10 +124,8 @@ def read_manifest(store: Path) -> Manifest:
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
         kind = "a directory but not" if store.is_dir() else "a file, not"
         what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
-        raise FedcacheError(
-            Exit.STORE,
-            f"{store} {what}.",
-            "Make one:  fedcache extract --dataset digits --backbones efficientnet-lite0",
+        raise StoreError(
+            f"{store} {what}.", "Make one:  fedcache extract --dataset digits --backbones efficientnet-lite0"
         ) from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
@@ -137,9 +135,7 @@ def read_manifest(store: Path) -> Manifest:
         raise _corrupt(store, str(error)) from error
     version = data.get("format")
     if version != FORMAT:
-        raise FedcacheError(
-            Exit.STORE, f"{store} has format {version}, this fedcache reads {FORMAT}.", "Upgrade fedcache to read it."
-        )
+        raise StoreError(f"{store} has format {version}, this fedcache reads {FORMAT}.", "Upgrade fedcache to read it.")
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -229,8 +225,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _corrupt(store: Path, why: str) -> FedcacheError:
-    return FedcacheError(
-        Exit.CORRUPT,
+    return CorruptionError(
         f"{store / NAME} {why}.",
         f"Nothing else says what is whole, so fedcache repair cannot make it. Restore the file from a copy, or:  "
         f"mv {store} {store}.damaged   and run the fedcache extract or ingest command of this store again.",

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 
 SHARE = 0.5
 """Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
@@ -24,7 +24,7 @@ def memory_limit() -> int:
     Free is the least of what the system and the process's control group have left.
 
     Raises:
-        FedcacheError: USAGE, for a ``FEDCACHE_MEMORY`` that is no size.
+        UsageError, for a ``FEDCACHE_MEMORY`` that is no size.
     """
     asked = os.environ.get("FEDCACHE_MEMORY", "").strip()
     if not asked:
@@ -32,7 +32,7 @@ def memory_limit() -> int:
         return int(SHARE * min(left)) if left else UNKNOWN
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
     if size is None:
-        raise FedcacheError(Exit.USAGE, f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M.")
+        raise UsageError(f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M.")
     return int(float(size[1]) * _UNITS[size[2]])
 
 

@@ -21,7 +21,7 @@ def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]
     """The payload of a partition that the manifest lists.
 
     Raises:
-        FedcacheError: CORRUPT.
+        CorruptionError.
     """
     relative = f"partitions/{name}.json"
     path = store / relative

@@ -62,7 +62,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     """(name, reason) per bad row, as the manifest or a journal's commit has it.
 
     Raises:
-        FedcacheError: CORRUPT, when neither vouches for the file.
+        CorruptionError, when neither vouches for the file.
     """
     path = store / NAME
     expected = manifest.files.get(NAME)

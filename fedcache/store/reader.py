@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, StoreError
 from fedcache.store.chunks import (
     CRC_BYTES,
     array_bytes,
@@ -39,14 +39,13 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array.
 
     Raises:
-        FedcacheError: STORE, for an array that is unfinished or not there.
+        StoreError, for an array that is unfinished or not there.
     """
     info = manifest.arrays.get(key)
     if info is None:
         begun = next((u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None)
         what = f"unfinished ({begun['kept']} of {begun['chunks']} chunks)" if begun else "not there"
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{key} in {store} is {what}; complete arrays: {', '.join(sorted(manifest.arrays)) or 'none'}.",
             "Run the fedcache extract command that makes it; it goes on where it stopped.",
         )
@@ -84,7 +83,7 @@ class Reader:
         """Rows of one chunk, mapped read-only; the last chunk is cut at N.
 
         Raises:
-            FedcacheError: CORRUPT, when size, checksum or place is wrong.
+            CorruptionError, when size, checksum or place is wrong.
         """
         raw, values = self._map(number)
         if number not in self._verified:
@@ -102,7 +101,7 @@ class Reader:
         """Every row, [N, V, D], in memory.
 
         Raises:
-            FedcacheError: CORRUPT, when a chunk's size, checksum or place is wrong.
+            CorruptionError, when a chunk's size, checksum or place is wrong.
         """
         for number in range(len(self.info.chunks)):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
@@ -115,12 +114,11 @@ class Reader:
         """The rows of ``index``, [len(index), V, D], in the order asked for.
 
         Raises:
-            FedcacheError: STORE, for a row the store does not have; CORRUPT.
+            StoreError, for a row the store does not have; CorruptionError.
         """
         wanted = np.asarray(index, np.int64)
         if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.shape[0]):
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"Rows {wanted.min()} to {wanted.max()} were asked of {self.key}, which has {self.shape[0]}.",
                 "The row numbers are another store's: make the partition again with fedcache partition.",
             )
@@ -167,7 +165,7 @@ class Reader:
         """Copy chunks to their rows of ``out`` [N, V, D] and verify the copies, on the cores there are.
 
         Raises:
-            FedcacheError: CORRUPT, for the first chunk that is damaged.
+            CorruptionError, for the first chunk that is damaged.
         """
         flat = out.reshape(-1).view(np.uint8)
         todo = list(numbers)

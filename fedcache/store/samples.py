@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.store.manifest import COLUMNS
 
 
@@ -40,18 +40,17 @@ class Samples:
         """Itself with every column in its stored dtype.
 
         Raises:
-            FedcacheError: USAGE, when lengths or codes do not fit each other.
+            UsageError, when lengths or codes do not fit each other.
         """
         rows = len(self.name)
         out = {key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()}
         shapes = {key: value.shape for key, value in out.items()}
         wanted = {key: (rows, 16) if key == "uid" else (rows,) for key in COLUMNS}
         if shapes != wanted:
-            raise FedcacheError(Exit.USAGE, f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
+            raise UsageError(f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
         for key, names, low in (("label", self.classes, -1), ("domain", self.domains, 0)):
             if rows and not (low <= int(out[key].min()) and int(out[key].max()) < len(names)):
-                raise FedcacheError(
-                    Exit.USAGE,
+                raise UsageError(
                     f"{key} holds {out[key].min()}..{out[key].max()}, but there are {len(names)} names.",
                     f"Give one name per {key}.",
                 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import Exit, FedcacheError, StoreError, unknown
 from fedcache.store.manifest import ArrayInfo
 from fedcache.store.samples import Samples
 
@@ -34,13 +34,13 @@ def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str
         store: its name, for messages.
 
     Raises:
-        FedcacheError: STORE, for one that the store does not hold; USAGE, for a name of several, and for images.
+        StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
     """
     names = [backbones] if isinstance(backbones, str) else list(backbones or [])
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
-            raise FedcacheError(Exit.STORE, f"{store} holds no features yet.", "fedcache extract --help")
+            raise StoreError(f"{store} holds no features yet.", "fedcache extract --help")
         return list(features)
     chosen = []
     for name in names:
@@ -61,7 +61,7 @@ def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
     """Numbers of the readable rows of a split, ascending; of every split for None.
 
     Raises:
-        FedcacheError: USAGE, for a split that is none.
+        UsageError, for a split that is none.
     """
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, StoreError
 from fedcache.store import chunks as files
 from fedcache.store.columns import read_column, read_samples
 from fedcache.store.content import CHUNK_ROWS, Content
@@ -61,7 +61,7 @@ class Store:
         """Open a store.
 
         Raises:
-            FedcacheError: STORE when there is none; CORRUPT when its manifest is damaged.
+            StoreError when there is none; CorruptionError when its manifest is damaged.
         """
         place = Path(path)
         return cls(place, read_manifest(place))
@@ -96,8 +96,8 @@ class Store:
             path: of the store; under FEDCACHE_HOME when None.
 
         Raises:
-            FedcacheError: USAGE, for shapes or values that do not fit; CORRUPT, for values that are not finite; STORE,
-                when another dataset lies at ``path``.
+            UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite;
+            StoreError, when another dataset lies at ``path``.
         """
         columns = {
             "labels": labels, "domain": domains, "name": names, "split": splits,
@@ -110,7 +110,7 @@ class Store:
         """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
 
         Raises:
-            FedcacheError: as ``create``; CORRUPT, for values that are not finite.
+            FedcacheError: as ``create``; CorruptionError, for values that are not finite.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset)
@@ -137,7 +137,7 @@ class Store:
         that is not ok.
 
         Raises:
-            FedcacheError: STORE, when another dataset lies at ``path``; CORRUPT for a store that is damaged.
+            StoreError, when another dataset lies at ``path``; CorruptionError for a store that is damaged.
         """
         return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
 
@@ -182,7 +182,7 @@ class Store:
         """The columns, verified; like the manifest as they were when this object was made or last refreshed.
 
         Raises:
-            FedcacheError: CORRUPT.
+            CorruptionError.
         """
         return self._while_replaced(lambda: read_samples(self.path, self._manifest))
 
@@ -190,7 +190,7 @@ class Store:
         """``ok`` of every row, uint8 [N], as it is now.
 
         Raises:
-            FedcacheError: CORRUPT.
+            CorruptionError.
         """
         return self._while_replaced(lambda: read_column(self.path, self._manifest, "ok"))
 
@@ -218,7 +218,7 @@ class Store:
         """Rows whose image could not be read: row, name, reason.
 
         Raises:
-            FedcacheError: CORRUPT.
+            CorruptionError.
         """
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
         return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
@@ -227,7 +227,7 @@ class Store:
         """A complete feature array.
 
         Raises:
-            FedcacheError: STORE, for an array that is unfinished or not there.
+            StoreError, for an array that is unfinished or not there.
         """
         if key not in self._readers:
             self._readers[key] = open_reader(self.path, self._manifest, key)
@@ -272,7 +272,7 @@ class Store:
             whether others were current; when not, nothing is written.
 
         Raises:
-            FedcacheError: STORE, when there are none of these templates and weights.
+            StoreError, when there are none of these templates and weights.
         """
         entry = find_text(self._manifest, backbone, templates, weights)
         if entry is None:
@@ -289,7 +289,7 @@ class Store:
         """Text features [C, D], unit rows; the current ones unless templates are named.
 
         Raises:
-            FedcacheError: STORE, with the command that makes them; CORRUPT.
+            StoreError, with the command that makes them; CorruptionError.
         """
         entry = find_text(self._manifest, backbone, templates, None)
         if entry is None:
@@ -304,7 +304,7 @@ class Store:
         The same templates and meta again replace what they made before.
 
         Raises:
-            FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
+            CorruptionError, for values that are not finite; InternalError, for another shape.
         """
         with self._edit() as manifest:
             write_text(self.path, manifest, backbone, templates, matrix, meta)
@@ -328,12 +328,10 @@ class Store:
         """The payload of a saved partition; it carries its own digest, which its reader checks.
 
         Raises:
-            FedcacheError: STORE when there is none of that name; CORRUPT.
+            StoreError when there is none of that name; CorruptionError.
         """
         if name not in self.partitions:
-            raise FedcacheError(
-                Exit.STORE, f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help"
-            )
+            raise StoreError(f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help")
         return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
 
     def put_partition(self, name: str, payload: Mapping[str, Any]) -> None:
@@ -359,7 +357,7 @@ class Store:
             split: train, test, validation, or None for all rows. y is -1 where a label is not known.
 
         Raises:
-            FedcacheError: USAGE for an unknown split; STORE for features that are not there; CORRUPT.
+            UsageError for an unknown split; StoreError for features that are not there; CorruptionError.
         """
         keys, rows = select_arrays(self.arrays, backbones, self.path.name), select_rows(self.samples, split)
         parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
@@ -381,7 +379,7 @@ class Store:
         """pandas columns of the rows: uid, name, label, class, domain, split, ok; features are ``Xy``'s.
 
         Raises:
-            FedcacheError: ENVIRONMENT without pandas; CORRUPT.
+            MachineError without pandas; CorruptionError.
         """
         return samples_frame(self.samples)
 

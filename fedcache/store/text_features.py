@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, InternalError, StoreError, UsageError
 from fedcache.store import chunks as files
 from fedcache.store.files import digest_of, sha256_hex, write_atomic
 from fedcache.store.manifest import SAFE, Manifest
@@ -36,7 +36,7 @@ def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.f
     """The matrix [C, D] of an entry, verified.
 
     Raises:
-        FedcacheError: CORRUPT.
+        CorruptionError.
     """
     place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)
     size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
@@ -55,13 +55,11 @@ def write_text(
     """Write a matrix [C, D] and enter it last in ``manifest``, which the caller holds the lock of and writes.
 
     Raises:
-        FedcacheError: CORRUPT, for values that are not finite; BUG, for another shape.
+        CorruptionError, for values that are not finite; InternalError, for another shape.
     """
     values = np.asarray(matrix)
     if values.ndim != 2 or not values.shape[1]:
-        raise FedcacheError(
-            Exit.BUG, f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
-        )
+        raise InternalError(f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D].")
     values = files.to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug, rows = slug_of(backbone), max(1, len(values))
     check_name("backbone", slug)
@@ -82,8 +80,7 @@ def write_text(
 
 def no_text_features(store: Path, backbone: str) -> FedcacheError:
     """The error for text features that are not there."""
-    return FedcacheError(
-        Exit.STORE,
+    return StoreError(
         f"{store.name} has no text features of {backbone}.",
         f"fedcache extract --store {store} --backbones {backbone}, with --dataset and the options it was begun with",
     )
@@ -98,11 +95,10 @@ def check_name(what: str, name: str) -> None:
     """Refuse what cannot be the name of a file.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if not SAFE.fullmatch(name):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{what} name {name!r} is not usable as a file name.",
             "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
         )

@@ -80,7 +80,7 @@ def verify(path: Path) -> VerifyReport:
     """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
 
     Raises:
-        FedcacheError: STORE when there is no store; CORRUPT when its manifest is damaged.
+        StoreError when there is no store; CorruptionError when its manifest is damaged.
     """
     store = Store.open(path)
     report = VerifyReport(path)
@@ -221,8 +221,8 @@ def repair(path: Path) -> list[str]:
         one sentence per thing done.
 
     Raises:
-        FedcacheError: STORE, also while an array to repair is being written; CORRUPT, for the manifest or the list of
-            unreadable images; ENVIRONMENT.
+        StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of
+            unreadable images; MachineError.
     """
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import InternalError, MachineError
 from fedcache.store import chunks as files
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of
@@ -60,12 +60,11 @@ class WorkerArray:
         """Refuse to write where the writer's journal is not.
 
         Raises:
-            FedcacheError: ENVIRONMENT.
+            MachineError.
         """
         header = read_journal(journal_path(self.store, self.key)).header
         if header is None or digest_of(header) != self.header:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{os.uname().nodename} does not see the store {self.store} that is being written.",
                 "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
             )
@@ -82,8 +81,7 @@ class WorkerArray:
         # The last chunk of an array has the rows that remain; its file is padded to full size when it is written.
         expected = (max(0, min(self.chunk_rows, self.shape[0] - start)), *self.shape[1:])
         if chunk < 0 or rows.shape != expected or not expected[0]:
-            raise FedcacheError(
-                Exit.BUG,
+            raise InternalError(
                 f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
                 f"Chunks are numbered 0 to {-(-self.shape[0] // self.chunk_rows) - 1} and have {self.chunk_rows} rows, "
                 "the last one the rest.",

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, InternalError, MachineError, StoreError
 from fedcache.store import chunks as files
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256_hex, write_atomic
@@ -75,8 +75,7 @@ class ArrayWriter:
         fresh: bool = False,
     ) -> None:
         if tuple(shape)[:1] != (store.rows,) or len(shape) < 2 or dtype not in files.DTYPES or chunk_rows < 1:
-            raise FedcacheError(
-                Exit.BUG,
+            raise InternalError(
                 f"{key}: shape {tuple(shape)}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
                 f"Expected shape ({store.rows}, ...), one of {', '.join(files.DTYPES)}, and at least 1 row a chunk.",
             )
@@ -186,8 +185,7 @@ class ArrayWriter:
         changed = [
             f"{k} was {flat.get(k)!r}, now {now.get(k)!r}" for k in sorted({*flat, *now}) if flat.get(k) != now.get(k)
         ]
-        return FedcacheError(
-            Exit.STORE,
+        return StoreError(
             f"{self.key} was begun in another way: {'; '.join(changed)}. Mixed rows would not be comparable.",
             "Go on with the settings it was begun with, or discard the unfinished part with --fresh.",
         )
@@ -210,8 +208,8 @@ class ArrayWriter:
             bad: reason per row of the store whose image could not be read; rows of other chunks are ignored.
 
         Raises:
-            FedcacheError: CORRUPT, for non-finite values in any other row, before or after the cast; ENVIRONMENT, when
-                the disk refuses; BUG, for a shape, dtype or bad row that does not fit.
+            CorruptionError, for non-finite values in any other row, before or after the cast; MachineError, when
+                the disk refuses; InternalError, for a shape, dtype or bad row that does not fit.
         """
         array = self.for_workers()
         values, reasons = array.prepare(chunk, rows, bad)
@@ -230,7 +228,7 @@ class ArrayWriter:
         """Put a worker's chunk file in its place and enter it in the journal.
 
         Raises:
-            FedcacheError: ENVIRONMENT, when the file is not here or not whole; BUG, when the array is complete.
+            MachineError, when the file is not here or not whole; InternalError, when the array is complete.
         """
         self._refuse_finished(made.chunk)
         array = self.for_workers()
@@ -243,8 +241,7 @@ class ArrayWriter:
             if found == size:
                 break
         else:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file "
                 f"{'is missing' if found < 0 else f'has {found:,} bytes instead of {size:,}'}.",
                 "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
@@ -261,8 +258,8 @@ class ArrayWriter:
 
     def _refuse_finished(self, chunk: int) -> None:
         if self.finished:
-            raise FedcacheError(
-                Exit.BUG, f"{self.key} is complete; chunk {chunk} was written again.", "Write missing() chunks only."
+            raise InternalError(
+                f"{self.key} is complete; chunk {chunk} was written again.", "Write missing() chunks only."
             )
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
@@ -275,7 +272,7 @@ class ArrayWriter:
             bad: reason per row of it without a value.
 
         Raises:
-            FedcacheError: CORRUPT, when the other store's file is damaged; ENVIRONMENT, when the disk refuses.
+            CorruptionError, when the other store's file is damaged; MachineError, when the disk refuses.
         """
         size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
         payload = files.read_checked(source, crc, self.key, size=size)
@@ -303,14 +300,12 @@ class ArrayWriter:
         A crash between any two steps leaves a store that reads correctly and a journal from which this runs again.
 
         Raises:
-            FedcacheError: BUG while chunks are missing; CORRUPT when the quarantine list is damaged.
+            InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
         """
         if self.finished:
             return
         if self.missing():
-            raise FedcacheError(
-                Exit.BUG, f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.", "Write them first."
-            )
+            raise InternalError(f"{self.key} lacks chunks {self.missing()[:5]} of {self.count}.", "Write them first.")
         with lock_manifest(self.store.path, self.store.rows):
             manifest = read_manifest(self.store.path)  # as it is now: others may have completed arrays since we opened
             # 1. Rows that could not be read, in samples/ok and the list of them.

@@ -10,13 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import (
-    difference,
-    go_tiny,
-    run,
-    scaled,
-    small,
-)
+from federation import difference, go_tiny, run, scaled, small
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 

@@ -33,11 +33,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [
-        *itertools.product(FILES, ("emptied", "gone", "other")),
-        ("result.json", "emptied"),
-        ("result.json", "other"),
-    ],
+    [*itertools.product(FILES, ("emptied", "gone", "other")), ("result.json", "emptied"), ("result.json", "other")],
 )
 def test_a_result_with_a_damaged_promise_is_not_returned(store: Path, name: str, harm: str) -> None:
     words = (*FED3R, "--seeds", "0,1", "--repartition")

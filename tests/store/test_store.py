@@ -496,10 +496,7 @@ def test_hostile_manifests_and_journals_are_errors_of_ours(
     journal.write_bytes(lines)
 
 
-@given(
-    data=JSON,
-    key=st.sampled_from(["dataset", "rows", "classes", "samples", "arrays", "texts", "files", "format"]),
-)
+@given(data=JSON, key=st.sampled_from(["dataset", "rows", "classes", "samples", "arrays", "texts", "files", "format"]))
 @settings(max_examples=150, deadline=None)
 def test_manifests_of_the_wrong_types_are_errors_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: Any, key: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -76,11 +76,10 @@ class Backbone:
         """Refuse a recipe this backbone cannot follow, before anything is loaded.
 
         Raises:
-            FedcacheError: USAGE, when a model of one input size is asked for another.
+            UsageError, when a model of one input size is asked for another.
         """
         if self.fixed and recipe.size != self.recipe.size:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
                 f"Leave out the size, or write --recipe {self.name}:size={self.recipe.size}",
             )
@@ -122,11 +121,10 @@ class Weights:
         """The file, for a provider that cannot do without.
 
         Raises:
-            FedcacheError: ENVIRONMENT, when it was not downloaded first.
+            MachineError, when it was not downloaded first.
         """
         if self.path is None:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{backbone} needs a weights file, and there is none ({self.origin}).",
                 f"fedcache backbones pull {backbone}",
             )
@@ -148,5 +146,5 @@ class FrozenEncoder(Protocol):
         ...
 
     def text(self, prompts: Sequence[str]) -> Tensor:
-        """Text features [C, D] float32 on the encoder's device, unit rows; USAGE error without a text tower."""
+        """Text features [C, D] float32 on the encoder's device, unit rows; UsageError without a text tower."""
         ...

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +33,7 @@ def read_state(path: Path, *, hub: str | None = None) -> dict[str, Tensor]:
         hub: repository with a safetensors file of the same weights, named when a TorchScript archive is refused.
 
     Raises:
-        FedcacheError: ENVIRONMENT, for a file that is missing, damaged, of another kind, or that would run code.
+        MachineError, for a file that is missing, damaged, of another kind, or that would run code.
     """
     kind = kind_of(path)
     if kind == "torchscript":
@@ -54,7 +54,7 @@ def kind_of(path: Path) -> str:
     """``safetensors`` | ``npz`` | ``torch`` | ``torchscript``, from the file's content.
 
     Raises:
-        FedcacheError: ENVIRONMENT, naming what the file is instead.
+        MachineError, naming what the file is instead.
     """
     try:
         with path.open("rb") as file:
@@ -196,7 +196,7 @@ def load_strict(
         ignore: prefixes of names that may be present or not, in file and model (a classifier that is not used).
 
     Raises:
-        FedcacheError: ENVIRONMENT, naming what is missing, unexpected or of another shape.
+        MachineError, naming what is missing, unexpected or of another shape.
     """
     wanted = {k: v for k, v in module.state_dict().items() if not k.startswith(ignore)}
     given = {k: v for k, v in state.items() if not k.startswith(ignore)}
@@ -222,4 +222,4 @@ def _few(names: list[str], most: int = 4) -> str:
 
 
 def _refuse(path: Path, why: str, hint: str) -> FedcacheError:
-    return FedcacheError(Exit.ENVIRONMENT, f"{path} is not loaded: {why}.", hint)
+    return MachineError(f"{path} is not loaded: {why}.", hint)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
 from fedcache.extract.backbones.loading import load
@@ -30,7 +30,7 @@ class ClipTextTower:
         encoder: loaded, with a text tower.
 
     Raises:
-        FedcacheError: USAGE, for a text tower that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
+        UsageError, for a text tower that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
     """
 
     def __init__(self, name: str, encoder: ModuleEncoder) -> None:
@@ -41,8 +41,7 @@ class ClipTextTower:
         self._eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
         masked = getattr(tower, "use_pad_mask", False) or getattr(tower, "cls_emb", None) is not None
         if not hasattr(tower, "token_embedding") or self._pool not in ("argmax", "eos") or masked:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read trained"
                 " prompts: its feature is not that of an end token alone.",
                 "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model of that kind.",
@@ -134,7 +133,7 @@ def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers
     """The towers of a loaded encoder.
 
     Raises:
-        FedcacheError: USAGE, for one without a text tower, or with one that cannot read trained prompts.
+        UsageError, for one without a text tower, or with one that cannot read trained prompts.
     """
     if encoder.tokenize is None:
         raise no_text(name)
@@ -149,7 +148,7 @@ def load_towers(
     """Load a backbone as two live towers; the arguments are those of ``backbones.load``.
 
     Raises:
-        FedcacheError: USAGE, for a backbone without a usable text tower; ENVIRONMENT, for weights that do not fit.
+        UsageError, for a backbone without a usable text tower; MachineError, for weights that do not fit.
     """
     encoder = load(backbone, weights, recipe, device=device)
     if not isinstance(encoder, ModuleEncoder):

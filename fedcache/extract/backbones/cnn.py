@@ -66,7 +66,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The network with weights from a file, or drawn from the seed.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     module = build()
     if weights.path is not None:

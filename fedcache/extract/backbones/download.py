@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.checkpoints import read_state
 from fedcache.extract.backbones.loading import load
@@ -30,7 +30,7 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory, caches: Caches
     Print ``Weights.download`` before: it says how much and from where.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when nothing publishes them, the network refuses, or the bytes are not those
+        MachineError, when nothing publishes them, the network refuses, or the bytes are not those
             published.
     """
     caches = caches or library_caches()
@@ -44,8 +44,7 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory, caches: Caches
             _pull_torchvision(backbone, caches.torch / "checkpoints")
     except Exception as error:  # each network library has its own family of errors, and all mean the same here
         reason = str(error).strip().splitlines()
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"The weights of {backbone.name} could not be fetched from {download.source}:"
             f" {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
             other_ways(backbone, home),
@@ -57,7 +56,7 @@ def import_weights(source: Path, name: str, home: Path) -> Path:
     """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit the backbone; USAGE, for a backbone
+        MachineError, when the file is refused or does not fit the backbone; UsageError, for a backbone
             without weights.
     """
     from safetensors.torch import save

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def clip_encoder(
 
 def no_text(name: str) -> FedcacheError:
     """The error of asking a backbone without a text tower for text features."""
-    return FedcacheError(
-        Exit.USAGE,
+    return UsageError(
         f"{name} has no text tower, so it has no text features.",
         "Use a backbone with one: clip-rn50, clip-vit-b-16, clip-vit-b-32 or glyph-clip.",
     )

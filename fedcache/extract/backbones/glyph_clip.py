@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import clip_encoder
@@ -63,7 +63,7 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
         int64 [C, 48].
 
     Raises:
-        FedcacheError: USAGE, when two prompts differ only beyond the context.
+        UsageError, when two prompts differ only beyond the context.
     """
     import torch
 
@@ -72,8 +72,7 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
     for row, prompt in enumerate(prompts):
         text = prompt.encode()[: CONTEXT - 2]
         if seen.setdefault(text, prompt) != prompt:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"glyph-clip reads {CONTEXT - 2} bytes of a prompt, and {seen[text]!r} and {prompt!r} differ only after"
                 " them.",
                 'Shorten the template, for example --text "{}", or the class names.',
@@ -105,7 +104,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast).
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     path = weights.file(backbone.name)
     model = build()

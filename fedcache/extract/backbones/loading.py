@@ -28,7 +28,7 @@ def load(
         the encoder, in evaluation mode; equal inputs give equal features.
 
     Raises:
-        FedcacheError: USAGE, when the backbone cannot follow the recipe; ENVIRONMENT, when the weights are refused
+        UsageError, when the backbone cannot follow the recipe; MachineError, when the weights are refused
             or do not fit.
     """
     backbone.accepts(recipe)

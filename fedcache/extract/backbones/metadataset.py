@@ -57,7 +57,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The ResNet-18 up to its average pool.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     from torch import nn
     from torchvision.models import resnet18

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import clip_encoder
@@ -53,7 +53,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """Both towers; a transformer's position embeddings are resampled for another input size.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit, or the architecture needs a download.
+        MachineError, when the file is refused or does not fit, or the architecture needs a download.
     """
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
@@ -82,8 +82,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
         )
         return model, open_clip.get_tokenizer(backbone.architecture)
     except Exception as error:  # architectures with a Hugging Face text tower fetch its configuration
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
             "Its text tower may need the package transformers and files from the network; choose another architecture.",
         ) from error
@@ -109,7 +108,7 @@ def derive(name: str) -> Backbone:
     """The row of ``open_clip:<arch>@<tag>``, from open_clip's own configuration.
 
     Raises:
-        FedcacheError: USAGE, for an architecture or tag open_clip does not have, or preprocessing without a recipe.
+        UsageError, for an architecture or tag open_clip does not have, or preprocessing without a recipe.
     """
     import open_clip
 
@@ -126,8 +125,7 @@ def derive(name: str) -> Backbone:
     resize = {"shortest": "crop", "squash": "squash"}.get(published["resize_mode"])
     size = published.get("size") or config["vision_cfg"]["image_size"]
     if resize is None or published["interpolation"] not in ("bicubic", "bilinear") or not isinstance(size, int):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{name} expects {size} px, resize mode {published['resize_mode']!r} and {published['interpolation']!r}"
             " interpolation, which no recipe has (one side; shortest or squash; bicubic or bilinear).",
             "Choose another model, or bring its features with `fedcache ingest`.",

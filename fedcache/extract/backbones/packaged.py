@@ -90,7 +90,7 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
         classes: 0 for features [B, 1280]; 1000 keeps the ImageNet classifier, to compare logits with the port.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     import timm
 
@@ -108,6 +108,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The network up to its global average pool; any input size.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     return ModuleEncoder(backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
@@ -44,13 +44,11 @@ def derive(name: str) -> Backbone:
     """``random-projection:<D>``.
 
     Raises:
-        FedcacheError: USAGE, when D is no width.
+        UsageError, when D is no width.
     """
     text = name.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d{0,4}", text) or int(text) > WIDEST:
-        raise FedcacheError(
-            Exit.USAGE, f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.", "For example random-projection:128"
-        )
+        raise UsageError(f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.", "For example random-projection:128")
     return named(name, int(text))
 
 
@@ -58,7 +56,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same.
 
     Raises:
-        FedcacheError: USAGE, when a weights file is given.
+        UsageError, when a weights file is given.
     """
     import torch
     from torch import nn
@@ -77,11 +75,10 @@ def seed_of(backbone: Backbone, weights: Weights) -> int:
     """The seed in ``seed:<n>``.
 
     Raises:
-        FedcacheError: USAGE, when the weights are a file.
+        UsageError, when the weights are a file.
     """
     if weights.path is not None or not weights.sha256.startswith("seed:"):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{backbone.name} draws its weights from a seed, and {weights.origin} is none.",
             f"For example --weights {backbone.name}=seed:1",
         )

@@ -58,7 +58,7 @@ def lookup(name: str, *, home: Path | None = None) -> Backbone:
         home: ``$FEDCACHE_HOME``, where rows of library names are remembered.
 
     Raises:
-        FedcacheError: USAGE, for a name nobody has, with "did you mean".
+        UsageError, for a name nobody has, with "did you mean".
     """
     if name in BACKBONES:
         return BACKBONES[name]

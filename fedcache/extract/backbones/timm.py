@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
@@ -61,7 +61,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     """The model without its classifier; position embeddings are resampled for another input size.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the file is refused or does not fit.
+        MachineError, when the file is refused or does not fit.
     """
     import timm
 
@@ -85,7 +85,7 @@ def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path
     the output); torch weights are [out, in] with heads folded, query, key and value stacked.
 
     Raises:
-        FedcacheError: ENVIRONMENT, naming tensors the file lacks.
+        MachineError, naming tensors the file lacks.
     """
     import torch
 
@@ -120,8 +120,7 @@ def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path
             out[f"{ours}.mlp.{dense}.weight"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/kernel").mT
             out[f"{ours}.mlp.{dense}.bias"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/bias")
     if missing:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{path} is not loaded: {len(missing)} tensors of {backbone} are missing, such as {missing[0]}.",
             f"Give the weights of {backbone} itself.",
         )
@@ -132,7 +131,7 @@ def derive(name: str) -> Backbone:
     """The row of ``timm:<name>``, from timm's own configuration and one pass of shapes.
 
     Raises:
-        FedcacheError: USAGE, for a name timm does not have, or preprocessing fedcache has no recipe for.
+        UsageError, for a name timm does not have, or preprocessing fedcache has no recipe for.
     """
     import timm
 
@@ -147,8 +146,7 @@ def derive(name: str) -> Backbone:
     crop = {"center": "crop", "squash": "squash"}.get(settings.get("crop_mode", "center"))
     interpolation = settings.get("interpolation", "bilinear")
     if crop is None or interpolation not in ("bicubic", "bilinear"):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{name} expects crop mode {settings.get('crop_mode')!r} and {interpolation!r} interpolation, which no"
             " recipe has (crop or squash; bicubic or bilinear).",
             "Choose another model, or bring its features with `fedcache ingest`.",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
 from fedcache.extract.backbones.table import BACKBONES
 from fedcache.extract.digests import DigestMemory
@@ -71,8 +71,8 @@ def locate(
         the weights; with ``path`` None and ``download`` set when ``pull`` would fetch them.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when they are nowhere (naming the places, the published digest and what would
-            work instead) or are not the published file; USAGE, for a file where none is used.
+        MachineError, when they are nowhere (naming the places, the published digest and what would
+            work instead) or are not the published file; UsageError, for a file where none is used.
     """
     caches = caches or library_caches()
     seed = _seed(backbone, given)
@@ -98,15 +98,13 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: C
     """The first existing weights file and where it was found, without reading it.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when a file named with ``--weights`` does not exist.
+        MachineError, when a file named with ``--weights`` does not exist.
     """
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
             if not path.is_file():
-                raise FedcacheError(
-                    Exit.ENVIRONMENT, f"--weights {name}={path}: there is no such file.", "Check the path."
-                )
+                raise MachineError(f"--weights {name}={path}: there is no such file.", "Check the path.")
             return path, f"--weights {name}={path}"
     for place, candidates in (
         ("", _at_home(backbone, home / "weights")),
@@ -135,12 +133,7 @@ def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None
 
 
 def known(
-    *,
-    given: Mapping[str, Path],
-    home: Path,
-    memory: DigestMemory,
-    offline: bool = False,
-    caches: Caches | None = None,
+    *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False, caches: Caches | None = None
 ) -> list[dict[str, Any]]:
     """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
     caches = caches or library_caches()
@@ -183,7 +176,7 @@ def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
 
 def takes_no_weights(name: str) -> FedcacheError:
     """The error of a weights file for a backbone that uses none."""
-    return FedcacheError(Exit.USAGE, f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
+    return UsageError(f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
 
 
 def _at_home(backbone: Backbone, folder: Path) -> Iterator[Path]:
@@ -234,8 +227,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     if not expected and path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", blob):
         expected = blob
     if not sha256.startswith(expected):
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256},"
             f" expected {expected}{'' if len(expected) == 64 else '...'}. A broken download leaves such a file.",
             f"Move it away and get it again; if it is meant to differ, rename it and give --weights"
@@ -265,8 +257,7 @@ def missing_weights(backbone: Backbone, home: Path, caches: Caches, offline: boo
     else:
         third = "a library's cache (no library fetches these weights; they come as a file)"
     published = "; ".join(f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256)
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
         f" {at_home}{f' or {backbone.files[0]} beside it' if _own_names(backbone) else ''}; {third}."
         + (f" Published sha256: {published}." if published else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.datasets import digits, download, folder, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source
 from fedcache.extract.datasets.joined import join
@@ -60,8 +60,8 @@ def open_dataset(
         progress: called with (images read, images in all) while uids are computed.
 
     Raises:
-        FedcacheError: USAGE for a spec or a tree that makes no sense, ENVIRONMENT for files or packages that are
-            missing, CORRUPT for damaged or hostile archives.
+        UsageError for a spec or a tree that makes no sense, MachineError for files or packages that are
+            missing, CorruptionError for damaged or hostile archives.
     """
     context = Context(memory, roots or {}, data, layout, progress)
     parts = _parts(spec)
@@ -124,7 +124,7 @@ def pull(
         mirror: address below which files of the same names lie (``paper:NAME``).
 
     Raises:
-        FedcacheError: USAGE for a spec that has no download, ENVIRONMENT when it cannot be downloaded.
+        UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
     kind, _, name = spec.partition(":")
     context = Context(DigestMemory(data), roots or {}, data)
@@ -132,16 +132,14 @@ def pull(
         held = paper.read(name)
         root = context.root_of("paper", name) or data / name
         if not held.pulls:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
                 "\n".join(papers.steps(held)),
             )
         download.pull(held, root, say=say, mirror=mirror)
         return root
     if kind != "torchvision" or mirror is not None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
             f"{'' if mirror else 'torchvision:NAME or '}paper:NAME.",
             "fedcache datasets list   shows what each dataset needs",
@@ -188,7 +186,7 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
     """What ``known`` says about one dataset, and more of it: classes, splits, versions or the folder looked at.
 
     Raises:
-        FedcacheError: USAGE for an unknown name.
+        UsageError for an unknown name.
     """
     kind, rest = _kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
@@ -240,8 +238,7 @@ def _open_one(spec: str, context: Context) -> Dataset:
 def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = _kind_of(spec)
     if context.layout is not None and kind != "folder":
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH.",
             "Leave --layout out",
         )
@@ -262,29 +259,26 @@ def _kind_of(spec: str) -> tuple[str, str]:
     if kind in _KINDS and (rest or kind == "digits"):
         return kind, rest
     if kind == INGESTED:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{spec!r} are embeddings: there are no images to read.",
             f"fedcache train --dataset {spec} --method fedavg   trains on them; "
             "--dataset digits or folder:PATH brings images.",
         )
     if spec and spec not in _KINDS and Path(spec).expanduser().exists():
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{spec!r} is not the name of a dataset, but it is a path.",
-            f"For images there: --dataset folder:{spec}",
+        raise UsageError(
+            f"{spec!r} is not the name of a dataset, but it is a path.", f"For images there: --dataset folder:{spec}"
         )
     names = [row["name"] for row in known()]
     if kind in _KINDS:
-        raise FedcacheError(
-            Exit.USAGE, f"{spec!r} does not say which; expected {kind}:{'PATH' if kind == 'folder' else 'NAME'}.",
+        raise UsageError(
+            f"{spec!r} does not say which; expected {kind}:{'PATH' if kind == 'folder' else 'NAME'}.",
             "fedcache datasets list",
         )  # fmt: skip
     bare = {name.partition(":")[2]: name for name in names if ":" in name and name != "folder:PATH"}
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
         full = bare.get(spec, near[0])
-        raise FedcacheError(Exit.USAGE, f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
+        raise UsageError(f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {full}")
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
 
 
@@ -296,8 +290,6 @@ def _parts(spec: str) -> dict[str, str] | None:
     for piece in re.split(rf",(?={_NAMED.pattern})", spec):
         name, _, one = piece.partition("=")
         if name in parts:
-            raise FedcacheError(
-                Exit.USAGE, f"The domain {name!r} is given twice in {spec!r}.", "Give each another name"
-            )
+            raise UsageError(f"The domain {name!r} is given twice in {spec!r}.", "Give each another name")
         parts[name] = one
     return parts

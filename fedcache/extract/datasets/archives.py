@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.images import MAX_BYTES, BadImage
 
 MAX_ENTRIES = 5_000_000
@@ -83,8 +83,7 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     tools = {"gz": "gunzip", "tgz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "txz": "unxz", "zst": "unzstd"}
     tool = tool or tools.get(path.name.lower().rsplit(".", 1)[-1], "")
     command = f"{tool} --keep {path}" if tool else f"unpack {path} with the tool that made it"
-    return FedcacheError(
-        Exit.USAGE,
+    return UsageError(
         f"{path} is a compressed tar: its n-th image can only be reached by unpacking everything before it.",
         f"Run: {command}   and use the .tar, which is hardly larger (images are compressed already)",
     )
@@ -94,7 +93,7 @@ def list_zip(path: Path) -> Entries:
     """The files of a zip.
 
     Raises:
-        FedcacheError: CORRUPT, for a damaged or hostile archive.
+        CorruptionError, for a damaged or hostile archive.
     """
     before = path.stat()
     try:
@@ -136,7 +135,7 @@ def list_tar(path: Path) -> Entries:
     """The files of an uncompressed tar.
 
     Raises:
-        FedcacheError: USAGE for a compressed one, CORRUPT for a damaged or hostile one.
+        UsageError for a compressed one, CorruptionError for a damaged or hostile one.
     """
     before = path.stat()
     with path.open("rb") as file:
@@ -200,14 +199,13 @@ def check_images(entries: Entries) -> None:
     """Refuse what cannot or should not be unpacked, looking only at the entries that will be (images).
 
     Raises:
-        FedcacheError: USAGE for a password or a rare compression, CORRUPT for a bomb.
+        UsageError for a password or a rare compression, CorruptionError for a bomb.
     """
     odd = np.flatnonzero(~np.isin(entries.method, (_STORED, _DEFLATED, _TAR)))
     if len(odd):
         method = int(entries.method[odd[0]])
         what = "need a password" if method == _PASSWORD else f"use compression {method}, not stored or deflated"
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{len(odd):,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
         )
@@ -258,8 +256,7 @@ class ArchiveSource:
         weakref.finalize(self, os.close, fd)
         found = os.fstat(fd)
         if (found.st_size, found.st_mtime_ns) != self.entries.stamp:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{self.entries.path} has changed since it was listed: {found.st_size:,} bytes, "
                 f"before {self.entries.stamp[0]:,}.",
                 "Run the command again",
@@ -294,12 +291,11 @@ def _check_count(path: Path, count: int) -> None:
 
 def _hostile(path: Path, name: str, what: str) -> FedcacheError:
     shown = name if len(name) <= 80 else f"{name[:77]}..."
-    return FedcacheError(
-        Exit.CORRUPT,
+    return CorruptionError(
         f"{path} is refused: its entry {shown!r} {what}. Nothing was extracted.",
         "Unpack it with a tool you trust, look at it, and use the directory: folder:DIRECTORY",
     )
 
 
 def _damaged(path: Path, what: str, hint: str) -> FedcacheError:
-    return FedcacheError(Exit.CORRUPT, f"{path} is not a whole archive: {what}.", hint)
+    return CorruptionError(f"{path} is not a whole archive: {what}.", hint)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
 from fedcache.store.files import canonical_json
@@ -165,8 +165,7 @@ def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]
 def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[str]) -> NDArray[np.int16]:
     """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
     if len(domains) > np.iinfo(np.int16).max:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The dataset has {len(domains):,} domains, the first {domains[0]!r}; at most 32,767 are supported.",
             "Say what the folder levels mean: --layout class, --layout domain/class or --layout 'class/*'",
         )

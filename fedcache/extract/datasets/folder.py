@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, dataset, layout, table, tree
 from fedcache.extract.datasets.dataset import TEST, TRAIN, VALIDATION, Context, Dataset, Source
 from fedcache.extract.digests import stat_key
@@ -56,7 +56,7 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``folder:PATH``.
 
     Raises:
-        FedcacheError: USAGE for a missing path or a tree whose folders have no clear meaning, CORRUPT for a damaged or
+        UsageError for a missing path or a tree whose folders have no clear meaning, CorruptionError for a damaged or
             hostile archive.
     """
     path = _locate(rest)
@@ -96,8 +96,7 @@ def load(rest: str, context: Context) -> Dataset:
 def _locate(rest: str) -> Path:
     path = Path(rest).expanduser()
     if not rest or not path.exists():
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"There is no {str(path) if rest else 'path'!r} (seen from {Path.cwd()}); "
             f"expected a directory or a {', '.join(_SUFFIXES)} file.",
             "Give the path of the images: --dataset folder:PATH",
@@ -105,8 +104,7 @@ def _locate(rest: str) -> Path:
     if not path.is_dir() and archives.is_compressed_tar(path):
         raise archives.refuse_compressed(path)
     if _kind(path) not in ("directory", *_SUFFIXES):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} is neither a directory nor a {', '.join(_SUFFIXES)} file.",
             "Pack the images in a zip, or give the directory that contains them",
         )
@@ -125,8 +123,7 @@ def _slug(path: Path) -> str:
 def _from_tree(path: Path, context: Context) -> _Rows:
     found = tree.scan(path)
     if not found.paths:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} holds no images{tree.ignored_text(found.ignored)}; "
             f"expected files ending in {', '.join(sorted(EXTENSIONS))}.",
             "Give the directory or archive that contains the images, one folder per class",
@@ -138,9 +135,7 @@ def _from_tree(path: Path, context: Context) -> _Rows:
     names = [spelled[i][cut:] for i in order]
     for a, b in pairwise(names):
         if a == b:
-            raise FedcacheError(
-                Exit.USAGE, f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them"
-            )
+            raise UsageError(f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them")
     labels = layout.infer(names, context.layout, where=str(path))
     source: Source
     if found.entries is None:
@@ -153,8 +148,7 @@ def _from_tree(path: Path, context: Context) -> _Rows:
 
 def _from_csv(path: Path, context: Context) -> _Rows:
     if context.layout is not None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
@@ -164,11 +158,7 @@ def _from_csv(path: Path, context: Context) -> _Rows:
 
 
 def _split(
-    splits: list[int] | None,
-    label: NDArray[np.int32],
-    domain: NDArray[np.int16],
-    uid: NDArray[np.uint8],
-    path: Path,
+    splits: list[int] | None, label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], path: Path
 ) -> tuple[NDArray[np.uint8], str]:
     """The split column and a note on what was chosen where the tree does not say."""
     if splits is None:
@@ -177,8 +167,7 @@ def _split(
         return split, f"no split given: {HELD_OUT} is the test set"
     split = np.array(splits, dtype=np.uint8)
     if not np.any(split == TRAIN):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} has {len(split):,} test or validation images and no training images.",
             "Give the directory above, which holds train and test",
         )

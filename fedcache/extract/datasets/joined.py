@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import Dataset, Source
 from fedcache.extract.recipe import slug as safe
@@ -39,10 +39,10 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     their order is the first member's. Rows are in order of the prefixed names.
 
     Raises:
-        FedcacheError: USAGE, with the differences, when the class names do not agree.
+        UsageError, with the differences, when the class names do not agree.
     """
     if len(members) > 255:
-        raise FedcacheError(Exit.USAGE, f"{len(members)} datasets are named as domains; at most 255.", "Join fewer")
+        raise UsageError(f"{len(members)} datasets are named as domains; at most 255.", "Join fewer")
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         _check_classes(first_name, first, name, member)
@@ -93,8 +93,7 @@ def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) 
             for who, some in ((first_name, missing), (name, extra))
             if some
         ]
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The classes of {first_name} ({len(first.classes)}) and {name} ({len(member.classes)}) differ: "
             f"{'; '.join(parts)}.",
             "Domains of one dataset share their class names: rename the folders, or list the images in a CSV",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
 
 SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
@@ -40,7 +40,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     """``split/domain/class`` as roles; ``*`` is a level without meaning.
 
     Raises:
-        FedcacheError: USAGE, for an unknown role, or not exactly one class, or more than one split.
+        UsageError, for an unknown role, or not exactly one class, or more than one split.
     """
     roles = tuple(text.strip("/").split("/"))
     for role in roles:
@@ -49,8 +49,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
                 "layout level", role, _ROLES, hint="Levels are split, domain, class and *, as in 'split/class/*'"
             )
     if roles.count("class") != 1 or roles.count("split") > 1:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The layout {text!r} has {roles.count('class')} class levels and {roles.count('split')} split levels; "
             "expected exactly one class and at most one split.",
             "For example --layout domain/class",
@@ -87,7 +86,7 @@ def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
         where: what to call the dataset in messages.
 
     Raises:
-        FedcacheError: USAGE, when images lie at different depths, or directly at the top, or there is one class.
+        UsageError, when images lie at different depths, or directly at the top, or there is one class.
     """
     roles = parse_layout(layout) if layout is not None else None
     folders = [tuple(name.split("/")[:-1]) for name in names]
@@ -95,8 +94,7 @@ def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
     wanted = f"{len(roles)} (--layout {layout})" if roles else "the same number for every image, at least 1"
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {wanted}.",
             "Move the odd ones out, give --layout (for example domain/class), "
             "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
@@ -106,8 +104,7 @@ def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
         roles = _guess(levels)
     labels = _labels(folders, roles, where)
     if len(set(labels.classes)) < 2:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{where} was read as {labels.layout} and has one class, {labels.classes[0]!r}; expected at least two.",
             "If the folders mean something else, say so with --layout; images without classes can be listed in a CSV "
             "with an empty label column",

@@ -47,13 +47,7 @@ def part(data: Dataset, limit: int) -> Dataset:
 
 
 def open_limited(
-    spec: str,
-    limit: int | None,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path],
-    data: Path,
-    layout: str | None,
+    spec: str, limit: int | None, *, memory: DigestMemory, roots: Mapping[str, Path], data: Path, layout: str | None
 ) -> Dataset:
     """``open_dataset`` and ``part`` of it; see there for what is raised."""
     whole = datasets.open_dataset(spec, memory=memory, roots=roots, data=data, layout=layout)
@@ -65,13 +59,7 @@ def open_limited(
 
 
 def peek_limited(
-    spec: str,
-    limit: int | None,
-    *,
-    memory: DigestMemory,
-    roots: Mapping[str, Path],
-    data: Path,
-    layout: str | None,
+    spec: str, limit: int | None, *, memory: DigestMemory, roots: Mapping[str, Path], data: Path, layout: str | None
 ) -> tuple[str, str] | None:
     """(slug, digest) of what ``open_limited`` would give, from memory alone."""
     whole = datasets.peek(spec, memory=memory, roots=roots, data=data, layout=layout)

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Source
 from fedcache.store.files import digest_of
 
@@ -165,7 +165,7 @@ def read(name: str) -> Paper:
     """The dataset of a name.
 
     Raises:
-        FedcacheError: USAGE, with the nearest name.
+        UsageError, with the nearest name.
     """
     if name not in NAMES:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
@@ -222,8 +222,7 @@ def _below(base: Path, root: Path, name: str) -> Path:
 
 def damaged(path: Path, what: str) -> FedcacheError:
     """The error for a file that does not hold what its layout says."""
-    return FedcacheError(
-        Exit.CORRUPT,
+    return CorruptionError(
         f"{path} is not what the layout says: {what}.",
         "Download or unpack it again; `fedcache datasets info` gives the address",
     )

@@ -69,7 +69,7 @@ def read_arrays(place: FoundLayout) -> PaperIndex:
     """Every row of a layout of format ``arrays``.
 
     Raises:
-        FedcacheError: ENVIRONMENT for a missing file, CORRUPT for one that does not hold what it should.
+        MachineError for a missing file, CorruptionError for one that does not hold what it should.
     """
     labels_key = str(place.layout.options.get("labels", ""))
     limit = place.layout.options.get("first")

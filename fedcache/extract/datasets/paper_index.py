@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, MachineError
 from fedcache.extract.datasets import paper_arrays, plain_pickle, tree
 from fedcache.extract.datasets.layout import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex, damaged
@@ -36,7 +36,7 @@ def read_index(place: FoundLayout) -> PaperIndex:
     """Every row of a layout.
 
     Raises:
-        FedcacheError: ENVIRONMENT for what is missing; CORRUPT for a file that does not hold what it should.
+        MachineError for what is missing; CorruptionError for a file that does not hold what it should.
     """
     if place.layout.format == "arrays":
         return paper_arrays.read_arrays(place)
@@ -62,29 +62,26 @@ def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[st
     """The index of image files.
 
     Raises:
-        FedcacheError: CORRUPT, for no image, a path that leaves the folder, or an image listed twice.
+        CorruptionError, for no image, a path that leaves the folder, or an image listed twice.
     """
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     listed = [path for *_, path in _lists(place)] or tables
     what = listed[-1] if listed else place.base
     if not entries:
-        raise FedcacheError(
-            Exit.CORRUPT, f"{what} names no image of these classes.", "Download or unpack it again, and check its path"
+        raise CorruptionError(
+            f"{what} names no image of these classes.", "Download or unpack it again, and check its path"
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
         if {"", ".", ".."} & set(entry.path.split("/")) or "\0" in entry.path or "\\" in entry.path:
-            raise FedcacheError(
-                Exit.CORRUPT,
+            raise CorruptionError(
                 f"{what} names {entry.path[:80]!r}; expected a plain path below {images}.",
                 "Download it again from its authors; nothing was read",
             )
     for a, b in pairwise(entries):
         if a.name == b.name:
-            raise FedcacheError(
-                Exit.CORRUPT, f"{what} names {a.name!r} twice.", "Download it again, or list every image once"
-            )
+            raise CorruptionError(f"{what} names {a.name!r} twice.", "Download it again, or list every image once")
     return PaperIndex(
         names=[name_of(entry.name) for entry in entries],
         label=[entry.label for entry in entries],
@@ -107,8 +104,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     found = list(_class_folders(place))
     missing = [str(folder.relative_to(place.base)) for *_, folder in found if not folder.is_dir()]
     if missing:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{place.base} has not all class folders: {', '.join(missing[:3])}"
             f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} are missing.",
             f"Unpack it again; fedcache datasets check {place.paper.name} {place.root}",
@@ -192,7 +188,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except FileNotFoundError:
-        raise FedcacheError(Exit.ENVIRONMENT, f"{path} is missing.", "Download or unpack it again") from None
+        raise MachineError(f"{path} is missing.", "Download or unpack it again") from None
 
 
 # CoOp's splits: format "coop"
@@ -278,7 +274,7 @@ def _mat(path: Path) -> dict[str, Any]:
     try:
         held: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
-        raise FedcacheError(Exit.ENVIRONMENT, f"{path} is missing.", "Download or unpack it again") from None
+        raise MachineError(f"{path} is missing.", "Download or unpack it again") from None
     except Exception as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
         raise damaged(path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})") from None
     return held

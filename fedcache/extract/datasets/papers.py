@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
@@ -53,7 +53,7 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset ``paper:NAME``.
 
     Raises:
-        FedcacheError: USAGE for an unknown name, ENVIRONMENT when it is not there or not whole, CORRUPT when its files
+        UsageError for an unknown name, MachineError when it is not there or not whole, CorruptionError when its files
             do not hold what they should.
     """
     place = _require(rest, context)
@@ -143,8 +143,7 @@ def _require(name: str, context: Context) -> FoundLayout:
     looked = "nowhere: no --data was given" if root is None else str(root)
     layout, there, missing = paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
     found = f"; {', '.join(there)} is there, {', '.join(missing)} is not" if there else ""
-    raise FedcacheError(
-        Exit.ENVIRONMENT,
+    raise MachineError(
         f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
         "\n".join(steps(held)),
     )
@@ -158,13 +157,12 @@ def check(name: str, root: Path) -> dict[str, Any]:
         a whole copy; ``counts`` is ``{"train": 50000, ...}`` as found.
 
     Raises:
-        FedcacheError: USAGE for an unknown name or a path that is no folder.
+        UsageError for an unknown name or a path that is no folder.
     """
     held = paper.read(name)
     root = root.expanduser()
     if not root.is_dir():
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
             f"fedcache datasets info {name}   says what to put there",
         )

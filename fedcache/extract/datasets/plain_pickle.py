@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, MachineError
 
 _DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
 
@@ -122,22 +122,19 @@ def load(path: Path) -> Any:
     """The content of a pickle of plain data.
 
     Raises:
-        FedcacheError: CORRUPT, for a damaged pickle and for one that holds or names anything else.
+        CorruptionError, for a damaged pickle and for one that holds or names anything else.
     """
     try:
         with path.open("rb") as file:
             # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.
             return _Unpickler(file, encoding="latin1").load()
     except FileNotFoundError:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, f"{path} is missing.", "Unpack the dataset again, or copy the file there"
-        ) from None
+        raise MachineError(f"{path} is missing.", "Unpack the dataset again, or copy the file there") from None
     except (OSError, MemoryError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         why = str(error)
     except (pickle.UnpicklingError, EOFError, RecursionError, ImportError, AssertionError) as error:
         why = str(error) or type(error).__name__
-    raise FedcacheError(
-        Exit.CORRUPT,
+    raise CorruptionError(
         f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was run.",
         "Download it again from the address that `fedcache datasets info` gives",
     )

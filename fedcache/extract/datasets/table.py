@@ -10,7 +10,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN
 from fedcache.extract.datasets.layout import SPLITS, Labels
 from fedcache.extract.datasets.tree import name_of
@@ -38,7 +38,7 @@ def read(path: Path) -> Table:
     """The table in a CSV file.
 
     Raises:
-        FedcacheError: USAGE, with the line, for a wrong column, path or split, or a path given twice.
+        UsageError, with the line, for a wrong column, path or split, or a path given twice.
     """
     rows = sorted(_rows(path), key=lambda row: name_of(row["path"]))
     used = [c for c in _COLUMNS[1:] if any(row.get(c) for row in rows)]
@@ -57,8 +57,7 @@ def read(path: Path) -> Table:
     )
     paths = [row["path"] for row in rows]
     if not any((path.parent / p).is_file() for p in paths):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"None of the {len(rows):,} images of {path} exists, for example {path.parent / paths[0]}.",
             "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
         )
@@ -70,14 +69,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = [line for line in csv.reader(file, strict=True) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedcacheError(Exit.USAGE, f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+        raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
     columns = [c.strip().lower() for c in lines[0]] if lines else []
     for column in columns:
         if column not in _COLUMNS:
             raise unknown("CSV column", column, _COLUMNS, hint=_FIRST_LINE)
     if "path" not in columns or len(set(columns)) != len(columns) or len(lines) < 2:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{path} has the columns {', '.join(columns) or '(none)'} and {max(0, len(lines) - 1):,} rows; "
             "expected a path column, no column twice, and at least one row.",
             _FIRST_LINE,
@@ -104,4 +102,4 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _wrong(path: Path, number: int, what: str, hint: str) -> FedcacheError:
-    return FedcacheError(Exit.USAGE, f"Row {number:,} of {path} {what}.", hint)
+    return UsageError(f"Row {number:,} of {path} {what}.", hint)

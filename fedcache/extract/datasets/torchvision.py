@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION, Context, Dataset
 from fedcache.extract.datasets.layout import SPLITS
@@ -77,7 +77,7 @@ def entry_of(name: str) -> TorchvisionEntry:
     """The entry of a name.
 
     Raises:
-        FedcacheError: USAGE, with the nearest name.
+        UsageError, with the nearest name.
     """
     if name not in TABLE:
         raise unknown("torchvision dataset", name, TABLE)
@@ -102,7 +102,7 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset, all its splits.
 
     Raises:
-        FedcacheError: USAGE for an unknown name, ENVIRONMENT when it is not there or torchvision refuses its files.
+        UsageError for an unknown name, MachineError when it is not there or torchvision refuses its files.
     """
     entry = entry_of(rest)
     root = _require(rest, context)
@@ -147,12 +147,11 @@ def pull(name: str, root: Path) -> None:
     """Download a dataset into ``root``; the only function here that uses the network.
 
     Raises:
-        FedcacheError: USAGE for an unknown name, ENVIRONMENT when torchvision cannot download it.
+        UsageError for an unknown name, MachineError when torchvision cannot download it.
     """
     entry = entry_of(name)
     if not entry.pulls:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"torchvision cannot download {name}: its owners ask for registration, or its address is gone.",
             f"Get its files yourself, put them below {root} and name that: --data {name}={root}",
         )
@@ -214,8 +213,7 @@ def _require(name: str, context: Context) -> Path:
         return root
     looked = "nowhere: no --data was given" if root is None else str(root / TABLE[name].files)
     get = f"fedcache datasets pull torchvision:{name}   or " if TABLE[name].pulls else ""
-    raise FedcacheError(
-        Exit.ENVIRONMENT,
+    raise MachineError(
         f"The files of torchvision's {name} are not there (looked in {looked}).",
         f"{get}--data {name}=DIR, the root you would give torchvision",
     )
@@ -247,8 +245,7 @@ def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool
             return cls(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
         first = str(error).strip().splitlines()
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"torchvision cannot open {name} in {root}: {first[0] if first else type(error).__name__}",
             f"fedcache datasets pull torchvision:{name}   or --data {name}=DIR with whole files",
         ) from None
@@ -266,8 +263,7 @@ def _labels(
     named = entry.classes or _class_names(source.parts[0])
     used = np.unique(raw[raw >= 0])
     if len(named) and len(used) and int(used[-1]) >= len(named):
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"torchvision's {source.name} has the label {int(used[-1])}, but {len(named)} class names.",
             "Update torchvision: pip install --upgrade torchvision",
         )

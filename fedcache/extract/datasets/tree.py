@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
 from fedcache.extract.images import EXTENSIONS, MAX_BYTES, BadImage
 from fedcache.store.files import at_once, digest_of
@@ -64,7 +64,7 @@ def scan(path: Path) -> Tree:
     """The images of a directory, zip or tar.
 
     Raises:
-        FedcacheError: ENVIRONMENT for a folder that cannot be listed, CORRUPT for a damaged or hostile archive.
+        MachineError for a folder that cannot be listed, CorruptionError for a damaged or hostile archive.
     """
     ignored: Counter[str] = Counter()
     if path.is_dir():
@@ -117,15 +117,13 @@ def _walk(root: Path, ignored: Counter[str]) -> list[tuple[str, os.stat_result |
                 listed = list(entries)
         except OSError as error:
             # Going on would train on part of the data without a word.
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"The folder {root / prefix} cannot be listed: {error.strerror}.",
                 "Correct its permissions, or move it out of the dataset",
             ) from None
         visited += 1 + len(listed)
         if visited > archives.MAX_ENTRIES:  # links between sibling folders can make a few of them endless
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, counting those behind links.",
                 "Remove links between its folders, or split it",
             )

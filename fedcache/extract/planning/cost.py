@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.planning.incremental import plan_incremental
 from fedcache.extract.planning.plan import PlannedArray, array_bytes
@@ -29,8 +29,7 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> No
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
     if need + FULL_DISK_MARGIN > free:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
             "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError, closest, unknown
+from fedcache.errors import FedcacheError, StoreError, UsageError, closest, unknown
 from fedcache.extract import datasets
 from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.plan import memory_of, roots_of, store_path
@@ -26,18 +26,15 @@ def locate_store(
     so no image is read; an ingested one by its name, with or without ``ingested:``.
 
     Raises:
-        FedcacheError: STORE for a path where nothing is; USAGE for a dataset that is not known, or one beside a path.
+        StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
-        raise FedcacheError(
-            Exit.USAGE, "A store and --dataset are both given. A store holds its dataset.", "Leave one of them out."
-        )
+        raise UsageError("A store and --dataset are both given. A store holds its dataset.", "Leave one of them out.")
     if path is not None:
         place = resolve_path(home, path)
         if not place.exists():
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"There is no store {path}, here or under {home.stores}."
                 + (f" Did you mean {near!r}?" if near else ""),
                 "fedcache ls   lists them. A new one:  "
@@ -67,7 +64,7 @@ def find_store(
     """The store ``locate_store`` finds, opened.
 
     Raises:
-        FedcacheError: STORE for a path that is no store; CORRUPT for a damaged one; as ``locate_store``.
+        StoreError for a path that is no store; CorruptionError for a damaged one; as ``locate_store``.
     """
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     return None if found is None else Store.open(found)
@@ -83,8 +80,7 @@ def need_path(
         if known is not None:
             raise known
         what = f"of {dataset} " if dataset else ""
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"There is no store {what}under {home.stores} yet.",
             f"fedcache extract --dataset {dataset or 'digits'} --backbones efficientnet-lite0",
         )
@@ -111,8 +107,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     if not paths:
         return None
     ways = [f"Name the one you mean, as in:  fedcache inspect {paths[0].name}   (train and others: --store NAME)"]
-    return FedcacheError(
-        Exit.STORE,
+    return StoreError(
         f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
         "\n".join([*ways, *(f"To go on:  {command}" for command in following)]),
     )
@@ -129,7 +124,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     """The store of ``ingested:NAME``, or of NAME unless that is a dataset of its own; None for anything else.
 
     Raises:
-        FedcacheError: USAGE with "did you mean", for a name that is near an ingested one.
+        UsageError with "did you mean", for a name that is near an ingested one.
     """
     kind, sign, rest = spec.partition(":")
     explicit = bool(sign) and kind == INGESTED

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.extract_dataset import remember_last
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.plan import store_path
@@ -44,8 +44,8 @@ def ingest_file(
         observer: told what was chosen.
 
     Raises:
-        FedcacheError: USAGE for a name without a letter or digit, a file that cannot be read, or a name that holds
-            other content; CORRUPT for non-finite features.
+        UsageError for a name without a letter or digit, a file that cannot be read, or a name that holds
+            other content; CorruptionError for non-finite features.
     """
     observer = observer or Silent()
     slug = usable_name(name)
@@ -74,8 +74,7 @@ def ingest_file(
         observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
         made = _replaced(old.path, content, target)
     else:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
             f"content ({len(content.samples.name):,} rows).",
             f"Choose another --name, or drop what is there and its partitions:  {again} --replace",

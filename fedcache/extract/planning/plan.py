@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.device import known_device, known_dtype
@@ -61,14 +61,12 @@ def plan(
         the arrays (state ``new``), and the names skipped.
 
     Raises:
-        FedcacheError: USAGE for an unknown backbone or recipe, or a value of ``check_values``; ENVIRONMENT for missing
+        UsageError for an unknown backbone or recipe, or a value of ``check_values``; MachineError for missing
             weights.
     """
     if not config.backbones:
-        raise FedcacheError(
-            Exit.USAGE,
-            "No backbone was named.",
-            "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
+        raise UsageError(
+            "No backbone was named.", "For example --backbones efficientnet-lite0; see `fedcache backbones list`."
         )
     check_values(config)
     memory = memory_of(home, rehash=rehash)
@@ -96,18 +94,15 @@ def plan(
             continue
         planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config), "new"))
     if missing:  # all of them at once: weights are fetched in one errand
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             "\n".join(error.message for error in missing),
             "\n".join(
                 [*(error.hint for error in missing), *(["--skip-missing goes on with the rest."] if planned else [])]
             ),
         )
     if not planned:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
-            "The weights of every backbone asked for are missing.",
-            "See `fedcache backbones list` for what is ready.",
+        raise MachineError(
+            "The weights of every backbone asked for are missing.", "See `fedcache backbones list` for what is ready."
         )
     return planned, skipped
 
@@ -116,7 +111,7 @@ def parse_max_bad(text: str, rows: int) -> int:
     """``1%`` of the rows (at least 1 image) or a number of images.
 
     Raises:
-        FedcacheError: USAGE, when it is neither.
+        UsageError, when it is neither.
     """
     try:
         if text.endswith("%"):
@@ -127,16 +122,14 @@ def parse_max_bad(text: str, rows: int) -> int:
             return int(text)
     except ValueError:
         pass
-    raise FedcacheError(
-        Exit.USAGE, f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10"
-    )
+    raise UsageError(f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10")
 
 
 def check_values(config: ExtractConfig) -> None:
     """Refuse wrong values that nothing would read when there is nothing to compute.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     parse_max_bad(config.max_bad, 1)
     known_device(config.device)
@@ -160,8 +153,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
         if not name or name == backbone.name:
             changes[option] = value
         elif name not in config.backbones:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--recipe {key}={value} names {name!r}, which is not among --backbones.",
                 f"Backbones of this run: {', '.join(config.backbones)}",
             )
@@ -204,24 +196,21 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     """Load a backbone and run it on two images; the features must have its width and be finite.
 
     Raises:
-        FedcacheError: ENVIRONMENT, for missing or wrong weights or non-finite features.
+        MachineError, for missing or wrong weights or non-finite features.
     """
     import torch
 
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline)
     if weights.path is None and weights.download is not None:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}"
-        )
+        raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}")
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")
     side = recipe.size or 32
     images = torch.arange(2 * side * side * 3).remainder(251).to(torch.uint8).reshape(2, side, side, 3)
     features = encoder.image(images)
     if recipe.dtype != "uint8" and (features.shape != (2, backbone.width) or not bool(features.isfinite().all())):
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
             "The weights file is damaged or of another model; import it again.",
         )

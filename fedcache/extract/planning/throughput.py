@@ -18,7 +18,7 @@ def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
     """The device, and how features are computed there.
 
     Raises:
-        FedcacheError: USAGE or ENVIRONMENT, for a device or dtype that is not known or not here.
+        UsageError or MachineError, for a device or dtype that is not known or not here.
     """
     device = resolve_device(config.device)
     batch = config.batch or (256 if device.kind == "cuda" else 32)

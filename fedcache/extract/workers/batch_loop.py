@@ -39,7 +39,7 @@ def run_batches(
         observer: told of progress.
 
     Raises:
-        FedcacheError: CORRUPT, as soon as more than ``max_bad`` images are bad; ENVIRONMENT when a worker died.
+        CorruptionError, as soon as more than ``max_bad`` images are bad; MachineError when a worker died.
     """
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.allocator import keep_freed_memory
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import ChunkCollector
@@ -111,7 +111,7 @@ class ExtractionEngine(Protocol):
     """Where chunk tasks are computed instead of in this process and its workers: ``--engine``."""
 
     def check_extraction(self, workers: int | None) -> None:
-        """Refuse a number of workers that it cannot have, with USAGE, before any work."""
+        """Refuse a number of workers that it cannot have, with UsageError, before any work."""
 
     def extraction_workers(
         self, spec: TaskSpec, workers: int | None, observer: Observer
@@ -176,7 +176,7 @@ class ChunkWorker:
     """A process that computes chunk tasks, with its backbones loaded once.
 
     Raises:
-        FedcacheError: ENVIRONMENT, where this machine does not see the images, the store or the weights, or computes
+        MachineError, where this machine does not see the images, the store or the weights, or computes
             with other versions.
     """
 
@@ -219,16 +219,14 @@ def _check_machine(spec: TaskSpec) -> None:
     for array in spec.arrays.values():
         array.check()
     if spec.probe is not None and _digest(spec.source, spec.probe[0]) != spec.probe[1]:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{host} does not see the images of the dataset, or sees others.",
             "The dataset must lie at the same path on all nodes.",
         )
     device, settings = resolve_device(spec.settings.device), spec.settings
     for job in spec.jobs:
         if job.weights.path is not None and not job.weights.path.exists():
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{host} does not see the weights of {job.backbone}: {job.weights.path}.",
                 "Weights must lie at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a shared disk.",
             )
@@ -237,8 +235,7 @@ def _check_machine(spec: TaskSpec) -> None:
         mine = how_record(device, settings.dtype, settings.batch, settings.threads, lookup(job.backbone).provider)
         if mine != dict(job.how):
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"{host} would compute {job.key} in another way: {', '.join(f'{k} {v}' for k, v in changed)}. "
                 "Mixed rows would not be comparable.",
                 "Install the same versions on every node, and use nodes of one kind.",
@@ -280,7 +277,7 @@ def run_tasks(
     """Have every task computed and commit its chunks; False when it was stopped on request (tasks begun are finished).
 
     Raises:
-        FedcacheError: CORRUPT, as soon as more than ``max_bad`` images are bad; what a worker raised.
+        CorruptionError, as soon as more than ``max_bad`` images are bad; what a worker raised.
     """
     begun = 0
     while True:

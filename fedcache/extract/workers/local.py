@@ -24,15 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.allocator import keep_freed_memory
-from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.batches import (
-    BatchRunner,
-    ComputedBatch,
-    ComputeSettings,
-    FeatureJob,
-    decode_batch,
-    make_runner,
-)
+from fedcache.errors import FedcacheError, MachineError
+from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.datasets import Dataset, Source
 
 
@@ -118,8 +111,7 @@ def without_main() -> Iterator[None]:
 
 def worker_died(error: BaseException) -> FedcacheError:
     """The error of a worker that was ended from outside."""
-    return FedcacheError(
-        Exit.ENVIRONMENT,
+    return MachineError(
         f"An extraction worker ended ({error}).",
         "Out of memory? Run the same command again: it resumes. A smaller --batch or --workers 1 needs less memory.",
     )
@@ -138,7 +130,7 @@ class WorkerProcesses:
         """Start a call in a worker.
 
         Raises:
-            FedcacheError: ENVIRONMENT, when a worker died.
+            MachineError, when a worker died.
         """
         try:
             with without_main():

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError, InternalError
 from fedcache.federate.engine.method import Pooling
 from fedcache.heads.linear import Tree
 
@@ -39,9 +39,7 @@ class UploadPool:
         for prefix, rule in self._rules:
             if name.startswith(prefix):
                 return rule
-        raise FedcacheError(
-            Exit.BUG, f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool."
-        )
+        raise InternalError(f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool.")
 
     def add(self, up: Tree, weight: float, client: int) -> None:
         """Add a client's upload with its weight n_i (not yet divided by N)."""
@@ -49,8 +47,7 @@ class UploadPool:
         self._count += 1
         for name, t in up.items():
             if (first := self._shapes.setdefault(name, t.shape)) != t.shape:
-                raise FedcacheError(
-                    Exit.FEDERATED,
+                raise FederatedRunError(
                     f"Client {client} uploads {name} of shape {tuple(t.shape)}, and another {tuple(first)}.",
                     "Uploads that are taken together have one shape: pad them and send a mask.",
                 )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
 from fedcache.federate.engine.encoders import FrozenEncoders
 from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import make_private
@@ -79,8 +79,7 @@ class Data:
             if t is not None and tuple(t.shape) != want
         ]
         if wrong:
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {'; '.join(wrong)}.",
                 "Text features and image features must come from the same backbone: see fedcache inspect.",
             )
@@ -115,9 +114,7 @@ class ClientData:
     def labels(self, i: Tensor) -> Tensor:
         """Class indices [*lead, B] at positions ``i``."""
         if self.y is None:
-            raise FedcacheError(
-                Exit.BUG, "A method without labels read a label.", "Please report this with the method's name."
-            )
+            raise InternalError("A method without labels read a label.", "Please report this with the method's name.")
         return self.y[self.rows.gather(-1, i)]
 
     def fits(self, rows: int, budget: int) -> bool:
@@ -238,8 +235,7 @@ def prepare(
         raise unknown("feat_post", feat_post, FEAT_POSTS)
     shapes = {(f.shape[0], min(f.shape[1], views or f.shape[1])) for f in features}
     if len(shapes) != 1:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"The backbones hold different rows or views: {sorted(f.shape for f in features)}.",
             "Extract them for one store with the same number of views: see fedcache inspect.",
         )
@@ -260,8 +256,7 @@ def prepare(
                 np.copyto(rows, rows > 0, where=~np.isnan(rows))
     elif feat_post == "standardize":
         if train is None or len(train) == 0:
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 "feat_post=standardize needs training rows, found none.",
                 "Give the clients training rows, or choose --set feat_post=l2.",
             )

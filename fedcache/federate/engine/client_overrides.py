@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 
@@ -51,15 +51,13 @@ def check_mixed(method: Method, own: Mapping[int, ClientOverrides], width: int, 
     refused = sorted(wanted - method.mixed)
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Clients of {method.name} may differ in {allowed}, not in {', '.join(refused)}.",
             "Give every client the same, or choose a method that exchanges no weights, for example flesd-head.",
         )
     for client, o in own.items():
         if not 0 <= client < clients or any(not 0 <= a < b <= width for a, b in o.columns):
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"Client {client} is given columns {o.columns}, but there are {clients} clients and {width} columns.",
                 "Ranges are [start, stop) within the concatenated features.",
             )

@@ -53,11 +53,7 @@ class ClientRng:
         return generator(self.seed, purpose, self.round, self.clients[client], *key)
 
     def each(
-        self,
-        purpose: str,
-        draw: Callable[[np.random.Generator, int], np.ndarray],
-        *key: int,
-        every_round: bool = True,
+        self, purpose: str, draw: Callable[[np.random.Generator, int], np.ndarray], *key: int, every_round: bool = True
     ) -> Tensor:
         """``draw(generator, client)`` of every client, padded with 0 on the first axis and stacked.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.metrics import entropy_bits
 
 FUSION_NORMS = ("column", "none")
@@ -51,14 +51,11 @@ def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, 
     counts = {"rows": rows, "clients": clients, "classes": classes, "dimension": dimension}
     for name, value in counts.items():
         if value < 1:
-            raise FedcacheError(Exit.USAGE, f"{name} is {value}, expected at least 1.", "Give the count of the run.")
+            raise UsageError(f"{name} is {value}, expected at least 1.", "Give the count of the run.")
     if not 0.0 < delta < 1.0:
-        raise FedcacheError(
-            Exit.USAGE, f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05."
-        )
+        raise UsageError(f"delta is {delta}, expected a probability between 0 and 1.", "For example delta=0.05.")
     if dimension >= math.e * rows:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The bound needs d < e N, found d = {dimension} and e N = {math.e * rows:.1f} ({rows} rows).",
             f"Use more rows (at least {math.floor(dimension / math.e) + 1}), or a head of fewer dimensions.",
         )
@@ -113,7 +110,7 @@ def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_r
     counts = {"public": public, "width": width, "weights": weights, "rounds": rounds, "average_rounds": average}
     for name, value in counts.items():
         if value < 0:
-            raise FedcacheError(Exit.USAGE, f"{name} is {value}, expected at least 0.", "Give the count of the run.")
+            raise UsageError(f"{name} is {value}, expected at least 0.", "Give the count of the run.")
     return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
 
 
@@ -181,10 +178,8 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
         FedcacheError: exit 2 when the numbers of rows differ.
     """
     if x.shape[0] != y.shape[0]:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"The representations have {x.shape[0]} and {y.shape[0]} rows.",
-            "Project the same rows with both models.",
+        raise UsageError(
+            f"The representations have {x.shape[0]} and {y.shape[0]} rows.", "Project the same rows with both models."
         )
     a, b = (t.double() - t.double().mean(0) for t in (x, y))
     norm = torch.linalg.matrix_norm

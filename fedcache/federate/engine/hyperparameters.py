@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 
 Value = float | int | bool | str | None
 Hp = Mapping[str, Value | Tensor]
@@ -98,8 +98,7 @@ class HParam:
         raise self._refuse(value)
 
     def _refuse(self, value: Value) -> FedcacheError:
-        return FedcacheError(
-            Exit.USAGE,
+        return UsageError(
             f"Hyperparameter {self.name!r} is {value!r}, expected {self.legal()}.",
             f"Set it with --set {self.name}={self.show()}  ({self.help})",
         )

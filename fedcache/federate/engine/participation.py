@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, UsageError
 
 
 def clients_per_round(participation: int | float | None, clients: int) -> int:
@@ -23,8 +23,7 @@ def clients_per_round(participation: int | float | None, clients: int) -> int:
 
 
 def _bad_participation(found: float) -> FedcacheError:
-    return FedcacheError(
-        Exit.USAGE,
+    return UsageError(
         f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
         "For example --participation 10, --participation 0.1 or --participation 100%.",
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import ClientRows
 from fedcache.federate.engine.evaluate import global_scores, score_job
 from fedcache.federate.engine.hyperparameters import Value
@@ -35,11 +35,7 @@ SILENT = RunCallbacks()
 
 
 def run(
-    spec: TrainingRun,
-    hp: Mapping[str, Value],
-    *,
-    state: Snapshot | None = None,
-    callbacks: RunCallbacks = SILENT,
+    spec: TrainingRun, hp: Mapping[str, Value], *, state: Snapshot | None = None, callbacks: RunCallbacks = SILENT
 ) -> TrainingOutput:
     """Train a method and score what it deploys.
 
@@ -53,7 +49,7 @@ def run(
         Models, accuracy, records and traffic.
 
     Raises:
-        FedcacheError: USAGE for what was asked for, STORE for features a method needs, FEDERATED for a run that fails.
+        UsageError for what was asked for, StoreError for features that lack, FederatedRunError for a run that fails.
     """
     (out,) = run_points(spec, [hp], states=[state], callbacks=callbacks)
     if isinstance(out, FedcacheError):
@@ -88,7 +84,7 @@ def run_points(
     for hp in hps:
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
-            raise FedcacheError(Exit.BUG, "Points of one program differ in more than floats.", "Please report this.")
+            raise InternalError("Points of one program differ in more than floats.", "Please report this.")
     spec = replace(spec, rounds=1 if method.one_shot else spec.rounds)
     snapshots = list(states or [None] * len(hps))
     together, cache = cache is not None or len(hps) > 1, cache or GridCache()
@@ -186,22 +182,20 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
         method.hparam(key)
     missing = sorted({h.name for h in method.hparams} - set(hp))
     if missing:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{method.name} is not told {', '.join(missing)}.",
             f"Take all hyperparameters from METHODS[{method.name!r}].resolve(preset, settings).",
         )
     if rounds < 1:
-        raise FedcacheError(Exit.USAGE, f"rounds is {rounds}, expected at least 1.", "For example --rounds 10.")
+        raise UsageError(f"rounds is {rounds}, expected at least 1.", "For example --rounds 10.")
     if not clients:
-        raise FedcacheError(
-            Exit.FEDERATED, "The partition has no client.", "Make one: fedcache partition --scheme iid --clients 10"
+        raise FederatedRunError(
+            "The partition has no client.", "Make one: fedcache partition --scheme iid --clients 10"
         )
     names = [c.name for c in clients]
     twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise FedcacheError(
-            Exit.FEDERATED,
+        raise FederatedRunError(
             f"Clients must have different names, found {twice[0]!r} {names.count(twice[0])} times.",
             "Rename the clients of the partition: their names key the random draws.",
         )
@@ -214,8 +208,7 @@ def _outcome(
 
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{job.method.name} deploys one model per client, so there is no global prediction.",
                 "Read evaluation.predictions, which are those of each client's model on its own test rows.",
             )

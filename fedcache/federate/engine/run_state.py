@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError, StoreError
 from fedcache.federate.engine.client_data import AllClients, ClientData, ClientRows, Data, cut_out, stack_clients
 from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -114,8 +114,7 @@ class RunState:
         """Clients with something to train on; the rest are skipped, and a warning says so."""
         kept, empty, short = [], [], []
         if self.public and not len(self.training_clients[0].train):
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 f"{self.method.name} reads client 0 as the public set, and it has no training rows.",
                 "Deal rows to it, for example --scheme flesd.",
             )
@@ -135,8 +134,7 @@ class RunState:
                 every = len(self.training_clients)
                 self.warnings.append(f"{len(names)} of {every} clients {why} and are skipped: {listed}")
         if not kept:
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 f"None of the {len(self.training_clients)} clients can train: {'; '.join(self.warnings)}.",
                 "Use fewer clients, more rows, or a smaller --set batch=.",
             )
@@ -145,8 +143,7 @@ class RunState:
     def start(self) -> None:
         """The server's first tensors, after the switches are found to fit the data."""
         if "text" in self.method.reads(self.hp) and self.env.text is None:
-            raise FedcacheError(
-                Exit.STORE,
+            raise StoreError(
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
@@ -156,8 +153,7 @@ class RunState:
             ("pixels", self.env.image),
         ):
             if need in self.method.reads(self.hp) and found is None:
-                raise FedcacheError(
-                    Exit.STORE,
+                raise StoreError(
                     f"{self.method.name} needs {need}, and this run was given none.",
                     "Train on a store with images: fedcache extract --backbones pixels",
                 )
@@ -238,7 +234,7 @@ class RunState:
         """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
 
         Raises:
-            FedcacheError: USAGE, when it can be neither read nor derived.
+            UsageError, when it can be neither read nor derived.
         """
         if self.method.uploads is not None:
             return self.method.uploads(self.server, self.server_ctx())
@@ -297,7 +293,7 @@ class RunState:
         """What a pipeline has made of the uploads of the round; who was rejected is noted.
 
         Raises:
-            FedcacheError: FEDERATED for a malformed upload that is not to be left out.
+            FederatedRunError for a malformed upload that is not to be left out.
         """
         pooled = pipeline.pooled()
         self.warnings += pipeline.warnings(len(self.rejected), self.unprotected_classes)
@@ -329,7 +325,7 @@ class RunState:
             axes: 1 with a leading axis of clients, 0 for one client without.
 
         Raises:
-            FedcacheError: FEDERATED, naming tensor, round and client.
+            FederatedRunError, naming tensor, round and client.
         """
         for name, t in tree.items() if isinstance(tree, dict) else ():
             if not isinstance(t, Tensor) or not t.is_floating_point() or is_finite(t):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.traffic import Traffic
@@ -46,8 +46,7 @@ def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
     }
     for key, expected in want.items():
         if state.meta.get(key) != expected:
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 f"The saved state has {key} {state.meta.get(key)!r}, but the run has {expected!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import batch_sizes
@@ -28,7 +28,7 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
         labelled: whether clients read labels.
 
     Raises:
-        FedcacheError: USAGE, when the method cannot fit noise, so that it must declare its uploads.
+        UsageError, when the method cannot fit noise, so that it must declare its uploads.
     """
     n = max(8, data.classes)
     while method.gradient and "batch" in ctx.hp and not batch_sizes(n, ctx.hp):
@@ -47,8 +47,7 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
         _, up = method.fit(down, method.enter(down, rows, alone), rows, alone)
         return {name: replace(UploadTensor.like(t), counts_rows=counts_rows(name)) for name, t in up.items()}
     except Exception as error:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{method.name} does not say what its clients send, and it cannot be derived: its fit of {n} rows of noise "
             f"ends with {type(error).__name__}: {error}",
             "Declare it: Method(uploads=lambda server, ctx: {name: UploadTensor(shape, dtype)}).",

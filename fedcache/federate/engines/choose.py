@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engines.ray import cluster
 
 if TYPE_CHECKING:
@@ -17,16 +17,14 @@ def engine_of(name: str, address: str | None) -> RayEngine | None:
     """What ``--engine`` and ``--ray-address`` ask for; None is this machine without Ray.
 
     Raises:
-        FedcacheError: USAGE for an unknown engine, a wrong address, or an address without Ray; ENVIRONMENT when Ray is
+        UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is
             not installed or the address does not answer.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "local":
         if address is not None:
-            raise FedcacheError(
-                Exit.USAGE, f"--ray-address {address} is for --engine ray.", f"--engine ray --ray-address {address}"
-            )
+            raise UsageError(f"--ray-address {address} is for --engine ray.", f"--engine ray --ray-address {address}")
         return None
     cluster.need_ray()
     if address is not None:

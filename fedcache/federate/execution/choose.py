@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.execution.batched import Batched
@@ -47,7 +47,7 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
         chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
 
     Raises:
-        FedcacheError: USAGE for an unknown executor, one that cannot serve the method, or a chunk below 1.
+        UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
     """
     known, name = executors(), execution_name(name)
     if name != "auto" and name not in known:
@@ -55,15 +55,12 @@ def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | 
     refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
     able = [k for k, why in refusals.items() if not why]
     if name != "auto" and name not in able:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
             f"Use one that can: --execution {' | '.join(able)}",
         )
     if chunk is not None and chunk < 1:
-        raise FedcacheError(
-            Exit.USAGE, f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
-        )
+        raise UsageError(f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick.")
     if name == "auto":
         name = min(able, key=lambda k: known[k].cost(method, hp, load))
     return known[name].plan(method, load, chunk)

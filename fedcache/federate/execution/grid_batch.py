@@ -162,7 +162,7 @@ class GridBatch:
             False when the uploads of all of them are rejected.
 
         Raises:
-            FedcacheError: FEDERATED for a malformed upload that is not to be left out; a number that is not finite
+            FederatedRunError for a malformed upload that is not to be left out; a number that is not finite
                 ends its point alone.
         """
         accepted = pipeline.accepts_batch(up, order, self.ctx(order).lead, coordinates)

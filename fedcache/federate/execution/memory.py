@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.execution.cache import MEMO_BYTES
 from fedcache.federate.execution.gram_matrices import CACHE_BYTES
@@ -121,7 +121,7 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
         loaded: whether the features are in memory already.
 
     Raises:
-        FedcacheError: ENVIRONMENT.
+        MachineError.
     """
     needed = found.above if loaded else found.total
     if needed <= free:
@@ -134,8 +134,4 @@ def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int,
         if 0 < fits < plan.chunk
         else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
     )
-    raise FedcacheError(
-        Exit.ENVIRONMENT,
-        f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.",
-        hint,
-    )
+    raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)

@@ -75,10 +75,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
     C, D = ctx.env.classes, ctx.count("rff_dim") or ctx.env.width
-    sums = {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
-        "class_sum": UploadTensor((C, D), torch.float64),
-    }
+    sums = {"gram": UploadTensor((D * (D + 1) // 2,), torch.float64), "class_sum": UploadTensor((C, D), torch.float64)}
     if ctx.hp["bias"]:
         sums["sum"] = UploadTensor((D,), torch.float64)
         sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)

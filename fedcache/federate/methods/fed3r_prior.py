@@ -34,10 +34,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i [D (D + 1) / 2] and B_i [C, D]."""
     C, D = ctx.env.classes, ctx.env.width
-    return {
-        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64),
-        "class_sum": UploadTensor((C, D), torch.float64),
-    }
+    return {"gram": UploadTensor((D * (D + 1) // 2,), torch.float64), "class_sum": UploadTensor((C, D), torch.float64)}
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:

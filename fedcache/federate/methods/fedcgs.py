@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
@@ -64,8 +64,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
         between, lost = S.sum(0, keepdim=True) / n.sum().sqrt(), 1
     free = float(n.sum()) - lost
     if free < 1:
-        raise FedcacheError(
-            Exit.FEDERATED,
+        raise FederatedRunError(
             f"cov={cov} needs more rows than means, and the clients have {float(n.sum()):.0f} rows and {lost} means.",
             "Use more rows, or a method without covariances: --method fedncm",
         )

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
@@ -76,14 +76,12 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
         made = fit_mixture(z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed)
     except (ValueError, np.linalg.LinAlgError) as error:
         works = max(1e-6, 10.0 * reg, 1e-4 * float(z.var(0).max()))
-        raise FedcacheError(
-            Exit.FEDERATED,
+        raise FederatedRunError(
             f"A covariance of {len(z)} rows with reg_covar={reg:g} is not positive definite.",
             f"Use --set cov=diag, or regularise more, for example --set reg_covar={works:.1g}",
         ) from error
     if max(np.abs(made.mean).max(), np.abs(made.scale).max()) > 65_504:
-        raise FedcacheError(
-            Exit.FEDERATED,
+        raise FederatedRunError(
             f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
             "Scale the features, for example --set feat_post=l2",
         )

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
@@ -51,8 +51,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     """Prompts that fit, and stored views where they are asked for."""
     check_prompts(hp, ctx)
     if hp["train_view"] == "aug" and ctx.env.views == 1:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             "train_view=aug trains on stored augmentations, but the features hold 1 view.",
             "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
         )

@@ -231,12 +231,7 @@ def _larger_alpha(args: Values, streams: Streams, rule_of: Callable[[Values], Ru
 
 
 def _fewer_clients(
-    scheme: Scheme,
-    args: Values,
-    streams: Streams,
-    rule_of: Callable[[Values], Rule],
-    *,
-    at_most: int = LARGEST_COUNT,
+    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule], *, at_most: int = LARGEST_COUNT
 ) -> dict[str, Value]:
     """The most clients, fewer than asked for, that work with this seed; empty when the scheme has no such argument."""
     if not any(argument.name == "clients" for argument in scheme.arguments):

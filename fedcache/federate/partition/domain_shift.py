@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
 from fedcache.federate.partition.rows import (
     FEWER,
@@ -156,8 +156,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """
     names = [pool.columns.domains[code] for code in pool.domains]
     if len(names) < 2:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Scheme {scheme.name} makes each domain a client: found {len(names)} ({', '.join(names)}), expected at "
             "least 2.",
             f"For one domain: {LABEL_SHIFT.command({})}",
@@ -167,9 +166,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         if empty:
             others = ",".join(name for name in names if name not in empty)
             hint = f"--domain {others}" if others else "See the counts per split: fedcache inspect"
-            raise FedcacheError(
-                Exit.USAGE, f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}.", hint
-            )
+            raise UsageError(f"Scheme {scheme.name}: no {split} rows with ok = 1 in {', '.join(empty)}.", hint)
     return pool.domains
 
 

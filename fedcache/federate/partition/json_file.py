@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.federate.partition.scheme import LARGEST_SEED
 
 SCHEMA = "fedcache.partition/1"
@@ -27,10 +27,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 def corrupt(origin: str, problem: str) -> FedcacheError:
     """The error for a file that is no partition, or no longer the one that was written."""
-    return FedcacheError(
-        Exit.CORRUPT,
-        f"{origin} is not a sound partition file: {problem}.",
-        "Make it again: fedcache partition --help",
+    return CorruptionError(
+        f"{origin} is not a sound partition file: {problem}.", "Make it again: fedcache partition --help"
     )
 
 
@@ -46,8 +44,7 @@ def read_json(path: Path) -> object:
             raise corrupt(str(path), f"it has {size:,} bytes, at most {LARGEST_FILE:,} are read")
         raw = path.read_bytes()
     except OSError as error:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"Cannot read partition {path}: {error.strerror or error}.",
             "List what there is: fedcache ls; make one: fedcache partition --help",
         ) from error

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import json_file
 from fedcache.federate.partition.rows import TEST, TRAIN, Columns, Dealt, Streams, make_pool, matched
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
@@ -96,9 +96,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         if problem := _problem(self):
-            raise FedcacheError(
-                Exit.USAGE, f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help"
-            )
+            raise UsageError(f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help")
 
     @cached_property
     def digest(self) -> str:
@@ -213,16 +211,14 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
         test = np.unique(np.concatenate(dealt.test))
         notes.append("no test split: the global test rows are those of all clients together")
     if not len(test):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Scheme {scheme} needs rows of split test with ok = 1 to score with, but the chosen domains have none.",
             f"Give the dataset a test split, or cut test rows out of each client: {SCHEMES['label-shift'].command({})}",
         )
     tests = [np.sort(rows) for rows in _tests(dealt, test, train, columns, streams, values)]
     names = dealt.names or [f"client-{i:0{len(str(len(train) - 1))}d}" for i in range(len(train))]
     if bare := [name for name, rows in zip(names, tests, strict=True) if not len(rows)]:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Scheme {scheme}: no test row has a class of client {bare[0]!r} ({len(bare)} of {len(names)} clients are "
             "left without test rows).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
@@ -294,8 +290,7 @@ def from_payload(
     if partition.digest != digest:
         raise json_file.corrupt(origin, f"its content has digest {partition.digest[:12]}, it claims {digest[:12]}")
     if dataset is not None and partition.dataset != dataset:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             f"{origin} was made for the dataset with digest {partition.dataset[:12]}, the store holds {dataset[:12]}.",
             "Make it again for this store: fedcache partition --help",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import CorruptionError, UsageError, unknown
 from fedcache.store.files import canonical_json
 
 TRAIN, TEST = 0, 1
@@ -44,8 +44,7 @@ class Columns:
         for name, shape in (("domain", (rows,)), ("split", (rows,)), ("ok", (rows,)), ("uid", (rows, 16))):
             found = getattr(self, name).shape
             if found != shape:
-                raise FedcacheError(
-                    Exit.CORRUPT,
+                raise CorruptionError(
                     f"Column {name} has shape {found}, column label has {rows} rows: expected {shape}.",
                     "Check the store: fedcache verify",
                 )
@@ -54,8 +53,7 @@ class Columns:
             ("domain", self.domain, 0, self.domains),
         ):
             if rows and not (low <= int(column.min()) and int(column.max()) < len(names)):
-                raise FedcacheError(
-                    Exit.CORRUPT,
+                raise CorruptionError(
                     f"Column {name} holds {column.min()}..{column.max()}, expected {low}..{len(names) - 1}.",
                     "Check the store: fedcache verify",
                 )
@@ -158,9 +156,7 @@ def make_pool(
         if name not in columns.domains:
             raise unknown("domain", name, columns.domains)
         if names.count(name) > 1:
-            raise FedcacheError(
-                Exit.USAGE, f"Domain {name!r} is given twice, expected distinct names.", f"--domain {name}"
-            )
+            raise UsageError(f"Domain {name!r} is given twice, expected distinct names.", f"--domain {name}")
     codes = tuple(columns.domains.index(name) for name in names)
     chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
@@ -172,8 +168,7 @@ def make_pool(
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
         known = columns.label[rows[s]] >= 0
         if needs_labels and s == split and len(known) and not known.any():
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"Scheme {scheme} deals rows by class, but none of the {len(known)} {SPLITS[s]} rows has a label.",
                 "A scheme that reads no labels: fedcache partition --scheme iid",
             )
@@ -190,8 +185,7 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
         FedcacheError: usage error naming the split.
     """
     if not len(rows):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"Scheme {scheme} deals rows of split {split}, but the chosen domains have none with ok = 1.",
             "See the counts per split: fedcache inspect",
         )

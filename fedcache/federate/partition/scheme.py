@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedcache.errors import Exit, FedcacheError, closest, unknown
+from fedcache.errors import UsageError, closest, unknown
 
 if TYPE_CHECKING:
     from fedcache.federate.partition.rows import Dealt, RowPool, Streams
@@ -24,7 +24,7 @@ Kind = Literal["int", "float", "bool", "choice", "names"]
 LARGEST_SEED = 2**63 - 1
 
 
-class InfeasibleError(FedcacheError):
+class InfeasibleError(UsageError):
     """The arguments are each in range but cannot be met together by these rows.
 
     Args:
@@ -34,7 +34,7 @@ class InfeasibleError(FedcacheError):
     """
 
     def __init__(self, message: str, hint: str, instead: Values | None = None) -> None:
-        super().__init__(Exit.USAGE, message, hint)
+        super().__init__(message, hint)
         self.instead: dict[str, Value] = dict(instead or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,8 +99,8 @@ class Argument:
         if checked is None:
             near = closest(value, self.choices) if isinstance(value, str) and self.choices else None
             guess = f" Did you mean {near!r}?" if near else ""
-            raise FedcacheError(
-                Exit.USAGE, f"{self.name} is {value!r}, expected {self.range}.{guess}", f"{self.option()}: {self.help}."
+            raise UsageError(
+                f"{self.name} is {value!r}, expected {self.range}.{guess}", f"{self.option()}: {self.help}."
             )
         return checked
 
@@ -233,8 +233,8 @@ def checked_seed(seed: object) -> int:
     except TypeError:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= LARGEST_SEED:
-        raise FedcacheError(
-            Exit.USAGE, f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.", "For example: --seed 0"
+        raise UsageError(
+            f"The seed is {seed!r}, expected an integer from 0 to {LARGEST_SEED}.", "For example: --seed 0"
         )
     return number
 

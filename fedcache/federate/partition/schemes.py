@@ -8,15 +8,5 @@ from fedcache.federate.partition.scheme import Scheme
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
-    for scheme in (
-        FEATURE_SHIFT,
-        LABEL_SHIFT,
-        FEATURE_LABEL_SHIFT,
-        SHARDS,
-        LDA,
-        FLESD,
-        IID,
-        FEW_SHOT,
-        DIRICHLET,
-    )
+    for scheme in (FEATURE_SHIFT, LABEL_SHIFT, FEATURE_LABEL_SHIFT, SHARDS, LDA, FLESD, IID, FEW_SHOT, DIRICHLET)
 }

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.rng import generator
 
 DEFAULTS: dict[str, float | None] = {
@@ -117,12 +117,11 @@ def flipped_labels(y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozens
         classes: C.
 
     Raises:
-        FedcacheError: USAGE, when attackers and honest clients share rows.
+        UsageError, when attackers and honest clients share rows.
     """
     theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
     if any(np.isin(own, theirs).any() for c, own in rows.items() if c not in attackers):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
             "Use a partition without overlap, or another attack.",
         )
@@ -135,7 +134,7 @@ def parse_attack(text: str) -> Attack:
     """``sign-flip:0.2:10``; share and scale may be left out.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     name, *numbers = text.split(":")
     if name not in DEFAULTS:
@@ -147,11 +146,10 @@ def parse_attack(text: str) -> Attack:
     share = values[0] if values else SHARE
     scale = values[1] if len(values) > 1 else DEFAULTS[name]
     if len(values) > 2 or not 0.0 <= share < 1.0 or (len(values) > 1 and not math.isfinite(values[1])):
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--attack {text}: expected name:share:scale with a share of clients from 0 to below 1.",
             f"For example --attack {name}:0.2" + (f":{DEFAULTS[name]:g}" if DEFAULTS[name] else ""),
         )
     if len(values) > 1 and DEFAULTS[name] is None:
-        raise FedcacheError(Exit.USAGE, f"--attack {text}: {name} has no scale.", f"For example --attack {name}:0.2")
+        raise UsageError(f"--attack {text}: {name} has no scale.", f"For example --attack {name}:0.2")
     return Attack(name, share, scale)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError, UsageError
 from fedcache.federate.engine.aggregate import UploadPool
 from fedcache.federate.engine.method import Pooling
 from fedcache.federate.trust.robust_rules import RobustRule
@@ -88,7 +88,7 @@ class UploadPipeline:
             False when all of them are rejected, and there is nothing to ``add``.
 
         Raises:
-            FedcacheError: FEDERATED, naming the round and the first client that is concerned.
+            FederatedRunError, naming the round and the first client that is concerned.
         """
         why = self.validation.structure_problem(up, lead, coordinates)
         if why is not None:  # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
@@ -110,7 +110,7 @@ class UploadPipeline:
             validated: whether it is known to be sound.
 
         Raises:
-            FedcacheError: FEDERATED for a malformed upload, naming client and round; under a policy that keeps uploads
+            FederatedRunError for a malformed upload, naming client and round; under a policy that keeps uploads
                 it is raised by ``pooled``.
         """
         rows = self.round.rows[client]
@@ -141,20 +141,20 @@ class UploadPipeline:
             dtype: of the uploads.
 
         Raises:
-            FedcacheError: FEDERATED, when it is not the sum of what the method declares.
+            FederatedRunError, when it is not the sum of what the method declares.
         """
         expected = self.expected[name]
         core = tuple(total.shape[total.dim() - len(expected.shape) :])
         if core != expected.shape or dtype != expected.dtype:
             why = f"sums of {name} have shape {core} and {dtype}, expected {expected.shape} and {expected.dtype}"
-            raise FedcacheError(Exit.FEDERATED, f"Round {self.round.number}: {why}.", "Please report this.")
+            raise FederatedRunError(f"Round {self.round.number}: {why}.", "Please report this.")
         self._pool.add_sum(name, total, dtype)
 
     def pooled(self) -> Tree:
         """What the method's own pool gives of the uploads that survive, as the policy sees them.
 
         Raises:
-            FedcacheError: FEDERATED for a refused upload where that fails the run, and when all are refused.
+            FederatedRunError for a refused upload where that fails the run, and when all are refused.
         """
         if self.policy.plain:
             return self._pool.done()
@@ -170,8 +170,7 @@ class UploadPipeline:
         self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows) or self._too_long(layout, kept))
         self.rejected.sort(key=lambda rejected: rejected.client)
         if not self._kept:
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 f"Round {self.round.number}: all {len(self.rejected)} uploads were refused, so there is nothing to "
                 f"aggregate; the first because {self.rejected[0].why}.",
                 "Lower the learning rate, or look at the clients.",
@@ -279,7 +278,7 @@ class UploadPipeline:
             of: of which class, in words.
 
         Raises:
-            FedcacheError: FEDERATED, with the round and who was rejected.
+            FederatedRunError, with the round and who was rejected.
         """
         try:
             rule.check(m, f)
@@ -289,7 +288,7 @@ class UploadPipeline:
             gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
             lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
             said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
-            raise FedcacheError(Exit.FEDERATED, said, error.hint) from error
+            raise FederatedRunError(said, error.hint) from error
 
     def _private(self, layout: UploadLayout) -> Tree:
         """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
@@ -299,8 +298,7 @@ class UploadPipeline:
         if counts:
             switches = [f"--set {h.name}={w}" for h in self.method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
             own = f"{' '.join(switches)}, or another method" if switches else "Another method"
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{self.method.name} sends {', '.join(counts)} beside what noise is added to.",
                 f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )

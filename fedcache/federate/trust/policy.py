@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.attacks import Attack, parse_attack
@@ -50,7 +50,7 @@ class TrustPolicy:
         """Refuse what the method's uploads do not allow.
 
         Raises:
-            FedcacheError: USAGE, with the reason.
+            UsageError, with the reason.
         """
         if self.plain:
             return
@@ -64,7 +64,7 @@ class TrustPolicy:
         """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
 
         Raises:
-            FedcacheError: USAGE, with the number that can.
+            UsageError, with the number that can.
         """
         self.rule.check(clients, self.liars_of(clients))
 
@@ -84,8 +84,7 @@ class TrustPolicy:
 
     def refused(self, method: Method, why: str) -> FedcacheError:
         """The error of a method that these options have no meaning for."""
-        return FedcacheError(
-            Exit.USAGE,
+        return UsageError(
             f"{method.name} takes no {self.options_given}: {why}.",
             "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
         )
@@ -102,20 +101,17 @@ def parse_policy(
     """From the words of the command line.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
     if not 0.0 <= byzantine < 0.5:
-        raise FedcacheError(
-            Exit.USAGE, f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
-        )
+        raise UsageError(f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2")
     if max_update_norm is not None and not max_update_norm > 0:
-        raise FedcacheError(Exit.USAGE, f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+        raise UsageError(f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
     rule = parse_rule(aggregate)
     if privacy is not None and rule.text != "mean":
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
             "and no other rule takes that sum.",
             "Leave one of them out; --dp-clip bounds every upload by itself.",

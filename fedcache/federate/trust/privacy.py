@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.federate.trust.robust_rules import clip
 
 DELTA = 1e-5
@@ -49,11 +49,10 @@ class Privacy:
         """Refuse noise where nobody can say what it is worth.
 
         Raises:
-            FedcacheError: ENVIRONMENT when dp-accounting is not installed.
+            MachineError when dp-accounting is not installed.
         """
         if self.noise and find_spec("dp_accounting") is None:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
                 "Install it: pip install 'fedcache[dp]'",
             )
@@ -65,7 +64,7 @@ class Privacy:
             ``epsilon_pld`` (privacy loss distribution, the tighter) and ``epsilon_rdp`` (Renyi), and what they are of.
 
         Raises:
-            FedcacheError: ENVIRONMENT when dp-accounting is not installed.
+            MachineError when dp-accounting is not installed.
         """
         known: dict[str, float | str] = {
             "clip": self.bound, "noise": self.noise, "delta": self.delta, "rounds": rounds, "share": share,
@@ -107,21 +106,21 @@ def parse_privacy(bound: float | None, noise: float | None, delta: float | None)
     """From the words of the command line; None when none is said.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if bound is None and noise is None:
         if delta is not None:
-            raise FedcacheError(Exit.USAGE, "--dp-delta says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
+            raise UsageError("--dp-delta says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
         return None
     if bound is None or noise is None:
         missing = "--dp-clip" if bound is None else "--dp-noise"
-        raise FedcacheError(
-            Exit.USAGE, f"{missing} is missing: noise is told as a multiple of the clipping bound.", f"Add {missing} 1"
+        raise UsageError(
+            f"{missing} is missing: noise is told as a multiple of the clipping bound.", f"Add {missing} 1"
         )
     delta = DELTA if delta is None else delta
     for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, 0 <= noise <= MOST),
                                ("--dp-delta", delta, 0 < delta < 1)):  # fmt: skip
         if not legal or value != value or value == float("inf"):
-            raise FedcacheError(Exit.USAGE, f"{name} {value:g} is out of range.", f"For example {name} 1e-5"
+            raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} 1e-5"
                                 if "delta" in name else f"For example {name} 1")  # fmt: skip
     return Privacy(bound, noise, delta)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import UsageError, unknown
 
 STEPS = 200
 """Of Weiszfeld's iteration at most; it stops when the point moves by less than 1e-10 of the spread."""
@@ -106,22 +106,20 @@ class RobustRule:
         """Refuse a rule that m clients, f of them liars, cannot carry.
 
         Raises:
-            FedcacheError: USAGE, with the number that can.
+            UsageError, with the number that can.
         """
         needed = {"median": 2 * f + 1, "geomedian": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(self.last)
         if self.last == "trimmed":
             needed = 2 * self.left_out(m) + 1
         if self.last == "multikrum" and self.number is not None and self.number > m - f:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--aggregate {self.text} takes {self.number:g} clients, and {m - f} of {m} are thought honest.",
                 f"At most multikrum:{m - f}.",
             )
         if any(name == "nnm" for name, _ in self.before):
             needed = max(needed or 0, 2 * f + 1)
         if needed is not None and m < needed:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--aggregate {self.text} needs at least {needed} clients a round against {f} liars; there are {m}.",
                 "More clients a round (--participation), or a smaller share of liars (--byzantine).",
             )
@@ -166,15 +164,14 @@ def parse_rule(text: str) -> RobustRule:
     """``nnm+trimmed:0.1`` and the like.
 
     Raises:
-        FedcacheError: USAGE for an unknown name or a number out of range.
+        UsageError for an unknown name or a number out of range.
     """
     steps = [_step(text, word) for word in text.split("+")]
     ends = steps[-1][0] in RULES
     before, last = (steps[:-1], steps[-1]) if ends else (steps, ("mean", None))
     for name, _ in before:
         if name not in BEFORE:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--aggregate {text}: {name} takes all rows together, so nothing can follow it.",
                 f"For example {EXAMPLE}.",
             )
@@ -192,7 +189,7 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     }
     if name not in wants:
         if number:
-            raise FedcacheError(Exit.USAGE, f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
+            raise UsageError(f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
         return name, None
     legal, what = wants[name]
     if not number and name == "multikrum":
@@ -203,8 +200,8 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     except ValueError:
         good = False
     if not good:
-        raise FedcacheError(
-            Exit.USAGE, f"--aggregate {text}: {name} needs {what}, as in {name}:{'0.1' if name == 'trimmed' else '1'}.",
+        raise UsageError(
+            f"--aggregate {text}: {name} needs {what}, as in {name}:{'0.1' if name == 'trimmed' else '1'}.",
             f"For example {EXAMPLE}.",
         )  # fmt: skip
     return name, value

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.uploads import Uploads
@@ -132,8 +132,7 @@ class UpdateValidation:
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
         """The error of ``--on-bad-update fail``."""
-        return FedcacheError(
-            Exit.FEDERATED,
+        return FederatedRunError(
             f"Round {self.number}: the upload of client {client} ({name!r}) is refused: {why}.",
             "Leave such uploads out with --on-bad-update reject, or look at that client.",
         )
@@ -174,8 +173,7 @@ def not_finite(name: str, t: Tensor, number: int, client: tuple[int, str], metho
     """
     rates = [f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")]
     known = f" ({', '.join(rates)})" if rates else ""
-    return FedcacheError(
-        Exit.FEDERATED,
+    return FederatedRunError(
         f"{name} is {'nan' if torch.isnan(t).any() else 'inf'} in round {number} for client {client[0]} "
         f"({client[1]!r}).",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import Exit, FedcacheError, unknown
+from fedcache.errors import MachineError, unknown
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_stores import RunStore
 from fedcache.report.svg import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
@@ -24,7 +24,7 @@ def check_embedding(name: str) -> None:
     """Refuse an unknown or missing way to two dimensions before any work.
 
     Raises:
-        FedcacheError: USAGE; ENVIRONMENT for umap when it is not installed.
+        UsageError; MachineError for umap when it is not installed.
     """
     if name not in EMBEDDINGS:
         raise unknown("embedding", name, EMBEDDINGS)
@@ -32,9 +32,7 @@ def check_embedding(name: str) -> None:
         try:
             import umap  # noqa: F401
         except ImportError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT, "umap-learn is not installed.", "pip install umap-learn, or --embed tsne"
-            ) from error
+            raise MachineError("umap-learn is not installed.", "pip install umap-learn, or --embed tsne") from error
 
 
 def dots(ident: str, source: RunStore) -> Plot | None:

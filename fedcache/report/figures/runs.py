@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.svg import (
-    INK,
-    SERIES,
-    Cell,
-    Marks,
-    Plot,
-    draw,
-    legend_below,
-    percent,
-    short,
-    size,
-)
+from fedcache.report.svg import INK, SERIES, Cell, Marks, Plot, draw, legend_below, percent, short, size
 
 MOST_CURVES = 8
 MOST_STRIPS = 16

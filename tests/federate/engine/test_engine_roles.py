@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import (
-    C,
-    D,
-    difference,
-    federation,
-    gap,
-    go,
-    run,
-    small,
-)
+from federation import C, D, difference, federation, gap, go, run, small
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_overrides import ClientOverrides

@@ -127,11 +127,7 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(tmp_path, clu
     local = fedcache(*words, "--workers", 0, "--store", whole)
     assert local.code == Exit.QUARANTINED
     make_spec = chunk_tasks.make_spec
-    monkeypatch.setattr(
-        extraction_run,
-        "make_spec",
-        lambda *a: replace(make_spec(*a), decoders=decoders),
-    )
+    monkeypatch.setattr(extraction_run, "make_spec", lambda *a: replace(make_spec(*a), decoders=decoders))
     done = fedcache(*words, "--engine", "ray", "--store", apart)
     assert done.code == Exit.QUARANTINED, done.err
     assert content(apart) == content(whole)

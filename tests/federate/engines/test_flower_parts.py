@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pictures import folder
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.federate.engines.flower import network
 from fedcache.federate.engines.flower.app import read_app, write_app
 from fedcache.federate.engines.flower.federation import federate
@@ -432,7 +432,7 @@ def test_without_keys_nothing_leaves_the_machine(host: str) -> None:
     Address("127.0.0.1", 8000).need_loopback("take keys")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, FedcacheError(Exit.ENVIRONMENT, "slow", "wait")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MachineError("slow", "wait")])
 def test_a_server_ends_with_whoever_waits_for_it(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

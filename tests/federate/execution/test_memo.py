@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from federation import (
-    difference,
-    federation,
-    fitted,
-    run,
-    run_points,
-)
+from federation import difference, federation, fitted, run, run_points
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,8 +75,7 @@ def test_rows_cut_out_are_the_rows():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fedavg", "solo", "fedpcl", "fedproto", "fedrep", "moon", "scaffold", "fst-cbdg", "ditto", "perfedavg"],
+    "name", ["fedavg", "solo", "fedpcl", "fedproto", "fedrep", "moon", "scaffold", "fst-cbdg", "ditto", "perfedavg"]
 )
 def test_points_one_by_one_have_the_bits_of_runs_alone(name):
     method, (data, clients) = METHODS[name], federation()

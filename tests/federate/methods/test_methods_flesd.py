@@ -9,15 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import (
-    difference,
-    federation,
-    gap,
-    images_of,
-    run,
-    small,
-    unit,
-)
+from federation import difference, federation, gap, images_of, run, small, unit
 from federation import go as go_on
 from torch import nn
 from torchvision.models import resnet18

@@ -17,12 +17,7 @@ from fedcache.heads.projection import Head, logits
 
 @pytest.mark.parametrize(
     ("name", "narrow", "broad"),
-    [
-        ("pfedme", 133_632, 395_776),
-        ("perfedavg", 133_632, 395_776),
-        ("fedrep", 131_072, 393_216),
-        ("supcon", 0, 0),
-    ],
+    [("pfedme", 133_632, 395_776), ("perfedavg", 133_632, 395_776), ("fedrep", 131_072, 393_216), ("supcon", 0, 0)],
 )
 def test_the_papers_counts(name, narrow, broad):  # T-C1, T-C2
     assert paper(name, 512) == (narrow, narrow)

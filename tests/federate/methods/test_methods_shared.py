@@ -7,17 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import (
-    Rows,
-    difference,
-    federation,
-    fitted,
-    gap,
-    go,
-    run,
-    run_points,
-    spread,
-)
+from federation import Rows, difference, federation, fitted, gap, go, run, run_points, spread
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import RunState
@@ -126,9 +116,7 @@ def test_shared_clients_fit_once(monkeypatch):
     calls, solved = [], []
     fed3r = METHODS["fed3r"]
     counted = replace(
-        fed3r,
-        fit=lambda *a: calls.append(1) or fed3r.fit(*a),
-        prepare=lambda *a: solved.append(1) or fed3r.prepare(*a),
+        fed3r, fit=lambda *a: calls.append(1) or fed3r.fit(*a), prepare=lambda *a: solved.append(1) or fed3r.prepare(*a)
     )
     shared = GridCache()
     hps = [counted.resolve("paper", {"lam": 0.1 * g}) for g in range(1, 6)]

@@ -7,14 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import (
-    difference,
-    federation,
-    gap,
-    go,
-    run,
-    run_points,
-)
+from federation import difference, federation, gap, go, run, run_points
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS

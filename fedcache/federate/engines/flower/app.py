@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.store.files import write_atomic
 
@@ -43,14 +43,12 @@ def write_app(plan: Plan, path: Path) -> App:
     """Write the app of a plan; one that fedcache wrote there before is written over.
 
     Raises:
-        FedcacheError: USAGE, when another thing lies there.
+        UsageError, when another thing lies there.
     """
     path = path.expanduser().resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path} exists and is no app of fedcache.",
-            "Choose another place: fedcache flower app --out DIR",
+        raise UsageError(
+            f"{path} exists and is no app of fedcache.", "Choose another place: fedcache flower app --out DIR"
         )
     name = f"fedcache-{plan.train.method}"[:32]
     table = {
@@ -87,7 +85,7 @@ def read_app(path: Path) -> App:
     """The app of a directory.
 
     Raises:
-        FedcacheError: USAGE, when there is none.
+        UsageError, when there is none.
     """
     import tomllib
 
@@ -96,8 +94,8 @@ def read_app(path: Path) -> App:
         table = tomllib.loads(file.read_text())
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedcacheError(
-            Exit.USAGE, f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {path}"
+        raise UsageError(
+            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {path}"
         ) from error
     return App(path.resolve(), Plan.from_config(config))
 

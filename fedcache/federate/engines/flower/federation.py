@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedcache.config import Home, to_table
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engines.flower.plan import Plan
@@ -37,7 +37,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
     """Run every point and seed of a plan over the sites that a transport reaches, and store the results.
 
     Raises:
-        FedcacheError: USAGE, STORE, FEDERATED.
+        UsageError, StoreError, FederatedRunError.
     """
     began = time.perf_counter()
     sites = Sites(transport, plan.terms, _note_or_warn(observer))
@@ -94,10 +94,8 @@ def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:
         return None
     text = sites.text()
     if sha256_hex(text.numpy().tobytes()) != first.text:
-        raise FedcacheError(
-            Exit.CORRUPT,
-            f"Site {first.name!r} sent class text features of another digest than its own.",
-            "Run again.",
+        raise CorruptionError(
+            f"Site {first.name!r} sent class text features of another digest than its own.", "Run again."
         )
     return text
 

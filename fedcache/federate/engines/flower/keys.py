@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.store.files import make_private, write_atomic
 
@@ -68,7 +68,7 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
         hosts: addresses and names at which sites reach the server; loopback is always among them.
 
     Raises:
-        FedcacheError: USAGE for a name that is none; ENVIRONMENT without Flower.
+        UsageError for a name that is none; MachineError without Flower.
     """
     need_flower()  # which brings the library that is used here
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -76,10 +76,8 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
 
     for name in sites:
         if not NAME.fullmatch(name):
-            raise FedcacheError(
-                Exit.USAGE,
-                f"{name!r} is no name of a site.",
-                "Letters, digits, dots, dashes and underscores: --sites a,b",
+            raise UsageError(
+                f"{name!r} is no name of a site.", "Letters, digits, dots, dashes and underscores: --sites a,b"
             )
     keys = Keys(path.expanduser().resolve())
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
@@ -108,15 +106,13 @@ def read_keys(path: Path) -> Keys:
     """The keys of a folder, for a server.
 
     Raises:
-        FedcacheError: USAGE, when something is missing.
+        UsageError, when something is missing.
     """
     keys = Keys(path.expanduser().resolve())
     missing = [p.name for p in (keys.ca, *keys.server) if not p.exists()]
     if missing:
-        raise FedcacheError(
-            Exit.USAGE,
-            f"{path} lacks {', '.join(missing)}.",
-            f"fedcache flower keys --out {path} --sites a,b,c --host ADDRESS",
+        raise UsageError(
+            f"{path} lacks {', '.join(missing)}.", f"fedcache flower keys --out {path} --sites a,b,c --host ADDRESS"
         )
     return keys
 
@@ -125,7 +121,7 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
     """The authority's certificate and the node's key, of what a site was handed.
 
     Raises:
-        FedcacheError: USAGE, when something is missing or is no key.
+        UsageError, when something is missing or is no key.
     """
     need_flower()
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -135,15 +131,15 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
     hint = "Take it from the folder of keys: KEYS/sites/NAME has ca.crt and node.key (fedcache flower keys --out KEYS)"
     for file in (ca, key):
         if not file.exists():
-            raise FedcacheError(Exit.USAGE, f"{path} lacks {file.name}.", hint)
+            raise UsageError(f"{path} lacks {file.name}.", hint)
     try:
         load_pem_x509_certificate(ca.read_bytes())
     except ValueError as error:
-        raise FedcacheError(Exit.USAGE, f"{ca} is no certificate.", hint) from error
+        raise UsageError(f"{ca} is no certificate.", hint) from error
     try:
         load_ssh_private_key(key.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise FedcacheError(Exit.USAGE, f"{key} is no private key.", hint) from error
+        raise UsageError(f"{key} is no private key.", hint) from error
     return ca, key
 
 

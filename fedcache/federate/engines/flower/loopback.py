@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError
 from fedcache.federate.engines.flower.app import write_app
 from fedcache.federate.engines.flower.keys import Keys, make_keys
 from fedcache.federate.engines.flower.network import Address, register, run_app, start_superlink, start_supernode
@@ -69,7 +69,7 @@ def open_loopback(folder: Path, names: Sequence[str], *, tls: bool, port: int | 
     """Start a server on loopback; with ``tls`` for sites of these names alone.
 
     Raises:
-        FedcacheError: ENVIRONMENT.
+        MachineError.
     """
     make_private(folder)
     keys = make_keys(folder / "keys", names, ()) if tls else None
@@ -110,13 +110,11 @@ def up(
         the run's last words: ``done`` or ``error``.
 
     Raises:
-        FedcacheError: USAGE for a plan that these shards cannot have; STORE without shards; ENVIRONMENT.
+        UsageError for a plan that these shards cannot have; StoreError without shards; MachineError.
     """
     stores = sorted(shards.glob("*.zarr")) if shards.is_dir() else []
     if not stores:
-        raise FedcacheError(
-            Exit.STORE, f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them."
-        )
+        raise StoreError(f"{shards} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()

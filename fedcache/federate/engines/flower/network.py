@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.federate.engines.flower.installed import program
 from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.processes import Process, check_port, environment, start, wait_for_port
@@ -58,33 +58,29 @@ class Address:
         """``HOST:PORT``.
 
         Raises:
-            FedcacheError: USAGE.
+            UsageError.
         """
         host, sign, port = text.rpartition(":")
         if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise FedcacheError(
-                Exit.USAGE, f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
-            )
+            raise UsageError(f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000")
         return cls(host.strip("[]"), int(port), ca)
 
     def need_loopback(self, mend: str) -> None:
         """Refuse to leave the machine without TLS.
 
         Raises:
-            FedcacheError: USAGE.
+            UsageError.
         """
         if self.ca is None and self.host not in LOOPBACK:
-            raise FedcacheError(
-                Exit.USAGE,
-                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.",
-                mend,
+            raise UsageError(
+                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.", mend
             )
 
     def check(self) -> bool:
         """Whether somebody listens there, whose certificate is signed by the authority.
 
         Raises:
-            FedcacheError: ENVIRONMENT, when another authority signed it, or it is of another host.
+            MachineError, when another authority signed it, or it is of another host.
         """
         try:
             with socket.create_connection((self.host, self.port), timeout=5.0) as plain:
@@ -94,17 +90,14 @@ class Address:
                 with context.wrap_socket(plain, server_hostname=self.host):
                     return True
         except ssl.SSLCertVerificationError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"The certificate of {self} does not hold against {self.ca}: {error.verify_message}.",
                 f"Take ca.crt from the server's folder of keys; another host than the certificate's: "
                 f"fedcache flower keys --out KEYS --host {self.host}",
             ) from error
         except ssl.SSLError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
-                f"{self} does not speak TLS: {error.reason}.",
-                "Start it with keys: fedcache flower server --keys KEYS",
+            raise MachineError(
+                f"{self} does not speak TLS: {error.reason}.", "Start it with keys: fedcache flower server --keys KEYS"
             ) from error
         except OSError:
             return False
@@ -114,7 +107,7 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
     """Start the server and wait until it listens; with keys by TLS, and for the nodes it knows alone.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the port is taken or the server ends.
+        MachineError, when the port is taken or the server ends.
     """
     check_port(address.host, address.port, "--port")
     # What it knows of nodes outlives it, so that sites find it again after a restart.
@@ -150,7 +143,7 @@ def start_supernode(
         name: of the process.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the port is taken.
+        MachineError, when the port is taken.
     """
     check_port("127.0.0.1", port, "--port")
     words = " ".join(f"{k}={json.dumps(str(v))}" for k, v in config.items())
@@ -191,7 +184,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
     """Tell the server of the keys of nodes; one that it knows already is no error.
 
     Raises:
-        FedcacheError: ENVIRONMENT, with what Flower says.
+        MachineError, with what Flower says.
     """
     if not publics:
         return
@@ -202,8 +195,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
         )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and "already" not in line.lower()]
     if done.returncode or said:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"Keys were not registered: {'; '.join(said) or done.stderr.strip()[-500:]}",
             "fedcache flower keys --out KEYS --sites NAME makes some that can be.",
         )
@@ -221,12 +213,10 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
         the last words: ``done`` or ``error``.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when the run cannot be started or is lost on its way.
+        MachineError, when the run cannot be started or is lost on its way.
     """
     if not address.check():
-        raise FedcacheError(
-            Exit.ENVIRONMENT, f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000"
-        )
+        raise MachineError(f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000")
     last: dict[str, Any] = {}
     lines: list[str] = []
     with connection(address) as env:
@@ -257,8 +247,7 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
                 process.kill()
                 process.wait()
     if not last:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             "The run ended without a word of how:\n" + "\n".join(x for x in lines if x.strip())[-1500:],
             "Look at the server's log; the same command again goes on after the last whole round.",
         )

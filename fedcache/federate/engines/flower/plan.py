@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fedcache.config import TrainConfig, resolve, to_table
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.engines.flower.supported_methods import check_suited
 from fedcache.federate.methods import find_method
@@ -70,10 +70,10 @@ class Plan:
         """Itself, when everything can be.
 
         Raises:
-            FedcacheError: USAGE.
+            UsageError.
         """
         if self.train.method is None:
-            raise FedcacheError(Exit.USAGE, "No method was named.", "For example --method fed3r")
+            raise UsageError("No method was named.", "For example --method fed3r")
         method = find_method(self.train.method)
         check_suited(method, method.resolve(self.train.preset, self.train.set), self.train)
         check_values(self.train)
@@ -82,8 +82,7 @@ class Plan:
         check_sweeps([self.train.method], self.sweep)
         strange = [k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"]
         if strange:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"--sweep {strange[0]}: a grid that travels in one message varies what heads are trained with.",
                 f"Run it once for each: fedcache flower app --{strange[0].replace('_', '-')} VALUE",
             )
@@ -95,13 +94,11 @@ class Plan:
             ("--start-with", self.terms.start_with, 1),
         ):
             if not low <= value <= self.sites:
-                raise FedcacheError(
-                    Exit.USAGE, f"{name} {value}, and there are {self.sites} sites.", f"From {low} to {self.sites}."
-                )
+                raise UsageError(f"{name} {value}, and there are {self.sites} sites.", f"From {low} to {self.sites}.")
         check_participation(self.train, self.sites)
         for name, seconds, usual in (("--wait", self.wait, 120), ("--timeout", self.timeout, 600)):
             if not seconds > 0:
-                raise FedcacheError(Exit.USAGE, f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}")
+                raise UsageError(f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}")
         return self
 
     def to_config(self) -> dict[str, str | int | float | bool]:
@@ -125,7 +122,7 @@ class Plan:
         """The inverse of ``to_config``; what is "" was not given.
 
         Raises:
-            FedcacheError: USAGE.
+            UsageError.
         """
         given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
         settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
@@ -140,6 +137,6 @@ class Plan:
             rest = {k: v for k, v in given.items() if k in own}
             return cls(resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest).checked()
         except TypeError as error:
-            raise FedcacheError(
-                Exit.USAGE, f"The app's configuration has a wrong value: {error}.", "Write it anew: fedcache flower app"
+            raise UsageError(
+                f"The app's configuration has a wrong value: {error}.", "Write it anew: fedcache flower app"
             ) from error

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError
 from fedcache.federate.engines.flower import QUIET
 
 GRACE = 8.0
@@ -146,15 +146,14 @@ def check_port(host: str, port: int, option: str) -> None:
     """Refuse a port that is taken.
 
     Raises:
-        FedcacheError: ENVIRONMENT, with a port that is free.
+        MachineError, with a port that is free.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
         except OSError as error:
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"Port {port} of {host} cannot be used: {error.strerror}.",
                 f"Choose another, for example {option} {free_port()}",
             ) from error
@@ -164,7 +163,7 @@ def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0)
     """Wait until a process listens.
 
     Raises:
-        FedcacheError: ENVIRONMENT when it ends first, or takes too long; the end of its log is shown.
+        MachineError when it ends first, or takes too long; the end of its log is shown.
     """
     last = time.monotonic() + seconds
     while time.monotonic() < last:
@@ -174,6 +173,4 @@ def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0)
             return
         time.sleep(0.2)
     what = "did not open its port" if process.alive else f"ended with {process.popen.returncode}"
-    raise FedcacheError(
-        Exit.ENVIRONMENT, f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}"
-    )
+    raise MachineError(f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
@@ -26,11 +26,7 @@ from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.engines.flower.messages import SiteMessage
 from fedcache.federate.engines.flower.scoring import score_counts
-from fedcache.federate.engines.flower.site_facts import (
-    Member,
-    SiteFacts,
-    rows_of,
-)
+from fedcache.federate.engines.flower.site_facts import Member, SiteFacts, rows_of
 from fedcache.federate.engines.flower.site_training import SiteJob
 from fedcache.federate.engines.flower.sites import MissedSite, Sites, refusal_of
 from fedcache.federate.trust.upload_round import RejectedUpload
@@ -89,12 +85,7 @@ class Server:
         self.sites = sites
 
     def start(
-        self,
-        spec: TrainingRun,
-        hp: Mapping[str, Value],
-        job_id: str,
-        on_round: OnRound,
-        state: Snapshot | None = None,
+        self, spec: TrainingRun, hp: Mapping[str, Value], job_id: str, on_round: OnRound, state: Snapshot | None = None
     ) -> ServerJob:
         """One point and seed, from the beginning or from a snapshot.
 
@@ -125,7 +116,7 @@ class Server:
             common: words of every message.
 
         Raises:
-            FedcacheError: FEDERATED, when too few sites answer.
+            FederatedRunError, when too few sites answer.
         """
         while going := [job for job in jobs if job.open]:
             for member in self.sites.newcomers(going[0].run.round + 1):
@@ -205,8 +196,7 @@ class Server:
                 self._left_out(job, client, number, why)
             ids = sorted(ups)
             if len(ids) < self.sites.terms.quorum and (sample or run.trust.privacy is None):
-                raise FedcacheError(
-                    Exit.FEDERATED,
+                raise FederatedRunError(
                     f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
                     f"{self.sites.terms.quorum} are needed.",
                     "Start the missing sites and run again: it goes on after the last whole round.",
@@ -345,7 +335,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     assert evaluation is not None
 
     def predict(_x: Tensor) -> Tensor:
-        raise FedcacheError(Exit.USAGE, "The server has no features to predict.", "Ask a site.")
+        raise UsageError("The server has no features to predict.", "Ask a site.")
 
     return TrainingOutput(
         method=run.method.name,

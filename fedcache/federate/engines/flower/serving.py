@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import read_keys, read_site_keys
 from fedcache.federate.engines.flower.network import EVERYWHERE, Address, register, start_superlink, start_supernode
@@ -30,7 +30,7 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
     """Run the SuperLink until it is asked to stop.
 
     Raises:
-        FedcacheError: USAGE, ENVIRONMENT.
+        UsageError, MachineError.
     """
     need_flower()
     known = None if keys is None else read_keys(keys)
@@ -59,13 +59,12 @@ def attend(
     """Run a SuperNode on a shard until it is asked to stop.
 
     Raises:
-        FedcacheError: USAGE, STORE, ENVIRONMENT.
+        UsageError, StoreError, MachineError.
     """
     need_flower()
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"{shard} was not cut out of a larger store, so its client has no name.",
             f"Give it one that no other site has: fedcache flower site --shard {shard} --name NAME",
         )
@@ -78,9 +77,7 @@ def attend(
     config = {"shard": str(shard.resolve()), "state": str(state), **({"name": name} if name else {})}
     process = start_supernode(address, config, key, _folder(home, f"site-{state.name}"), port or free_port())
     say(f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}.")
-    unknown = FedcacheError(
-        Exit.ENVIRONMENT, f"The server at {address} does not know this site's key {key}.", WITH_KEYS
-    )
+    unknown = MachineError(f"The server at {address} does not know this site's key {key}.", WITH_KEYS)
     try:
         _stay(process, asked, {KEY_UNKNOWN: unknown} if key is not None else {})
     finally:
@@ -91,7 +88,7 @@ def _stay(process: Process, asked: threading.Event, known: Mapping[str, Fedcache
     """Wait until asked to stop.
 
     Raises:
-        FedcacheError: when the process ends by itself: a known one for what its log says, else ENVIRONMENT.
+        FedcacheError: when the process ends by itself: a known one for what its log says, else MachineError.
     """
     while not asked.wait(LOOK_EVERY):
         if process.alive:
@@ -100,8 +97,7 @@ def _stay(process: Process, asked: threading.Event, known: Mapping[str, Fedcache
         for words, error in known.items():
             if words in said.lower():
                 raise error
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}",
             f"Its whole log is {process.log}",
         )

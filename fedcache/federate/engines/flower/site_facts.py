@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError
 
 MOST_NAME = 200
 """Characters of a site's name."""
@@ -177,8 +177,7 @@ def duplicate_name_error(members: Sequence[Member]) -> FedcacheError | None:
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is None:
         return None
-    return FedcacheError(
-        Exit.FEDERATED,
+    return FederatedRunError(
         f"{names[twice]} sites say that they are {twice!r}: names key the random draws and must differ.",
         "Stop all but one of them, or give each a name: fedcache flower site --name NAME",
     )

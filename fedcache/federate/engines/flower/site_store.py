@@ -15,7 +15,7 @@ import torch
 
 import fedcache
 from fedcache.config import TrainConfig, resolve
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.metrics import classes_owned
 from fedcache.federate.engines.flower.messages import SiteMessage
@@ -68,7 +68,7 @@ class StoredClientMemory:
 
     def _path(self, job: str, round_: int) -> Path:
         if not job.isalnum():
-            raise FedcacheError(Exit.FEDERATED, f"A job is called {job!r:.40}.", "Start the run with fedcache flower.")
+            raise FederatedRunError(f"A job is called {job!r:.40}.", "Start the run with fedcache flower.")
         return self.folder / job / f"after-{round_}.safetensors"
 
 
@@ -97,8 +97,7 @@ class ShardSite:
                 return SiteMessage({}, [{} if text is None else {"text": torch.from_numpy(text)}])
             want = message.words.get("recipes")
             if list(want or []) != request.recipes:
-                raise FedcacheError(
-                    Exit.STORE,
+                raise StoreError(
                     f"{self.path.name} holds features of another recipe than the run began with.",
                     "Start the run again.",
                 )
@@ -154,8 +153,7 @@ class SiteRequest:
         """The client of this store; its rows are all that is without a defect, train and test as the store has them."""
         shard, s = self.store.dataset.get("shard"), self.store.samples
         if shard is None and name is None:
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
                 "Give it one that no other site has: fedcache flower site --shard PATH --name NAME",
             )
@@ -170,8 +168,7 @@ class SiteRequest:
         shard, s = store.dataset.get("shard"), store.samples
         label = s.label.astype(np.int64)
         if "labels" in self.method.needs and (label[client.train] < 0).any():
-            raise FedcacheError(
-                Exit.USAGE,
+            raise UsageError(
                 f"{self.method.name} needs labels, and training rows of {store.path.name} have none.",
                 "Add labels to the dataset, then extract or shard again.",
             )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.hyperparameters import Value
@@ -99,7 +99,7 @@ class Site:
         """What is sent back: ``fit`` -> uploads, ``score`` -> counts.
 
         Raises:
-            FedcacheError: FEDERATED, when the site has lost what it held.
+            FederatedRunError, when the site has lost what it held.
         """
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
         where, dtype = (int(message.words["clients"]), int(message.words["client"])), str(message.words["dtype"])
@@ -134,8 +134,7 @@ class Site:
         if job.since:
             held = self.memory.load(job.id, job.since)
             if held is None:
-                raise FedcacheError(
-                    Exit.FEDERATED,
+                raise FederatedRunError(
                     f"Site {self.client.name!r} has lost what it held after round {job.since}.",
                     "Restore its state directory, or start the run again with --fresh.",
                 )

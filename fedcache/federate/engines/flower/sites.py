@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.federate.engines.flower.messages import SiteMessage
 from fedcache.federate.engines.flower.site_facts import (
     Member,
@@ -100,7 +100,7 @@ class Sites:
             question: the words of ``facts``.
 
         Raises:
-            FedcacheError: STORE when sites lack what was asked for or differ; FEDERATED when too few come.
+            StoreError when sites lack what was asked for or differ; FederatedRunError when too few come.
         """
         self._question = dict(question)
         came: dict[int, Member] = {}
@@ -159,25 +159,24 @@ class Sites:
         names = ", ".join(m.facts.name for m in kept) or "none"
         said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
         for member, why, hint in refused:
-            return FedcacheError(Exit.STORE, f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
+            return StoreError(f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
         for problem in lacking.values():
             if isinstance(problem, FedcacheError):
                 return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
-            return FedcacheError(Exit.FEDERATED, f"{said} A node says nothing of itself: {problem}.", START)
-        return FedcacheError(Exit.FEDERATED, said, START)
+            return FederatedRunError(f"{said} A node says nothing of itself: {problem}.", START)
+        return FederatedRunError(said, START)
 
     def text(self) -> Tensor:
         """The class text features, from the first site; all sites have those of the same digest.
 
         Raises:
-            FedcacheError: FEDERATED.
+            FederatedRunError.
         """
         node = self.members[0].node
         answer = self.ask("text", {node: SiteMessage(self._question)})[node]
         if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:
             why = answer if isinstance(answer, str) else "it sent none"
-            raise FedcacheError(
-                Exit.FEDERATED,
+            raise FederatedRunError(
                 f"Site {self.members[0].facts.name!r} was asked for the class text features: {why}.",
                 "Run again; what was computed is kept.",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, keep_down
 
@@ -32,21 +32,17 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     """Refuse what cannot run over sites.
 
     Raises:
-        FedcacheError: USAGE, with the reason.
+        UsageError, with the reason.
     """
     if (why := why_not(method, hp)) is not None:
-        raise FedcacheError(
-            Exit.USAGE, f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name)
-        )
+        raise UsageError(f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name))
     if config.attack is not None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             "--attack makes clients lie in a simulation; sites are real.",
             IN_PROCESS.format(method.name) + f" --attack {config.attack}",
         )
     if config.dp_clip is not None or config.dp_noise is not None:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             "--dp-clip draws its noise from the run's seed, which every site is told, so here it would hide nothing.",
             IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 shows what noise costs",
         )
@@ -61,6 +57,4 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         if value
     ]
     if given:
-        raise FedcacheError(
-            Exit.USAGE, f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client."
-        )
+        raise UsageError(f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client.")

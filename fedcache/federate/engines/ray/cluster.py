@@ -26,7 +26,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import MachineError, UsageError
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
@@ -60,11 +60,11 @@ def need_ray() -> None:
     """Refuse where Ray is not installed; nothing is imported.
 
     Raises:
-        FedcacheError: ENVIRONMENT, with the line that installs it.
+        MachineError, with the line that installs it.
     """
     if find_spec("ray") is None:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, "--engine ray needs the package ray, which is not installed.",
+        raise MachineError(
+            "--engine ray needs the package ray, which is not installed.",
             "pip install 'fedcache[ray]'",
         )  # fmt: skip
 
@@ -73,12 +73,11 @@ def check_address(address: str) -> None:
     """Refuse an address at which no cluster answers, at once.
 
     Raises:
-        FedcacheError: USAGE for what is no HOST:PORT; ENVIRONMENT when nothing, or something else, answers there.
+        UsageError for what is no HOST:PORT; MachineError when nothing, or something else, answers there.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints; run on a node of it.",
         )
@@ -90,11 +89,9 @@ def check_address(address: str) -> None:
     except TimeoutError:
         found = b""
     except OSError as error:
-        raise FedcacheError(
-            Exit.ENVIRONMENT, f"No Ray cluster answers at {address}: {error.strerror or error}.", how
-        ) from error
+        raise MachineError(f"No Ray cluster answers at {address}: {error.strerror or error}.", how) from error
     if len(found) < 4 or found[3] != 4:  # a server of Ray begins with its HTTP/2 settings
-        raise FedcacheError(Exit.ENVIRONMENT, f"What answers at {address} is no Ray cluster.", how)
+        raise MachineError(f"What answers at {address} is no Ray cluster.", how)
 
 
 class Cluster:
@@ -128,13 +125,12 @@ class Cluster:
         """``slots``, at least one.
 
         Raises:
-            FedcacheError: ENVIRONMENT, when no node is large enough.
+            MachineError, when no node is large enough.
         """
         slots = self.slots(cpus, gpus)
         if not slots:
             what = f"{cpus} CPU{'s' * (cpus > 1)}" if not gpus else f"{gpus} GPU"
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"No node of {self.words} has {what}.",
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
             )
@@ -151,7 +147,7 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
         gpus: of a local cluster.
 
     Raises:
-        FedcacheError: ENVIRONMENT, when it cannot be started or joined; USAGE for a wrong address.
+        MachineError, when it cannot be started or joined; UsageError for a wrong address.
     """
     need_ray()
     if address is not None:
@@ -199,8 +195,7 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
         what = (
             f"The Ray cluster at {address} could not be joined" if address is not None else "Ray could not be started"
         )
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{what}: {said[0] if said else type(error).__name__}.",
             "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
             f"ray status --address {address}   looks at it"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
@@ -19,13 +19,11 @@ def check_workers(workers: int | None) -> None:
     """Refuse ``--workers 0``, which keeps everything in this process.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     if workers == 0:
-        raise FedcacheError(
-            Exit.USAGE,
-            "--workers 0 keeps everything in this process, and --engine ray takes others.",
-            "Leave one of them out.",
+        raise UsageError(
+            "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
         )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from fedcache.allocator import keep_freed_memory
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError
 from fedcache.extract.device import cores
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.ray.cluster import open_cluster
@@ -99,7 +99,7 @@ def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
     A slice has the threads it would have here: all of this process, or its share with ``jobs``.
 
     Raises:
-        FedcacheError: as ``train``; ENVIRONMENT for the cluster; INTERRUPTED after a stop, with what is finished kept.
+        As ``train``; MachineError for the cluster; StoppedError after a stop: what is finished is kept.
     """
     request = grid.request
     grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
@@ -152,10 +152,8 @@ def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callabl
         if stop.requested and (begun < len(todo) or pool.waiting):
             pool.interrupt()
             pool.settle(GRACE)
-            raise FedcacheError(
-                Exit.INTERRUPTED,
-                f"Stopped on request after {done()}; they are kept.",
-                "Run the same command again to go on.",
+            raise StoppedError(
+                f"Stopped on request after {done()}; they are kept.", "Run the same command again to go on."
             )
 
 
@@ -174,11 +172,10 @@ def read_run(path: Path, *, reused: bool) -> Run:
     """A run that a worker has finished.
 
     Raises:
-        FedcacheError: ENVIRONMENT, where this machine does not see it; CORRUPT for a damaged one.
+        MachineError, where this machine does not see it; CorruptionError for a damaged one.
     """
     if not (path / "result.json").exists():
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"A worker finished {path.name}, and there is no {path / 'result.json'} here.",
             "Results and stores must lie on a path that all nodes share: give it with --runs or FEDCACHE_HOME.",
         )
@@ -230,7 +227,7 @@ def train_runs(
     A run that cannot be trained is left out: whoever asks for it next is told why.
 
     Raises:
-        FedcacheError: ENVIRONMENT for the cluster; INTERRUPTED after a stop.
+        MachineError for the cluster; StoppedError after a stop.
     """
     threads = torch.get_num_threads()
     live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)

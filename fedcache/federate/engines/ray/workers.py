@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fedcache
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.engines.ray.cluster import RETRIES, Cluster
 
 Make = Callable[[Any], Any]
@@ -39,11 +39,10 @@ def check_code(expected: str) -> None:
     """Refuse to work for a driver with other code.
 
     Raises:
-        FedcacheError: ENVIRONMENT.
+        MachineError.
     """
     if package_digest() != expected:
-        raise FedcacheError(
-            Exit.ENVIRONMENT,
+        raise MachineError(
             f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
             "Install the same version of fedcache on every node.",
         )
@@ -104,7 +103,7 @@ class RayWorkerPool:
         """(tag, answer) of the calls that have ended, after that many seconds at most.
 
         Raises:
-            FedcacheError: what a call raised; ENVIRONMENT when its workers died again and again.
+            FedcacheError: what a call raised; MachineError when its workers died again and again.
         """
         ray = self.cluster.ray
         refs = list(self._waiting)
@@ -148,8 +147,7 @@ class RayWorkerPool:
             raise  # a bug, with the traceback of the worker
         except errors.RayError as error:
             said = str(error).strip().splitlines()
-            raise FedcacheError(
-                Exit.ENVIRONMENT,
+            raise MachineError(
                 f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({type(error).__name__}: "
                 f"{said[0] if said else 'no reason given'}).",
                 "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
@@ -77,8 +77,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if queued(hp, rows) and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
         fix = f"--set queue={most}" if most else f"--set anchors=all, or a smaller --set esd_batch= than {rows}"
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"queue={size} must be a multiple of esd_batch={batch} and at most the {rows} public rows.",
             f"For example {fix}.",
         )

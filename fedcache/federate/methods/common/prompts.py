@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
@@ -118,15 +118,14 @@ def class_names(ctx: Ctx, n: int) -> Names:
     """Every class name, and what follows ``{}`` in the template (CoOp keeps its full stop), around ``n`` vectors.
 
     Raises:
-        FedcacheError: USAGE, when a prompt does not fit the text tower.
+        UsageError, when a prompt does not fit the text tower.
     """
     tower, after = ctx.towers.text, ctx.towers.template.partition("{}")[2]
     tokens, end = tower.embed([name + after for name in ctx.env.names])
     room = tower.context - 1 - int(end.max())
     if n > room:
         longest = ctx.env.names[int(end.argmax())]
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"The prompt of class {longest!r} has {n} context vectors, a name of at least {int(end.max()) - 1} tokens,"
             f" a start and an end: more than the {tower.context} tokens that {ctx.towers.name} reads.",
             f"--set n_ctx={room} fits." if room > 0 else "Shorten the class name, or use another --backbones.",
@@ -178,12 +177,11 @@ def check_prompts(hp: Hp, ctx: Ctx) -> None:
     """Refuse prompts that do not fit the text tower, words that are none, and visual prompts larger than the image.
 
     Raises:
-        FedcacheError: USAGE.
+        UsageError.
     """
     n = init_context(ctx).shape[-2]
     if not n:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"ctx_init=words, but the template {ctx.towers.template!r} has none before {{}}.",
             "Use --set ctx_init=normal, or extract text features with another --text.",
         )
@@ -193,8 +191,7 @@ def check_prompts(hp: Hp, ctx: Ctx) -> None:
     (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
     most = min(height, width) // 2 if hp["vp_template"] == "padding" else min(height, width)
     if p > most:
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"A {hp['vp_template']} prompt of {p} pixels does not fit an image of {height} x {width}.",
             f"Use --set vp_size={most} or less.",
         )

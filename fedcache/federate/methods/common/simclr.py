@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
@@ -227,8 +227,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if (hp["encoder"] == "conv") == bool(ctx.env.image):
         return
     found, wanted = ("images", "encoder=conv") if ctx.env.image else ("features", "encoder=mlp")
-    raise FedcacheError(
-        Exit.USAGE,
+    raise UsageError(
         f"encoder={hp['encoder']} cannot read {found}.",
         f"Use --set {wanted}, or train on the other: --backbones pixels for images.",
     )

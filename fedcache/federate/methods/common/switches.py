@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
@@ -137,14 +137,12 @@ def check_model(hp: Hp, ctx: Ctx) -> None:
     """Refuse an ``init`` that the head or the features cannot serve."""
     how, head = hp["init"], hp["head"]
     if how == "text" and ctx.env.text is None:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             "init=text starts from class text features, but these features have none.",
             "Use a backbone with a text tower, for example --backbones glyph-clip, or --set init=zero.",
         )
     if how in ("text", "zero") and head != "linear":
-        raise FedcacheError(
-            Exit.USAGE,
+        raise UsageError(
             f"init={how} sets the classifier on the features, but head={head} has a projection before it.",
             f"Use --set head=linear --set init={how}, or --set init=shared.",
         )
@@ -154,8 +152,7 @@ def check_views(hp: Hp, ctx: Ctx) -> None:
     """``check_model`` on a linear head, and refuse ``train_view=aug`` where no augmented view is stored."""
     check_model({**hp, "head": "linear"}, ctx)
     if hp["train_view"] == "aug" and ctx.env.views == 1:
-        raise FedcacheError(
-            Exit.STORE,
+        raise StoreError(
             "train_view=aug trains on stored augmentations, but the features hold 1 view.",
             "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
         )
