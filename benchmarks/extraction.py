@@ -29,7 +29,7 @@ from benchmarks.measure import Row, cores, make_row, quartiles
 from fedcache.allocator import keep_freed_memory
 from fedcache.config import ExtractConfig, Home
 from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob
-from fedcache.extract.datasets.limited import open_limited
+from fedcache.extract.datasets import open_dataset
 from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.progress import Silent
 
@@ -60,7 +60,7 @@ class Parts:
         config = ExtractConfig(dataset=self.spec, backbones=backbones, size=SIZE)
         where = Home(home)
         planned, _ = plan(config, where, Silent())
-        self.data = open_limited(self.spec, None, roots={}, data=where.data, layout=None, memory=memory_of(where))
+        self.data = open_dataset(self.spec, data=where.data, memory=memory_of(where))
         self.jobs = [FeatureJob(p.recipe.key, p.backbone.name, p.weights, p.recipe, self.data.mirror) for p in planned]
         settings = ComputeSettings("cpu", "float32", BATCH, 1)
         self.runner = BatchRunner(self.jobs, self.data.source, self.data.uid, len(self.data.names), settings)

@@ -26,7 +26,7 @@ from fedcache.config.sections import CLIENTS, DATA, SchemeArguments
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
-from fedcache.extract.planning.templates import quoted
+from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of

@@ -14,7 +14,7 @@ from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
-from fedcache.extract.planning.templates import quoted
+from fedcache.extract.planning.plan import quoted
 from fedcache.runs.arrays import chosen_arrays
 from fedcache.store import import_export, quarantine
 from fedcache.store.store import Store

@@ -22,7 +22,7 @@ from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
 from fedcache.extract.planning.incremental import IncrementalPlan
-from fedcache.extract.stats import ExtractionStats, unreadable
+from fedcache.extract.result import ExtractionStats, unreadable
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.batch_loop import BatchTask, run_batches
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks

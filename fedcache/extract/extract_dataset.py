@@ -15,24 +15,22 @@ from fedcache.config import ExtractConfig, Home, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import Dataset
-from fedcache.extract.datasets.incremental import IncrementalDataset
-from fedcache.extract.datasets.limited import open_limited, peek_limited
+from fedcache.extract.datasets import Dataset, open_dataset, peek
+from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
 from fedcache.extract.planning.find_store import ingested_path
-from fedcache.extract.planning.incremental import IncrementalPlan, plan_incremental
+from fedcache.extract.planning.incremental import IncrementalDataset, IncrementalPlan, plan_incremental
 from fedcache.extract.planning.plan import (
     PlannedArray,
+    make_current,
     memory_of,
     missing_text,
     parse_max_bad,
     plan,
     recipe_of,
     roots_of,
-    store_path,
+    wanted_text,
 )
-from fedcache.extract.planning.templates import make_current, wanted_text
-from fedcache.extract.planning.throughput import jobs_of, resolve_compute
 from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
@@ -83,10 +81,11 @@ def extract(
         "roots": roots_of(config, home),
         "data": home.data,
         "layout": config.layout,
+        "limit": config.limit,
     }
-    known = None if rehash else peek_limited(spec, config.limit, **where)
+    known = None if rehash else peek(spec, **where)
     if known is not None:
-        path = store or store_path(home, *known)
+        path = store or home.store(*known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
         if done is not None:
             done.skipped = skipped
@@ -94,9 +93,9 @@ def extract(
                 observer.note(f"--device {config.device} was not needed: every array is there, nothing is computed.")
             remember_last(home, path, spec)
             return done
-    data = open_limited(spec, config.limit, **where)
+    data = open_dataset(spec, **where)
     observer.note(f"{spec}: {data.reading}")
-    path = store or store_path(home, data.slug, data.digest)
+    path = store or home.store(data.slug, data.digest)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)
     options = ExtractionOptions(
@@ -121,7 +120,7 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
         return planned
     observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
     weights = registry.pull(planned.backbone, home=home.root, memory=memory_of(home))
-    return PlannedArray(planned.backbone, weights, recipe_of(planned.backbone, weights, config), planned.state)
+    return replace(planned, weights=weights, recipe=recipe_of(planned.backbone, weights, config))
 
 
 def default_dataset(home: Home, observer: Observer) -> str:
@@ -176,7 +175,7 @@ def finished(
         return None
     template = store.dataset.get("template")
     wanted = wanted_text(store, planned, template, config, keep=keep_text)
-    if wanted.keys() & missing_text(store, planned, template, config).keys():
+    if missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
     done.text = make_current(store, planned, {} if dry_run else wanted, ())
@@ -215,7 +214,7 @@ def compute(
     store = open_or_create(path, data, home, earlier)
     remember_orders(home, data, planned, config)
     wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
-    text = {k: v for k, v in missing_text(store, planned, data.template, config).items() if k in wanted}
+    text = missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
     stats = extract_arrays(
         store, data, jobs, settings, options, earlier=earlier, text=text, stop=stop, observer=observer

@@ -1,4 +1,4 @@
-"""How features were computed: device, settings, versions of libraries, and fedcache's own code.
+"""How features are computed: device, settings, versions of libraries, and fedcache's own code.
 
 The record is kept beside the recipe of an array and is no part of its look-up. It must be equal while an unfinished
 array is resumed, and where chunks of an earlier store are taken over: rows of two kinds would not be comparable.
@@ -6,11 +6,16 @@ array is resumed, and where chunks of an earlier store are taken over: rows of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedcache.extract.device import Device
+from fedcache.config import ExtractConfig
+from fedcache.extract.batches import ComputeSettings, FeatureJob
+from fedcache.extract.datasets import Dataset
+from fedcache.extract.device import Device, resolve_device, resolve_dtype
+from fedcache.extract.planning.plan import PlannedArray
 from fedcache.store.code_digest import digest_of_files
 
 FOLDER = Path(__file__).parent
@@ -55,3 +60,28 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
         except PackageNotFoundError:  # an editable or vendored install without metadata
             record[name] = "unknown"
     return record
+
+
+def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
+    """The device, and how features are computed there; UsageError or MachineError for one not known or not here."""
+    device = resolve_device(config.device)
+    batch = config.batch or (256 if device.kind == "cuda" else 32)
+    return device, ComputeSettings(device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads)
+
+
+def jobs_of(
+    planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
+) -> list[FeatureJob]:
+    """The arrays of an extraction as they are handed to workers."""
+    s = settings
+    return [
+        FeatureJob(
+            p.recipe.key,
+            p.backbone.name,
+            p.weights,
+            p.recipe,
+            data.mirror,
+            how_record(device, s.dtype, s.batch, s.threads, p.backbone.provider),
+        )
+        for p in planned
+    ]

@@ -12,8 +12,7 @@ import numpy as np
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError
 from fedcache.extract.backbones import lookup
-from fedcache.extract.datasets import Dataset
-from fedcache.extract.datasets.limited import open_limited
+from fedcache.extract.datasets import Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.stop import Stop
@@ -139,13 +138,12 @@ class Workbench:
     def images(self, cell: PaperCell) -> Dataset:
         """The dataset of a cell, opened."""
         if cell.dataset not in self._images:
-            self._images[cell.dataset] = open_limited(
+            self._images[cell.dataset] = open_dataset(
                 cell.dataset,
-                self.options.limit,
+                limit=self.options.limit,
                 memory=memory_of(self.home),
                 roots=roots_of(ExtractConfig(data=self.options.data), self.home),
                 data=self.home.data,
-                layout=None,
             )
         return self._images[cell.dataset]
 

@@ -13,10 +13,9 @@ from fedcache.errors import StoreError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extract_dataset import extract as run_extract
-from fedcache.extract.planning.command_lines import extract_command
+from fedcache.extract.planning.command_lines import UnfinishedArray, extract_command, unfinished_arrays_of
 from fedcache.extract.planning.find_store import find_store, no_store_remembered
-from fedcache.extract.planning.plan import memory_of, plan, roots_of, store_path
-from fedcache.extract.planning.unfinished import UnfinishedArray, unfinished_arrays_of
+from fedcache.extract.planning.plan import memory_of, plan, roots_of
 from fedcache.progress import Observer
 from fedcache.runs.arrays import recipe_options, to_extract, wants_encoders
 from fedcache.store.catalog.find import is_ingested
@@ -79,7 +78,7 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
         assert whole is not None
         size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
         fact = memory.recall(["limited", whole[1], int(size)]) if size.isdecimal() else None
-        if isinstance(fact, list) and path == store_path(home, *fact):
+        if isinstance(fact, list) and path == home.store(*fact):
             parts.append(Store.open(path))
     if parts:
         held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import unknown
-from fedcache.extract.planning.templates import say_templates
+from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method

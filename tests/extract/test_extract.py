@@ -16,7 +16,7 @@ from command import apart, fedcache, ok, start
 from pictures import folder, zipped
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.stats import ExtractionStats
+from fedcache.extract.result import ExtractionStats
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)

@@ -45,6 +45,7 @@ def open_dataset(
     roots: Mapping[str, Path] | None = None,
     layout: str | None = None,
     data: Path | None = None,
+    limit: int | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Number the images of a dataset; none is decoded.
@@ -57,6 +58,7 @@ def open_dataset(
         roots: ``--data NAME=PATH``.
         layout: ``--layout`` of folders, for example ``domain/class``.
         data: ``$FEDCACHE_HOME/data``, where named datasets lie.
+        limit: rows to take of it, evenly spaced (``Dataset.part``).
         progress: called with (images read, images in all) while uids are computed.
 
     Raises:
@@ -65,14 +67,18 @@ def open_dataset(
     """
     context = Context(memory, roots or {}, data, layout, progress)
     parts = _parts(spec)
-    if parts is not None:
+    if parts is None:
+        whole = _open_one(spec, context)
+    else:
         members = {name: _open_one(one, context) for name, one in parts.items()}
-        joint = join(spec, members)
-        memory.remember(
-            _joint_key({name: (d.slug, d.digest) for name, d in members.items()}), [joint.slug, joint.digest]
-        )
-        return joint
-    return _open_one(spec, context)
+        whole = join(spec, members)
+        facts = {name: (d.slug, d.digest) for name, d in members.items()}
+        memory.remember(_joint_key(facts), [whole.slug, whole.digest])
+    if limit is None:
+        return whole
+    made = whole.part(limit)
+    memory.remember(["limited", whole.digest, limit], [made.slug, made.digest])
+    return made
 
 
 def peek(
@@ -82,28 +88,23 @@ def peek(
     roots: Mapping[str, Path] | None = None,
     layout: str | None = None,
     data: Path | None = None,
+    limit: int | None = None,
 ) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
-    Costs one ``stat`` for an archive and one for each file of a directory.
-
-    Returns:
-        None when it must be opened to know.
-
-    Raises:
-        FedcacheError: as ``open_dataset``, for what can be seen without reading an image.
+    Costs one ``stat`` for an archive and one for each file of a directory. None when it must be opened to know; errors
+    are those of ``open_dataset`` that can be seen without reading an image.
     """
     context = Context(memory, roots or {}, data, layout)
-    parts = _parts(spec)
-    if parts is None:
-        return _recall(memory, _key(spec, context))
     found: dict[str, tuple[str, str]] = {}
-    for name, one in parts.items():
+    parts = _parts(spec)
+    for name, one in (parts or {"": spec}).items():
         fact = _recall(memory, _key(one, context))
         if fact is None:
             return None
         found[name] = fact
-    return _recall(memory, _joint_key(found))
+    whole = _recall(memory, _joint_key(found)) if parts else found[""]
+    return whole if whole is None or limit is None else _recall(memory, ["limited", whole[1], limit])
 
 
 def pull(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
 from fedcache.store.files import canonical_json
+from fedcache.store.quarantine import VANISHED
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
@@ -40,6 +41,25 @@ class Source(Protocol):
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
         """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``."""
         ...
+
+
+@dataclass(frozen=True)
+class RowsSource:
+    """Reads some rows of another source.
+
+    Attributes:
+        source: of the whole.
+        rows: int64 [N] row of ``source``, -1 for an image that is no longer there.
+    """
+
+    source: Source
+    rows: NDArray[np.int64]
+
+    def read(self, row: int) -> bytes | NDArray[np.uint8]:
+        """The image of a row; raises ``BadImage``."""
+        if self.rows[row] < 0:
+            raise BadImage(VANISHED)
+        return self.source.read(int(self.rows[row]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +102,30 @@ class Dataset:
     def __post_init__(self) -> None:
         if any(a >= b for a, b in pairwise(self.names)):
             raise ValueError("names must be sorted and distinct")
-        object.__setattr__(self, "digest", _content_digest(self))
+        object.__setattr__(self, "digest", content_digest(self))
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def part(self, limit: int) -> Dataset:
+        """``limit`` evenly spaced rows, another dataset with another digest; itself when it has no more.
+
+        Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share.
+        """
+        if limit >= len(self):
+            return self
+        rows = np.arange(limit, dtype=np.int64) * len(self) // limit
+        return replace(
+            self,
+            slug=f"{self.slug}-{limit}",
+            names=tuple(self.names[r] for r in rows),
+            label=self.label[rows],
+            domain=self.domain[rows],
+            split=self.split[rows],
+            uid=self.uid[rows],
+            reading=f"{self.reading}; {limit:,} rows of it, evenly spaced",
+            source=RowsSource(self.source, rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +154,8 @@ class Context:
         return None if self.data is None else self.data / name
 
 
-def _content_digest(dataset: Dataset) -> str:
+def content_digest(dataset: Dataset) -> str:
+    """sha256 over the names, columns, classes and domains."""
     head = {"classes": dataset.classes, "domains": dataset.domains, "names": dataset.names}
     digest = hashlib.sha256(canonical_json(head))
     for column, dtype in ((dataset.label, "<i4"), (dataset.domain, "<i2"), (dataset.split, "u1"), (dataset.uid, "u1")):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract.datasets import Dataset
+from fedcache.extract.device import cores
+from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.incremental import plan_incremental
-from fedcache.extract.planning.plan import PlannedArray, array_bytes
-from fedcache.extract.planning.templates import planned_text
-from fedcache.extract.planning.throughput import jobs_of, measured_rate, resolve_compute
+from fedcache.extract.planning.plan import PlannedArray, array_bytes, missing_text, wanted_text
 from fedcache.extract.result import Extraction
+from fedcache.extract.workers.local import InProcess
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 
@@ -91,9 +93,37 @@ def estimate(
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
         observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth)}.")
-    out.text = planned_text(store, planned, data.template, config)
+    wanted = wanted_text(store, planned, data.template, config, keep=False)
+    lacking = missing_text(store, planned, wanted)
+    out.text = [
+        {
+            "backbone": p.backbone.name,
+            "templates": list(wanted[p.recipe.key]),
+            "state": "to compute" if p.recipe.key in lacking else "complete",
+        }
+        for p in planned
+        if p.recipe.key in wanted
+    ]
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)
         out.seconds = images / len(todo) / out.rate
         observer.note(f"One batch timed here: about {out.rate:,.0f} images/s, {math.ceil(out.seconds):,} s in all.")
     return out
+
+
+def measured_rate(data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> float:
+    """Images per second to expect, from one batch decoded and run in this process."""
+    device, settings = resolve_compute(config)
+    settings = replace(settings, batch=min(settings.batch, len(data.names)))
+    jobs = jobs_of(planned, data, device, settings)
+    workers = InProcess(jobs, data, settings)
+    try:
+        workers.warm()
+        computed = workers.submit(0, [j.key for j in jobs]).result()
+    finally:
+        workers.close()
+    forward = sum(computed.forward_seconds.values()) / computed.decoded
+    decode = computed.decode_seconds / computed.decoded
+    if device.kind == "cuda":  # one core feeds the GPU, the others decode
+        return float(1 / max(forward, decode / max(1, cores() - 1)))
+    return float((config.workers or cores()) / (forward + decode))

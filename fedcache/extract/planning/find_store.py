@@ -8,9 +8,8 @@ from pathlib import Path
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import FedcacheError, StoreError, UsageError, closest, unknown
 from fedcache.extract import datasets
-from fedcache.extract.planning.command_lines import extract_command
-from fedcache.extract.planning.plan import memory_of, roots_of, store_path
-from fedcache.extract.planning.unfinished import unfinished_arrays_of
+from fedcache.extract.planning.command_lines import extract_command, unfinished_arrays_of
+from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.progress import Observer
 from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, last_store, resolve_path
 from fedcache.store.samples import INGESTED
@@ -47,7 +46,7 @@ def locate_store(
             known = datasets.peek(
                 dataset, memory=memory_of(home), roots=roots_of(ExtractConfig(), home), data=home.data
             )
-            found = store_path(home, *known) if known else None
+            found = home.store(*known) if known else None
         return found if found is not None and found.exists() else None
     last = last_store(home)
     if last is None:

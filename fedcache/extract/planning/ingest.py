@@ -10,7 +10,6 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.extract_dataset import remember_last
 from fedcache.extract.planning.find_store import ingested_path
-from fedcache.extract.planning.plan import store_path
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, resolve_path, store_option
 from fedcache.store.content import Content, arrange, usable_name
@@ -59,7 +58,7 @@ def ingest_file(
     if path is None:
         make_private(home.root)
         make_private(home.stores)
-        target, found = store_path(home, slug, content.dataset["digest"]), ingested_stores(home).get(slug)
+        target, found = home.store(slug, content.dataset["digest"]), ingested_stores(home).get(slug)
     else:
         target = found = resolve_path(home, path)
     old = Store.open(found) if found is not None and was_store(found) else None

@@ -1,11 +1,12 @@
-"""What an extraction will do: which weights, which recipes, which texts, how many bytes."""
+"""What an extraction will do: which weights, which recipes, which prompt templates, how many bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
@@ -27,13 +28,11 @@ class PlannedArray:
         backbone: its row of the table.
         weights: where they lie and their sha256.
         recipe: with views, overrides and the weights' digest filled in.
-        state: ``complete`` | ``new`` | ``3 of 12 chunks``.
     """
 
     backbone: Backbone
     weights: Weights
     recipe: Recipe
-    state: str
 
 
 def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
@@ -47,28 +46,27 @@ def roots_of(config: ExtractConfig, home: Home) -> dict[str, Path]:
     return {**found, **{name: Path(path).expanduser() for name, path in config.data.items()}}
 
 
-def store_path(home: Home, slug: str, digest: str) -> Path:
-    """``stores/<slug>-<8 hex of the content digest>.zarr``."""
-    return home.store(slug, digest)
-
-
 def plan(
     config: ExtractConfig, home: Home, observer: Observer, *, rehash: bool = False
 ) -> tuple[list[PlannedArray], list[str]]:
     """Locate the weights of every backbone, before any work, and fix every recipe.
 
     Returns:
-        the arrays (state ``new``), and the names skipped.
+        the arrays, and the names skipped.
 
     Raises:
-        UsageError for an unknown backbone or recipe, or a value of ``check_values``; MachineError for missing
-            weights.
+        UsageError for an unknown backbone or recipe, or another wrong value; MachineError for missing weights.
     """
     if not config.backbones:
         raise UsageError(
             "No backbone was named.", "For example --backbones efficientnet-lite0; see `fedcache backbones list`."
         )
-    check_values(config)
+    # Values that nothing would read when there is nothing to compute are refused all the same.
+    parse_max_bad(config.max_bad, 1)
+    known_device(config.device)
+    known_dtype(config.dtype)
+    for template in config.text:
+        prompts((), template)
     memory = memory_of(home, rehash=rehash)
     given = {name: Path(path).expanduser() for name, path in config.weights.items()}
     for name in given:
@@ -92,7 +90,7 @@ def plan(
             observer.warn(f"Skipped {backbone.name}: {error.message}")
             skipped.append(backbone.name)
             continue
-        planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config), "new"))
+        planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
     if missing:  # all of them at once: weights are fetched in one errand
         raise MachineError(
             "\n".join(error.message for error in missing),
@@ -108,11 +106,7 @@ def plan(
 
 
 def parse_max_bad(text: str, rows: int) -> int:
-    """``1%`` of the rows (at least 1 image) or a number of images.
-
-    Raises:
-        UsageError, when it is neither.
-    """
+    """``1%`` of the rows (at least 1 image) or a number of images; UsageError when it is neither."""
     try:
         if text.endswith("%"):
             share = float(text[:-1])
@@ -123,19 +117,6 @@ def parse_max_bad(text: str, rows: int) -> int:
     except ValueError:
         pass
     raise UsageError(f"--max-bad {text} is neither a share nor a count.", "For example --max-bad 1% or --max-bad 10")
-
-
-def check_values(config: ExtractConfig) -> None:
-    """Refuse wrong values that nothing would read when there is nothing to compute.
-
-    Raises:
-        UsageError.
-    """
-    parse_max_bad(config.max_bad, 1)
-    known_device(config.device)
-    known_dtype(config.dtype)
-    for template in config.text:
-        prompts((), template)
 
 
 def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:
@@ -162,25 +143,63 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
     return replace(backbone.recipe, weights=weights.sha256).override(changes)
 
 
-def templates_of(backbone: Backbone, dataset_template: str | None, config: ExtractConfig) -> tuple[str, ...]:
-    """Prompt templates: asked for, else the dataset's, else the backbone's."""
-    if config.text:
-        return config.text
-    return (dataset_template or backbone.template or "a photo of a {}.",)
+def wanted_text(
+    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig, *, keep: bool
+) -> dict[str, tuple[str, ...]]:
+    """Templates per array key whose text features are to be the current ones.
+
+    Args:
+        store: of the features; None when there is none yet.
+        planned: backbones; those without a text tower are left out.
+        template: the dataset's, which goes before the backbone's own where the configuration names none.
+        config: with the templates asked for.
+        keep: leave out a backbone that has text features, when no template was asked for.
+    """
+    found = {}
+    for item in planned:
+        name, weights = item.backbone.name, item.recipe.weights
+        kept = keep and not config.text and store is not None and store.has_text(name, weights=weights)
+        if item.backbone.text_width is not None and not kept:
+            found[item.recipe.key] = config.text or (template or item.backbone.template or "a photo of a {}.",)
+    return found
 
 
 def missing_text(
-    store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig
+    store: Store | None, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
-    """Templates per array key whose text features the store lacks."""
-    wanted: dict[str, Sequence[str]] = {}
+    """The part of ``wanted`` (templates per array key) that the store lacks."""
+    items = {item.recipe.key: item for item in planned}
+    return {
+        key: templates
+        for key, templates in wanted.items()
+        if store is None or not store.has_text(items[key].backbone.name, templates, weights=items[key].recipe.weights)
+    }
+
+
+def make_current(
+    store: Store, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]], computed: Collection[str]
+) -> list[dict[str, Any]]:
+    """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
+    said = []
     for item in planned:
-        if item.backbone.text_width is None:
+        if item.recipe.key not in wanted:
             continue
-        templates = templates_of(item.backbone, template, config)
-        if store is None or not store.has_text(item.backbone.name, templates, weights=item.recipe.weights):
-            wanted[item.recipe.key] = templates
-    return wanted
+        name, templates = item.backbone.name, list(wanted[item.recipe.key])
+        changed = store.use_text(name, templates, weights=item.recipe.weights)
+        state = "computed" if item.recipe.key in computed else "made current" if changed else "current"
+        said.append({"backbone": name, "templates": templates, "state": state})
+    return said
+
+
+def say_templates(templates: Sequence[str], observer: Observer) -> None:
+    """Which template made the text a run uses: nobody may have to guess it."""
+    if templates:
+        observer.note(f"Text: {quoted(templates)} (fedcache extract --text chooses).")
+
+
+def quoted(templates: Sequence[str]) -> str:
+    """Templates as they are written in a sentence."""
+    return " + ".join(f'"{t}"' for t in templates)
 
 
 def array_bytes(data_rows: int, item: PlannedArray) -> int:
@@ -193,11 +212,7 @@ def array_bytes(data_rows: int, item: PlannedArray) -> int:
 
 
 def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, object]:
-    """Load a backbone and run it on two images; the features must have its width and be finite.
-
-    Raises:
-        MachineError, for missing or wrong weights or non-finite features.
-    """
+    """Load a backbone and run it on two images; MachineError unless the features have its width and are finite."""
     import torch
 
     backbone = registry.lookup(name, home=home.root)

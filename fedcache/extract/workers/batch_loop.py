@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from fedcache.extract.chunk_writer import ChunkCollector
-from fedcache.extract.stats import ExtractionStats
+from fedcache.extract.result import ExtractionStats
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.local import BatchWorkers, worker_died
 from fedcache.progress import Observer

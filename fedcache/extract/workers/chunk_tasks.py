@@ -27,7 +27,7 @@ from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
 from fedcache.extract.images import BadImage
-from fedcache.extract.stats import ExtractionStats
+from fedcache.extract.result import ExtractionStats
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.batch_loop import BatchTask
 from fedcache.progress import Observer
