@@ -142,7 +142,7 @@ def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
 
 
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
-@pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 3)"])
+@pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
 @pytest.mark.parametrize("words", [("methods", "info", "fedpcl"), ("backbones", "list", "--json"), ("train", "--help")])
 def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], after: str) -> None:
     code, out, err = piped(own_home, after, *words)
@@ -151,7 +151,7 @@ def test_a_closed_pipe_ends_quietly(own_home: Path, words: tuple[str, ...], afte
 
 
 def test_a_closed_pipe_hides_no_error(own_home: Path) -> None:
-    code, _, err = piped(own_home, "| (exec <&-; sleep 3)", "inspect", "nowhere.zarr", "--json")
+    code, _, err = piped(own_home, "| (exec <&-; sleep 1)", "inspect", "nowhere.zarr", "--json")
     assert code == 4
     assert "nowhere.zarr" in err
     assert "Traceback" not in err

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command import apart, fedcache, ok, start
-from hypothesis import HealthCheck, given, settings
+from draws import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import folder, picture
 
@@ -303,7 +304,7 @@ def test_an_unfinished_store_goes_on_without_its_parent(images: Path, tmp_path: 
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(3, 20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     place = tmp_path / str(seed)

@@ -173,6 +173,7 @@ def mutate(root, *words):
     return run.returncode, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_the_tested_is_noticed_and_the_untested_survives(toy):
     before = {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()}
     report = toy.parent / "report.md"

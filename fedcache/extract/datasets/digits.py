@@ -21,6 +21,7 @@ import gzip
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,12 @@ def _optdigits_rows() -> Iterator[Row]:
             yield f"optdigits/{k}/{i:04d}", k, TRAIN if i < (7 * len(rows)) // 10 else TEST, pixels[row]
 
 
-def _synth_rows(count: int) -> Iterator[Row]:
+@lru_cache(maxsize=1)  # seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
+def _synth_rows(count: int) -> tuple[Row, ...]:
+    return tuple(_drawn_rows(count))
+
+
+def _drawn_rows(count: int) -> Iterator[Row]:
     # The basic layout engine: whether Pillow finds Raqm on a machine must not move a pixel.
     fonts = [
         [ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC) for size in range(18, 28)]

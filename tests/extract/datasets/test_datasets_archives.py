@@ -13,6 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from draws import FULL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import png, tree, write_tar, write_zip
@@ -162,20 +163,21 @@ def test_overlapping_entries_refuse_the_archive(tmp_path, memory):
     refused(path, memory, "overlap")
 
 
-def test_sixty_thousand_entries_are_listed_in_bounded_memory(tmp_path):
+def test_many_entries_are_listed_in_bounded_memory(tmp_path):
+    count = 60_000 if FULL else 15_000
     # All records point to one local header: zipfile would need ten seconds to write the archive.
     local = struct.pack("<4s5H3I2H", b"PK\x03\x04", 20, 0, 0, 0, 33, 0, 0, 0, 0, 0)
     records = b"".join(
         struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
-        for name in (b"%d/%d.png" % (i % 10, i) for i in range(60_000))
+        for name in (b"%d/%d.png" % (i % 10, i) for i in range(count))
     )
-    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 60_000, 60_000, len(records), len(local), 0)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(records), len(local), 0)
     (tmp_path / "x.zip").write_bytes(local + records + end)
     tracemalloc.start()
-    assert len(list_zip(tmp_path / "x.zip").names) == 60_000
+    assert len(list_zip(tmp_path / "x.zip").names) == count
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 100 << 20
+    assert peak < 1_700 * count
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
