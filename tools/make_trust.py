@@ -47,7 +47,7 @@ class Promise:
 PROMISES = (
     Promise("D1", "An extraction that is killed (-9) at any time resumes to the same bytes",
             (f"{KILLS} -k killed_extractions", "tests/extract/test_extract.py -k killed_writer_left"),
-            ("store/cleanup.py", "journal.unlink(missing_ok=True)", "pass",
+            ("store/catalog.py", "journal.unlink(missing_ok=True)", "pass",
              "tests/extract/test_extract.py -k killed_writer_left")),
     Promise("D2", "A write, fsync or rename that fails, whichever it is, loses nothing that was whole",
             ("tests/store/test_store_faults.py -k failure_at_any_point",)),
@@ -70,7 +70,7 @@ PROMISES = (
     Promise("C3", "Stores of every released format open", ("tests/store/test_store_layout.py",)),
     Promise("C4", "Any bytes in manifest, journal, partition or configuration are refused in words",
             ("tests/store/test_store_hostile.py", "tests/federate/partition/test_partition_file.py", "tests/test_config_hostile.py"),
-            ("store/signed_json.py", "if type(value) is not dict or canonical != body:", "if False:",
+            ("store/files.py", "if type(value) is not dict or canonical != body:", "if False:",
              "tests/store/test_store_hostile.py")),
     Promise("P1", "Four writers of one store: one writes, the others wait or are told; nothing is lost",
             (f"{KILLS} -k four_writers",),

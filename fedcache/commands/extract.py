@@ -31,7 +31,7 @@ from fedcache.extract.result import Extraction
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
 from fedcache.runs.partitions import make_partition, write_shards
-from fedcache.store.quarantine import NAME
+from fedcache.store.sidecars import QUARANTINE
 
 SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
@@ -195,7 +195,7 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
     lines = [f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"]
     lines += [f"  {entry['name']}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""
-    return [*lines, f"  {more}{store / NAME}"]
+    return [*lines, f"  {more}{store / QUARANTINE}"]
 
 
 def arrays_table(done: Extraction) -> object:

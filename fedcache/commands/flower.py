@@ -16,9 +16,9 @@ from fedcache.commands.output import CommandResult, TerminalObserver, run_comman
 from fedcache.config import Home, TrainConfig
 from fedcache.config.sections import RunOptions
 from fedcache.errors import Exit, FedcacheError, UsageError
-from fedcache.federate.engines.flower.installed import need_flower
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
+from fedcache.federate.engines.flower.processes import need_flower
 
 flower = typer.Typer(
     name="flower",
@@ -33,7 +33,7 @@ RUN_FIELDS = [
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]  # fmt: skip
-"""What of a run can be chosen where each client is a site; ``federate.engines.flower.supported`` says why no more."""
+"""What of a run can be chosen where each client is a site; ``federate.engines.flower.plan`` says why no more."""
 
 Sweep = Annotated[
     list[str] | None,
@@ -85,7 +85,7 @@ def app(
     """
 
     def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.app import write_app
+        from fedcache.federate.engines.flower.plan import write_app
 
         plan = plan_of(given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout)
         made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
@@ -195,7 +195,7 @@ def run(
     """
 
     def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.app import read_app
+        from fedcache.federate.engines.flower.plan import read_app
 
         _one_of(keys, insecure)
         known = read_app(app)
@@ -228,7 +228,7 @@ def up(
 
     def call(observer: TerminalObserver) -> CommandResult:
         need_flower()
-        from fedcache.federate.engines.flower.loopback import up as start
+        from fedcache.federate.engines.flower.serving import up as start
 
         plan = plan_of(given, sweep, sites=100_000, start_with=1, wait=wait, timeout=timeout)
         with _taking_all_along():

@@ -16,7 +16,8 @@ from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
 from fedcache.runs.arrays import chosen_arrays
-from fedcache.store import import_export, quarantine
+from fedcache.store.export import export as write_file
+from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
@@ -38,7 +39,7 @@ def inspect(store: Where = None, dataset: Dataset = None, json: Json = False) ->
         codes = enumerate(("train", "test", "validation"))
         splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
         listed = opened.quarantined()
-        bad = [entry for entry in listed if entry["reason"] != quarantine.VANISHED]
+        bad = [entry for entry in listed if entry["reason"] != VANISHED]
         vanished = len(listed) - len(bad)
         arrays: list[dict[str, Any]] = [
             {
@@ -76,7 +77,7 @@ def inspect(store: Where = None, dataset: Dataset = None, json: Json = False) ->
             f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
             f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
             + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
-            *([f"unreadable  {len(bad):,}: {opened.path / quarantine.NAME}"] if bad else []),
+            *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
             *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
             *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
             f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
@@ -164,7 +165,7 @@ def export(
     def call(observer: TerminalObserver) -> CommandResult:
         opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
         keys = chosen_arrays(opened, split_list(backbones))
-        rows = import_export.export(opened, out, keys)
+        rows = write_file(opened, out, keys)
         return CommandResult(
             {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
         )

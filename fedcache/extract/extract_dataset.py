@@ -35,8 +35,7 @@ from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog.find import resolve_path
-from fedcache.store.cleanup import clean_up
+from fedcache.store.catalog import clean_up, resolve_path
 from fedcache.store.files import make_private, write_atomic
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store

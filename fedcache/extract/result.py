@@ -11,7 +11,7 @@ from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.device import cores
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.store.quarantine import VANISHED
+from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
 
 

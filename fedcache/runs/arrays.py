@@ -12,7 +12,7 @@ from fedcache.extract.planning.command_lines import extract_command
 from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
-from fedcache.store.selection import match_arrays, names_of
+from fedcache.store.manifest import match_arrays, names_of
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
 

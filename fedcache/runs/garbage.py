@@ -14,7 +14,7 @@ from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import read_result
 from fedcache.runs.identity import code_digest
-from fedcache.store.catalog.leftovers import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
+from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
 
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""

@@ -35,7 +35,6 @@ DETERMINING = (
     "runs/shard_rows.py",
     "runs/store_rows.py",
     "store/chunks.py",
-    "store/columns.py",
     "store/reader.py",
     "store/samples.py",
     "extract/batches.py",

@@ -15,8 +15,8 @@ from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
-from fedcache.store import shard
-from fedcache.store.catalog.find import ingest_command, is_ingested
+from fedcache.store import export
+from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -229,5 +229,5 @@ def write_shards(
     """
     target = Path(out) if out else store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
-    shard.write_shards(store, [(c.name, c.train, c.test) for c in partition.clients], target)
+    export.write_shards(store, [(c.name, c.train, c.test) for c in partition.clients], target)
     return target

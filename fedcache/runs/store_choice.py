@@ -18,7 +18,7 @@ from fedcache.extract.planning.find_store import find_store, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of
 from fedcache.progress import Observer
 from fedcache.runs.arrays import recipe_options, to_extract, wants_encoders
-from fedcache.store.catalog.find import is_ingested
+from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:

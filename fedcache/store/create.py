@@ -13,12 +13,12 @@ import numpy as np
 
 from fedcache.errors import StoreError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import fsync_directory, sha256_hex, write_atomic
 from fedcache.store.lock import is_alive
+from fedcache.store.machine import explain_disk_errors
 from fedcache.store.manifest import COLUMNS, FORMAT, Manifest, read_manifest, was_store
-from fedcache.store.quarantine import replace_sidecars
 from fedcache.store.samples import Samples
+from fedcache.store.sidecars import replace_sidecars
 
 
 def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> Manifest:

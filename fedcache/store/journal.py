@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.store.chunks import DTYPES
-from fedcache.store.files import append_line, fsync_directory, read_whole
-from fedcache.store.signed_json import parse_signed, to_signed
+from fedcache.store.files import append_line, fsync_directory, parse_signed, read_whole, to_signed
 
 PREFIX, SUFFIX = "journal-", ".jsonl"
 

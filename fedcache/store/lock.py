@@ -12,8 +12,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedcache.errors import MachineError, StoreError
-from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import write_atomic
+from fedcache.store.machine import explain_disk_errors
 
 
 def _started() -> int:

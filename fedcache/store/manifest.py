@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError
+from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError
+from fedcache.notebooks import html_table
 from fedcache.store.chunks import DTYPES
-from fedcache.store.files import digest_of, read_whole, write_atomic
-from fedcache.store.signed_json import parse_signed, to_signed
+from fedcache.store.files import digest_of, parse_signed, read_whole, to_signed, write_atomic
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -86,6 +87,12 @@ class Manifest:
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> list[str]:
+        """Names of the saved partitions, sorted."""
+        places = (name for name in self.files if name.startswith("partitions/"))
+        return sorted(Path(name).stem if name.endswith(".json") else name for name in places)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
@@ -230,3 +237,73 @@ def _corrupt(store: Path, why: str) -> FedcacheError:
         f"Nothing else says what is whole, so fedcache repair cannot make it. Restore the file from a copy, or:  "
         f"mv {store} {store}.damaged   and run the fedcache extract or ingest command of this store again.",
     )
+
+
+def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
+    """What an array is called: its key, its backbone, and ``backbone@size``."""
+    backbone = str(info.recipe.get("backbone", key))
+    return key, backbone, f"{backbone}@{info.recipe.get('size', 0)}"
+
+
+def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
+    """Keys of the arrays that a name may mean."""
+    return [key for key, info in arrays.items() if name in names_of(key, info)]
+
+
+def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:
+    """Keys of the arrays of features that are named; all of them for None.
+
+    Args:
+        arrays: of the store.
+        backbones: one name or several, as ``names_of`` spells them.
+        store: its name, for messages.
+
+    Raises:
+        StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
+    """
+    names = [backbones] if isinstance(backbones, str) else list(backbones or [])
+    features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
+    if not names:
+        if not features:
+            raise StoreError(f"{store} holds no features yet.", "fedcache extract --help")
+        return list(features)
+    chosen = []
+    for name in names:
+        found = match_arrays(features, name)
+        if len(found) != 1:
+            listed = ", ".join(features) or "no features"
+            what = "no features" if not found else f"{len(found)} arrays"
+            raise FedcacheError(
+                Exit.USAGE if found else Exit.STORE,
+                f"{store} has {what} of {name!r}.",
+                f"It has {listed}; each of these names means one array.",
+            )
+        chosen.append(found[0])
+    return list(dict.fromkeys(chosen))
+
+
+def describe_store(path: Path, m: Manifest) -> dict[str, Any]:
+    """What the manifest says, plain JSON values; rows and features are not among them."""
+    return {
+        "path": str(path),
+        "dataset": dict(m.dataset),
+        "rows": m.rows,
+        "ok": m.rows_ok,
+        "classes": list(m.classes),
+        "domains": list(m.domains),
+        "arrays": [{"key": k, **_described(a)} for k, a in sorted(m.arrays.items())],
+        "texts": {k: [list(e["templates"]) for e in v] for k, v in m.texts.items()},
+        "partitions": m.partitions,
+    }
+
+
+def store_html(path: Path, m: Manifest) -> str:
+    """A table of the arrays under one line on the dataset."""
+    some = ", ".join(m.classes[:10]) + (f", .. ({len(m.classes):,})" if len(m.classes) > 10 else "")
+    title = f"{m.dataset['slug']}: {m.rows_ok:,} of {m.rows:,} images; classes {some}; {path}"
+    rows = [(k, *_described(a).values()) for k, a in sorted(m.arrays.items())]
+    return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
+
+
+def _described(info: ArrayInfo) -> dict[str, Any]:
+    return {"backbone": str(info.recipe.get("backbone", "")), "shape": list(info.shape), "dtype": info.dtype}

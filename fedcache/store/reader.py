@@ -28,8 +28,8 @@ from fedcache.store.chunks import (
     verify_payload,
 )
 from fedcache.store.journal import unfinished_arrays
+from fedcache.store.machine import memory_limit, threads_for
 from fedcache.store.manifest import ArrayInfo, Manifest
-from fedcache.store.memory_limit import memory_limit, threads_for
 
 MAPS = 128
 """Chunks of an array mapped at a time. Each costs a file descriptor, and systems allow as few as 256."""

@@ -17,21 +17,15 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, StoreError
 from fedcache.store import chunks as files
-from fedcache.store.columns import read_column, read_samples
-from fedcache.store.content import CHUNK_ROWS, Content
+from fedcache.store.content import CHUNK_ROWS, Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
-from fedcache.store.describe import describe_store, samples_frame, store_html
 from fedcache.store.files import canonical_json, sha256_hex, write_atomic
-from fedcache.store.from_arrays import arrange_arrays
-from fedcache.store.history import append_event
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
-from fedcache.store.manifest import ArrayInfo, Manifest, read_manifest
-from fedcache.store.partitions import partition_names, read_partition
-from fedcache.store.quarantine import read_quarantine
+from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
 from fedcache.store.reader import Reader, open_reader
-from fedcache.store.samples import INGESTED, Samples
-from fedcache.store.selection import select_arrays, select_rows
+from fedcache.store.samples import INGESTED, Samples, read_column, read_samples, samples_frame, select_rows
+from fedcache.store.sidecars import append_event, read_partition, read_quarantine
 from fedcache.store.text_features import check_name, find_text, no_text_features, read_text, slug_of, write_text
 from fedcache.store.writer import ArrayWriter
 
@@ -322,7 +316,7 @@ class Store:
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions."""
-        return partition_names(self._manifest)
+        return self._manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
         """The payload of a saved partition; it carries its own digest, which its reader checks.

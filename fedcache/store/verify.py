@@ -9,14 +9,13 @@ from typing import Any
 
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store import history, manifest, quarantine
 from fedcache.store.create import sidecars_of
-from fedcache.store.disk_errors import explain_disk_errors
-from fedcache.store.files import digest_of, file_sha256, sha256_hex, write_atomic
+from fedcache.store.files import digest_of, file_sha256, sha256_hex, to_signed, write_atomic
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
 from fedcache.store.lock import hold_lock, lock_manifest
-from fedcache.store.manifest import COLUMNS, Manifest, read_manifest
-from fedcache.store.signed_json import to_signed
+from fedcache.store.machine import explain_disk_errors
+from fedcache.store.manifest import COLUMNS, FORMAT, NAME, Manifest, read_manifest
+from fedcache.store.sidecars import HISTORY, QUARANTINE, read_history, read_quarantine
 from fedcache.store.store import Store
 
 
@@ -85,7 +84,7 @@ def verify(path: Path) -> VerifyReport:
     store = Store.open(path)
     report = VerifyReport(path)
     ok = files.chunk_path(path / "samples" / "ok", 0, 1)
-    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME, ok}
+    known = {path / NAME, path / HISTORY, path / QUARANTINE, ok}
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         known.add(place)
         report.read(place)
@@ -93,7 +92,7 @@ def verify(path: Path) -> VerifyReport:
             files.read_checked(place, crc, what, size=size)
         except FedcacheError as error:
             report.add(place, error.message)
-    report.read(path / manifest.NAME)
+    report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
         place = path / relative
         if place in known:
@@ -116,7 +115,7 @@ def verify(path: Path) -> VerifyReport:
 def known_files(store: Store) -> set[Path]:
     """Every file that the manifest or a journal of a store speaks of; nothing is read but these two."""
     path = store.path
-    known = {path / manifest.NAME, path / history.NAME, path / quarantine.NAME}
+    known = {path / NAME, path / HISTORY, path / QUARANTINE}
     known |= {files.chunk_path(path / "samples" / "ok", 0, 1)}
     known |= {place for place, *_ in chunk_files(path, store.manifest)}
     known |= {path / relative for relative in store.manifest.files}
@@ -138,7 +137,7 @@ def leftover_files(store: Store) -> list[Path]:
 def _check_rows(store: Store, report: VerifyReport) -> None:
     """``samples/ok`` and the list of unreadable images, which a commit in flight may be replacing."""
     place = files.chunk_path(store.path / "samples" / "ok", 0, 1)
-    for where, read in ((place, store.readable), (store.path / quarantine.NAME, store.quarantined)):
+    for where, read in ((place, store.readable), (store.path / QUARANTINE, store.quarantined)):
         report.read(where)
         try:
             read()
@@ -147,10 +146,10 @@ def _check_rows(store: Store, report: VerifyReport) -> None:
 
 
 def _check_history(path: Path, report: VerifyReport) -> None:
-    report.read(path / history.NAME)
-    _, damaged = history.read_history(path)
+    report.read(path / HISTORY)
+    _, damaged = read_history(path)
     for number in damaged:
-        report.add(path / history.NAME, f"line {number} is torn or does not have the digest it ends with")
+        report.add(path / HISTORY, f"line {number} is torn or does not have the digest it ends with")
 
 
 def _check_journals(store: Store, report: VerifyReport) -> set[Path]:
@@ -229,11 +228,11 @@ def repair(path: Path) -> list[str]:
     for key in sorted({p.split("/")[1] for p in problems if p.startswith("features/") and p.count("/") > 1}):
         with hold_lock(path / "locks" / f"{key}.lock", f"{key} in {path}", wait=False):
             done += _reopen(path, key)
-    if history.NAME in problems:
+    if HISTORY in problems:
         with hold_lock(path / "locks" / "history.lock", f"the history of {path}", wait=True):
-            events, damaged = history.read_history(path)
+            events, damaged = read_history(path)
             with explain_disk_errors(path, 0):
-                write_atomic(path / history.NAME, *(to_signed(event) + b"\n" for event in events))
+                write_atomic(path / HISTORY, *(to_signed(event) + b"\n" for event in events))
         done.append(f"{len(damaged)} damaged lines of the history are gone.")
     with lock_manifest(path):
         now = read_manifest(path)
@@ -274,14 +273,14 @@ def _reopen(path: Path, key: str) -> list[str]:
         if info is None:
             return []
         header = {
-            "format": manifest.FORMAT,
+            "format": FORMAT,
             "recipe": digest_of(info.recipe),
             "how": info.how,
             "shape": list(info.shape),
             "dtype": info.dtype,
             "chunk_rows": info.chunk_rows,
         }
-        bad = quarantine.read_quarantine(path, now)
+        bad = read_quarantine(path, now)
         size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
         lines = [header_line(header)]
         for number, crc in enumerate(info.chunks):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedcache.errors import InternalError, MachineError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of
 from fedcache.store.journal import journal_path, read_journal
+from fedcache.store.machine import explain_disk_errors
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, InternalError, MachineError, StoreError
 from fedcache.store import chunks as files
-from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256_hex, write_atomic
 from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import hold_lock, lock_manifest
+from fedcache.store.machine import explain_disk_errors
 from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
-from fedcache.store.quarantine import commit_of, read_quarantine, replace_sidecars
 from fedcache.store.samples import Samples
+from fedcache.store.sidecars import commit_of, read_quarantine, replace_sidecars
 from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
 
 

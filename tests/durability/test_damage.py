@@ -87,7 +87,7 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
     else:
         import json
 
-        from fedcache.store.signed_json import to_signed
+        from fedcache.store.files import to_signed
 
         body = json.loads((path / "manifest.json").read_bytes())
         body.pop("sha256", None)

@@ -16,10 +16,9 @@ from typing import Any
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.keys import make_keys
-from fedcache.federate.engines.flower.loopback import open_loopback
 from fedcache.federate.engines.flower.network import Address, start_superlink
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.serving import attend
+from fedcache.federate.engines.flower.serving import attend, open_loopback
 from fedcache.runs.loop import train
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"

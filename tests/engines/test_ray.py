@@ -180,9 +180,9 @@ def test_ctrl_c_ends_what_is_begun_and_the_same_command_goes_on(words, whole, tm
 
 ACTORS = """
 import sys
-from fedcache.federate.engines.ray import extraction as ray_extraction
+from fedcache.federate.engines.ray import engine
 from fedcache.cli import main
-ray_extraction.needs_gpus, ray_extraction._gpus = lambda settings: True, lambda: 2
+engine.needs_gpus, engine._gpus = lambda settings: True, lambda: 2
 main(sys.argv[1:])
 """
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import folder, picture
 
-from fedcache.store.quarantine import VANISHED
+from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 

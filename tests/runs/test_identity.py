@@ -58,7 +58,7 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
     [
         ("heads/losses.py", "log_softmax", "softmax"),
         ("store/reader.py", "return ", "return None or "),
-        ("store/columns.py", "return ", "return None or "),
+        ("store/samples.py", "return ", "return None or "),
         ("runs/shard_rows.py", "return ", "return None or "),
         ("runs/store_rows.py", "return ", "return None or "),
         ("extract/images.py", "return ", "return None or "),

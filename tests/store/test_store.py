@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import files
-from fedcache.store.shard import write_shards
+from fedcache.store.export import write_shards
 from fedcache.store.store import Samples, Store
 from fedcache.store.verify import verify
 
@@ -502,7 +502,7 @@ def test_manifests_of_the_wrong_types_are_errors_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: Any, key: str
 ) -> None:
     """Even with a digest that fits: a manifest is untrusted until every field has its type."""
-    from fedcache.store.signed_json import to_signed
+    from fedcache.store.files import to_signed
 
     path = tmp_path_factory.getbasetemp() / "typed.zarr"
     if not path.exists():

@@ -22,7 +22,7 @@ from toy_store import ALL_BAD, KEYS, ROWS, values, whole
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.content import arrange
 from fedcache.store.embedding_files import read_embeddings
-from fedcache.store.import_export import export
+from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -298,14 +298,14 @@ def test_the_same_embeddings_are_the_same_store_and_others_are_refused(tmp_path:
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    from fedcache.store import import_export as exchange
+    from fedcache.store import embedding_files
 
     def full(path: Path, *_: Any) -> None:
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = whole(tmp_path / "s.zarr")
-    monkeypatch.setitem(exchange.WRITERS, ".npz", full)
+    monkeypatch.setitem(embedding_files.WRITERS, ".npz", full)
     with pytest.raises(FedcacheError, match="disk is full") as caught:
         export(store, tmp_path / "e.npz", KEYS)
     assert caught.value.code is Exit.ENVIRONMENT

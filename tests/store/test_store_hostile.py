@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from toy_store import KEYS, create, fill, in_memory, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.files import parse_signed, to_signed
 from fedcache.store.journal import read_journal
-from fedcache.store.signed_json import parse_signed, to_signed
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 

@@ -33,8 +33,8 @@ from toy_store import (
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.chunks import encode_strings, write_chunk_file
+from fedcache.store.export import write_shards
 from fedcache.store.reader import MAPS
-from fedcache.store.shard import write_shards
 from fedcache.store.store import Samples, Store
 from fedcache.store.verify import verify
 
@@ -344,8 +344,8 @@ def test_a_black_image_of_a_client_store_is_an_image(place: Path) -> None:
 
 def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
     code = (
-        "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.shard;"
-        "import fedcache.store.import_export;"
+        "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.export;"
+        "import fedcache.store.export;"
         "wanted = {'torch', 'zarr', 'h5py', 'pyarrow', 'safetensors'};"
         "print(sorted(wanted & set(sys.modules) | {m for m in sys.modules if m.startswith('fedcache.extract.')}))"
     )

@@ -13,9 +13,9 @@ from toy_store import CHUNK, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import prepare
-from fedcache.store import memory_limit as limit
+from fedcache.store import machine as limit
 from fedcache.store import reader as reading
-from fedcache.store.memory_limit import memory_limit, threads_for
+from fedcache.store.machine import memory_limit, threads_for
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedcache.federate.engines.flower.messages import MalformedError, PackedMessage, SiteMessage, pack, unpack
-from fedcache.federate.engines.flower.site_store import ShardSite
+from fedcache.federate.engines.flower.site import ShardSite
 
 Meddle = Callable[[str, int, PackedMessage], "PackedMessage | str"]
 """(kind, number of the question, answer) -> another answer, or why there is none."""

@@ -22,7 +22,7 @@ from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
 from fedcache.store.files import canonical_json
-from fedcache.store.quarantine import VANISHED
+from fedcache.store.sidecars import VANISHED
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of

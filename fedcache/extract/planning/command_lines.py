@@ -12,7 +12,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.recipe import slug
-from fedcache.store.catalog.find import ingest_command, is_ingested
+from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.journal import journals
 from fedcache.store.store import Store
 

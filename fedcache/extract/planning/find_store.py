@@ -11,7 +11,7 @@ from fedcache.extract import datasets
 from fedcache.extract.planning.command_lines import extract_command, unfinished_arrays_of
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.progress import Observer
-from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, last_store, resolve_path
+from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, last_store, resolve_path
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
 

@@ -33,10 +33,10 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.batches import FeatureJob
 from fedcache.extract.datasets.dataset import Dataset, RowsSource, content_digest
 from fedcache.progress import Observer
-from fedcache.store.catalog.find import is_ingested
+from fedcache.store.catalog import is_ingested
 from fedcache.store.chunks import chunk_path
-from fedcache.store.quarantine import VANISHED
 from fedcache.store.samples import Samples
+from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import ArrayWriter, Store
 
 

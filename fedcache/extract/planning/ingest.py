@@ -11,11 +11,18 @@ from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.extract_dataset import remember_last
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog.find import ingest_command, ingested_stores, is_ingested, resolve_path, store_option
+from fedcache.store.catalog import (
+    holds_content,
+    holds_part_of,
+    ingest_command,
+    ingested_stores,
+    is_ingested,
+    resolve_path,
+    store_option,
+)
 from fedcache.store.content import Content, arrange, usable_name
 from fedcache.store.embedding_files import read_embeddings
 from fedcache.store.files import make_private
-from fedcache.store.import_export import holds_content, holds_part_of
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
 from fedcache.federate.engine.encoders import FrozenEncoders
-from fedcache.store.disk_errors import explain_disk_errors
 from fedcache.store.files import make_private
-from fedcache.store.memory_limit import memory_limit
+from fedcache.store.machine import explain_disk_errors, memory_limit
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 

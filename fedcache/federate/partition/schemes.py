@@ -1,10 +1,346 @@
-"""The partition schemes by name. One family, one file; ``federate/partition/partition.py`` is the public face."""
+"""The partition schemes by name: those that deal one dataset, and with them FedPCL's three (``domain_shift``).
 
-from fedcache.federate.partition.dirichlet import DIRICHLET, FLESD, LDA
+``dirichlet``, ``lda`` and ``flesd`` draw p_c ~ Dir(alpha 1_M) for every class c. They differ in what a draw must
+satisfy and in how shares are rounded: ``dirichlet`` and ``lda`` cut the shuffled class at floor(cumsum(p_c) N_c), so
+that every row is dealt; ``flesd`` gives floor(p_ic N_c) and leaves the rest out. ``iid`` reads no labels, ``shards``
+deals pieces of classes, and ``few-shot`` a few images of every class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
-from fedcache.federate.partition.few_shot import FEW_SHOT
-from fedcache.federate.partition.iid_shards import IID, SHARDS
-from fedcache.federate.partition.scheme import Scheme
+from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, fewer_shots, need_rows
+from fedcache.federate.partition.scheme import (
+    DOMAIN,
+    LARGEST_COUNT,
+    SHARED_TESTS,
+    Argument,
+    InfeasibleError,
+    Scheme,
+    Value,
+    Values,
+    alpha_argument,
+    clients_argument,
+    count_of,
+    number_of,
+    shots_argument,
+)
+
+
+def _deal(scheme: Scheme, pool: RowPool, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> Dealt:
+    need_rows(pool.train, "train", scheme.name)
+    counts = counts_or_error(scheme, args, rule_of(args), streams, rule_of)
+    return Dealt(deal_rows(present(pool, pool.train), counts, streams("rows")))
+
+
+def _quota(pool: RowPool) -> np.ndarray:
+    return np.array([len(rows) for rows in present(pool, pool.train)], np.int64)
+
+
+def deal_dirichlet(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """Every row dealt; the only condition is that no client is empty."""
+    quota = _quota(pool)
+
+    def rule_of(args: Values) -> Rule:
+        return Rule(quota, count_of(args, "clients"), number_of(args, "alpha"))
+
+    return _deal(DIRICHLET, pool, args, streams, rule_of)
+
+
+def deal_lda(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """Latent Dirichlet allocation as FedNTD's code does it: a balance gate, and redraws until min_size is reached.
+
+    With the gate, a client that already holds N / M rows gets nothing of the next class, and the shares of the others
+    are renormalised. Without it this is the plain draw of the papers' text.
+    """
+    quota = _quota(pool)
+
+    def rule_of(args: Values) -> Rule:
+        clients = count_of(args, "clients")
+        gate = float(quota.sum()) / clients if args["gate"] else None
+        return Rule(quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate)
+
+    return _deal(LDA, pool, args, streams, rule_of)
+
+
+def deal_flesd(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """FLESD: redraw until min_i sum_c p_ic > 0.5 / M; counts are rounded down, what remains is left out."""
+    quota = _quota(pool)
+
+    def rule_of(args: Values) -> Rule:
+        clients = count_of(args, "clients")
+        return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
+
+    return _deal(FLESD, pool, args, streams, rule_of)
+
+
+def _min_size(args: Values) -> Values:
+    derived: dict[str, Value] = dict(args)
+    if derived["min_size"] is None:
+        derived["min_size"] = 10 if derived["gate"] else 1
+    return derived
+
+
+DIRICHLET = Scheme(
+    "dirichlet",
+    "each class in Dirichlet shares over the clients; every row is dealt and no client is empty",
+    "Li et al. 2022, arXiv:2102.02079",
+    (clients_argument(100), alpha_argument(0.1), SHARED_TESTS, DOMAIN),
+    deal_dirichlet,
+)
+LDA = Scheme(
+    "lda",
+    "Dirichlet shares with FedNTD's balance gate, redrawn until every client has min_size rows",
+    "FST-CBDG; FedNTD, Lee et al. 2022, arXiv:2106.03097",
+    (
+        clients_argument(100),
+        alpha_argument(0.1),
+        Argument("gate", "bool", True, "a client that holds its even share gets none of the next class", tag="g"),
+        Argument(
+            "min_size",
+            "int",
+            None,
+            "redraw until every client has this many rows (default 10 with the gate, 1 without)",
+            low=1,
+            high=1_000_000,
+            tag="min",
+        ),
+        SHARED_TESTS,
+        DOMAIN,
+    ),
+    deal_lda,
+    derive=_min_size,
+)
+FLESD = Scheme(
+    "flesd",
+    "Dirichlet shares rounded down, redrawn until every client has enough in shares; the remainder is left out",
+    "FLESD, Towards Communication-Efficient and Privacy-Preserving Federated Representation Learning",
+    (clients_argument(6), alpha_argument(1.0), SHARED_TESTS, DOMAIN),
+    deal_flesd,
+)
+
+
+def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """Shuffle all rows and deal floor(N / M) to each client, the remainder one by one."""
+    need_rows(pool.train, "train", IID.name)
+    clients, rows = count_of(args, "clients"), len(pool.train)
+    if clients > rows:
+        raise InfeasibleError(
+            f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}.",
+            IID.command({**args, "clients": rows}),
+            {"clients": rows},
+        )
+    return Dealt(np.array_split(streams("rows").permutation(pool.train), clients))
+
+
+def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """M s label shards, dealt s to each client, so that a client has at most s classes.
+
+    Each of the C classes present is cut into M s / C shards; where that is no integer, the classes with most rows get
+    one shard more. Shards of a class differ by at most one row. The shuffled list of shards is dealt in order.
+    """
+    need_rows(pool.train, "train", SHARDS.name)
+    classes = present(pool, pool.train)
+    sizes = np.array([len(rows) for rows in classes])
+    clients, each = count_of(args, "clients"), count_of(args, "shards")
+    # Fewer shards than classes would leave a class out; more than this and a shard of the smallest class is empty.
+    fewest, most = len(sizes), int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
+    if not fewest <= clients * each <= most:
+        raise _shards_infeasible(args, sizes, fewest, most)
+    rng = streams("rows")
+    shards = [
+        shard
+        for rows, pieces in zip(classes, _pieces(sizes, clients * each), strict=True)
+        for shard in np.array_split(rng.permutation(rows), pieces)
+    ]
+    order = streams("shards").permutation(len(shards)).reshape(clients, each)
+    return Dealt([np.concatenate([shards[i] for i in of_client]) for of_client in order])
+
+
+def _pieces(sizes: np.ndarray, shards: int) -> np.ndarray:
+    """Shards of each class: equally many, and one more for the classes with most rows."""
+    pieces = np.full(len(sizes), shards // len(sizes))
+    pieces[np.argsort(-sizes, kind="stable")[: shards % len(sizes)]] += 1
+    return pieces
+
+
+def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
+    """What works instead: another number of shards for as many clients, else another number of clients."""
+    clients, each = count_of(args, "clients"), count_of(args, "shards")
+    asked = clients * each
+    few = asked < fewest
+    instead: dict[str, Value]
+    if -(-fewest // clients) <= most // clients:
+        s = -(-fewest // clients) if few else most // clients
+        instead, works = {"shards": s}, f"the {'smallest' if few else 'largest'} s that works is {s}"
+    elif -(-fewest // each) <= most // each:
+        m = -(-fewest // each) if few else most // each
+        instead, works = {"clients": m}, f"the {'smallest' if few else 'largest'} number of clients that works is {m}"
+    else:
+        instead, works = {"clients": 1, "shards": fewest}, f"1 client with s = {fewest} works"
+    return InfeasibleError(
+        f"Scheme shards with {clients} clients of s = {each}: {asked} shards, but the {fewest} classes, the smallest "
+        f"with {sizes.min()} rows, can be cut into {fewest} to {most} shards; {works}.",
+        SHARDS.command({**args, **instead}),
+        instead,
+    )
+
+
+IID = Scheme(
+    "iid",
+    "equal parts at random, without reading labels",
+    "FST-CBDG",
+    (clients_argument(100), DOMAIN),
+    deal_iid,
+    needs_labels=False,
+)
+SHARDS = Scheme(
+    "shards",
+    "every class cut into shards, each client gets s of them and so at most s classes",
+    "FST-CBDG; FedNTD, Lee et al. 2022, arXiv:2106.03097",
+    (
+        clients_argument(100),
+        Argument("shards", "int", 2, "label shards of each client (s)", low=1, high=LARGEST_COUNT, tag="k", named=True),
+        SHARED_TESTS,
+        DOMAIN,
+    ),
+    deal_shards,
+)
+
+
+def deal_few_shot(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+    """``shots`` images of a class, by the kind of skew.
+
+    disjoint: the shuffled classes are dealt round(C / M) to each client, the last takes the rest (never so many that
+    a client goes without); a client has ``shots`` images of each of its classes. iid: every client has ``shots``
+    images of every class. dirichlet: M ``shots`` images of each class in floored Dirichlet shares.
+    """
+    need_rows(pool.train, "train", FEW_SHOT.name)
+    classes = present(pool, pool.train)
+    match args["skew"]:
+        case "disjoint":
+            return _few_shot_disjoint(classes, args, streams)
+        case "iid":
+            return _few_shot_iid(classes, args, streams)
+        case _:
+            return _few_shot_dirichlet(classes, args, streams)
+
+
+def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
+    clients, shots, count = count_of(args, "clients"), count_of(args, "shots"), len(classes)
+    if clients > count:
+        raise _few_shot_infeasible(
+            args, f"{count} classes cannot be dealt without leaving a client out", {"clients": count}
+        )
+    shuffled = streams("classes").permutation(count)
+    rng = streams("rows")
+    drawn = [rng.permutation(rows)[:shots] for rows in classes]
+    train = []
+    for of_client in np.split(shuffled, np.cumsum(classes_per_client(count, clients))[:-1]):
+        train.append(np.concatenate([drawn[c] for c in of_client]))
+    return Dealt(train, notes=_short(classes, shots, 1))
+
+
+def _short(classes: list[np.ndarray], shots: int, times: int) -> list[str]:
+    """A note where classes have fewer than ``times`` x ``shots`` rows, with the shots that all of them have."""
+    sizes = [len(rows) for rows in classes]
+    short, least = sum(size < times * shots for size in sizes), min(sizes)
+    if not short:
+        return []
+    asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
+    return [f"{short} of {len(classes)} classes have {asked}; {fewer_shots(least // times, ' or fewer --clients')}"]
+
+
+def classes_per_client(classes: int, clients: int) -> list[int]:
+    """round(C / M) classes for each client, the rest for the last, one at least left for each that is still to come."""
+    usual, left, shares = int(classes / clients + 0.5), classes, []
+    for waiting in range(clients - 1, 0, -1):
+        shares.append(max(1, min(usual, left - waiting)))
+        left -= shares[-1]
+    return [*shares, left]
+
+
+def _few_shot_iid(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
+    clients, shots = count_of(args, "clients"), count_of(args, "shots")
+    smallest = min(len(rows) for rows in classes)
+    if args["sharing"]:
+        if shots > smallest:
+            raise _few_shot_infeasible(args, f"a class has {smallest} rows", {"shots": smallest})
+        train = []
+        for client in range(clients):
+            rng = streams("rows", client)
+            train.append(np.concatenate([rng.permutation(rows)[:shots] for rows in classes]))
+        return Dealt(train, notes=["clients may hold the same image (sharing)"])
+    if shots * clients > smallest:
+        change: dict[str, Value]
+        if smallest >= clients:
+            change = {"shots": smallest // clients}
+        elif smallest >= shots:
+            change = {"clients": smallest // shots}
+        else:
+            change = {"clients": 1, "shots": smallest}
+        raise _few_shot_infeasible(args, f"a class has {smallest} rows, {clients} x {shots} are needed", change)
+    return Dealt(deal_rows(classes, np.full((len(classes), clients), shots), streams("rows")))
+
+
+def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
+    def rule_of(args: Values) -> Rule:
+        clients = count_of(args, "clients")
+        quota = np.array([min(clients * count_of(args, "shots"), len(rows)) for rows in classes], np.int64)
+        return Rule(quota, clients, number_of(args, "alpha"), exact=False)
+
+    counts = counts_or_error(FEW_SHOT, args, rule_of(args), streams, rule_of)
+    notes = _short(classes, count_of(args, "shots"), count_of(args, "clients"))
+    return Dealt(deal_rows(classes, counts, streams("rows")), notes=notes)
+
+
+def _few_shot_infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:
+    largest = " and ".join(f"{name} = {value}" for name, value in instead.items())
+    return InfeasibleError(
+        f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots: {why}; the largest "
+        f"that works is {largest}.",
+        FEW_SHOT.command({**args, **instead}),
+        instead,
+    )
+
+
+FEW_SHOT = Scheme(
+    "few-shot",
+    "a few images of every class of a client",
+    "ATPFL and TPFL (UbiComp 2023); PromptFL, arXiv:2208.11625",
+    (
+        clients_argument(10),
+        shots_argument(4, "images of each class"),
+        Argument(
+            "skew",
+            "choice",
+            "disjoint",
+            "disjoint: every class belongs to one client; iid: every client has every class; dirichlet: classes in "
+            "Dirichlet shares",
+            choices=("disjoint", "iid", "dirichlet"),
+            tag="k",
+        ),
+        replace(alpha_argument(0.5), help="concentration of the Dirichlet draws of skew dirichlet", named=False),
+        Argument(
+            "sharing",
+            "bool",
+            False,
+            "with skew iid each client draws its images from all of them, as PromptFL's code does, so that clients may "
+            "share some",
+            tag="w",
+        ),
+        SHARED_TESTS,
+        DOMAIN,
+    ),
+    deal_few_shot,
+)
+
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.store.catalog.find import last_store
+from fedcache.store.catalog import last_store
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
 

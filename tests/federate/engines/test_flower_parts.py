@@ -21,7 +21,6 @@ from pictures import folder
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.federate.engines.flower import network
-from fedcache.federate.engines.flower.app import read_app, write_app
 from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
@@ -32,10 +31,9 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.network import Address
-from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, start
-from fedcache.federate.engines.flower.site_store import ShardSite
-from fedcache.federate.engines.flower.supported_methods import why_not
+from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent
 from fedcache.runs.loop import train
@@ -472,7 +470,7 @@ def test_the_answer_names_each_run_and_invents_no_accuracy(sites: Path, monkeypa
 
     done = {"done": [ran(None, False), ran(0.0, True, lam="0.1"), ran(0.8125, False, lam="1", bias="true")]}
     monkeypatch.setattr("fedcache.commands.flower.need_flower", lambda: None)
-    monkeypatch.setattr("fedcache.federate.engines.flower.loopback.up", lambda *_, **__: done)
+    monkeypatch.setattr("fedcache.federate.engines.flower.serving.up", lambda *_, **__: done)
     told = fedcache("flower", "up", "--shards", sites, "--method", "fed3r")
     assert told.code == 0, told.err
     assert told.out.splitlines()[-3:] == [
@@ -493,7 +491,7 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
 
         raise PackageNotFoundError
 
-    monkeypatch.setattr("fedcache.federate.engines.flower.installed.version", absent)
+    monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
     for words in (
         ("up", "--shards", sites, "--method", "fed3r"),
         ("site", "--shard", next(sites.glob("*.zarr")), "--superlink", "127.0.0.1:8000", "--insecure"),

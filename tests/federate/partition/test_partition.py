@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from partition_rows import DATASET, any_columns, columns_from, even_columns
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.partition.few_shot import classes_per_client
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
 from fedcache.federate.partition.rows import matched
+from fedcache.federate.partition.schemes import classes_per_client
 
 CIFAR10 = even_columns(5000, 1000, 10)
 DIGIT5 = even_columns(250, 120, 10, domains=5)

@@ -2,10 +2,10 @@
 
     server --down of every point--> site: fit on its own rows --up--> gate --> pool --> aggregate
 
-``messages`` are trees of tensors as bytes, ``site_training`` is what a client computes, ``site_facts`` says which sites
-fit together, ``sites`` waits for them over a ``Transport``, of which ``transport`` is Flower's, ``server`` makes the
-rounds, and ``federation`` is the life of a run. Only ``transport`` and the two apps import Flower, so the rest is
-tested without it.
+``messages`` are trees of tensors as bytes, ``site`` is what a client computes, ``sites`` says which of them fit and
+waits for them over a ``Transport``, of which ``transport`` is Flower's, ``server`` makes the rounds, and
+``federation`` is the life of a run. Only ``transport`` and the two apps import Flower, so the rest is tested without
+it.
 """
 
 from __future__ import annotations

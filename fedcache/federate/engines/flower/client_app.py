@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
-from fedcache.federate.engines.flower.site_store import ShardSite, state_of
+from fedcache.federate.engines.flower.site import ShardSite, state_of
 from fedcache.federate.engines.flower.transport import KINDS, from_record, to_record
 from fedcache.store.store import Store
 

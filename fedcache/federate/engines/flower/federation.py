@@ -21,9 +21,8 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.server import Server, ServerJob, outcome_of
-from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.engines.flower.site_rows import SiteRows
-from fedcache.federate.engines.flower.sites import Sites, Transport
+from fedcache.federate.engines.flower.sites import SiteFacts, Sites, Transport
 from fedcache.progress import Observer
 from fedcache.runs.events import GridPosition
 from fedcache.runs.forecast import training_run

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError
-from fedcache.federate.engines.flower.installed import need_flower
+from fedcache.federate.engines.flower.processes import need_flower
 from fedcache.store.files import make_private, write_atomic
 
 DAYS = 825

@@ -18,9 +18,8 @@ from typing import Any
 import tomli_w
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.federate.engines.flower.installed import program
 from fedcache.federate.engines.flower.keys import Keys
-from fedcache.federate.engines.flower.processes import Process, check_port, environment, start, wait_for_port
+from fedcache.federate.engines.flower.processes import Process, check_port, environment, program, start, wait_for_port
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "

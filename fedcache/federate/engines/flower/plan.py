@@ -1,19 +1,81 @@
-"""What a federation is asked to do, as an app's configuration holds it: flat words and numbers, for Flower."""
+"""What a federation is asked to do: refused where sites cannot do it, and kept as a Flower app in a directory.
+
+An app is a configuration, flat words and numbers as Flower has them, and two lines of Python that are the same for
+every method.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import UsageError
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, keep_down
 from fedcache.federate.engines.flower.sites import Terms
-from fedcache.federate.engines.flower.supported_methods import check_suited
 from fedcache.federate.methods import find_method
 from fedcache.grids.sweeps import check_sweeps, split_key
 from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds
+from fedcache.store.files import write_atomic
+
+IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
+
+
+def why_not(method: Method, hp: Hp) -> str | None:
+    """What keeps a method from running over sites, in words; None for one that exchanges only uploads."""
+    needs = method.reads(hp)
+    if method.central:
+        return "it trains on all clients' rows in one place"
+    if "public" in needs:
+        return "its clients share a public set of rows"
+    if live := sorted(needs & {"pixels", "text tower", "image tower"}):
+        return f"its clients need {' and '.join(live)}, and shards hold features"
+    if method.deploy is not keep_down:
+        return "its models are scored after a probe on all clients' rows"
+    if method.protocol(hp) == "everywhere":
+        return "its models are scored on all clients' rows"
+    if hp.get("feat_post") == "standardize":
+        return "feat_post=standardize takes mean and variance over all clients' rows"
+    return None
+
+
+def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
+    """Refuse what cannot run over sites.
+
+    Raises:
+        UsageError, with the reason.
+    """
+    if (why := why_not(method, hp)) is not None:
+        raise UsageError(f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name))
+    if config.attack is not None:
+        raise UsageError(
+            "--attack makes clients lie in a simulation; sites are real.",
+            IN_PROCESS.format(method.name) + f" --attack {config.attack}",
+        )
+    if config.dp_clip is not None or config.dp_noise is not None:
+        raise UsageError(
+            "--dp-clip draws its noise from the run's seed, which every site is told, so here it would hide nothing.",
+            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 shows what noise costs",
+        )
+    given = [
+        name
+        for name, value in (
+            ("--client-backbones", config.client_backbones),
+            ("--client-set", config.client_set),
+            ("--domain", config.domain),
+            ("--partition", config.partition),
+        )
+        if value
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client.")
+
 
 TRAIN = (
     "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",
@@ -140,3 +202,99 @@ class Plan:
             raise UsageError(
                 f"The app's configuration has a wrong value: {error}.", "Write it anew: fedcache flower app"
             ) from error
+
+
+PACKAGE = "fedcache_app"
+NEEDS = "flwr>=1.41,<1.42"
+VERSION = "1.0.0"
+MARK = "Written by fedcache flower app"
+
+README = """# {name}
+
+{mark}: {method} over {sites} sites.
+
+    fedcache flower run {folder} --superlink HOST:PORT --keys KEYS
+
+`[tool.flwr.app.config]` of pyproject.toml is what it does; the Python in it is the same for every method.
+"""
+
+
+@dataclass(frozen=True)
+class App:
+    """An app on disk.
+
+    Attributes:
+        path: its directory.
+        plan: what it does.
+    """
+
+    path: Path
+    plan: Plan
+
+
+def write_app(plan: Plan, path: Path) -> App:
+    """Write the app of a plan; one that fedcache wrote there before is written over.
+
+    Raises:
+        UsageError, when another thing lies there.
+    """
+    path = path.expanduser().resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
+        raise UsageError(
+            f"{path} exists and is no app of fedcache.", "Choose another place: fedcache flower app --out DIR"
+        )
+    name = f"fedcache-{plan.train.method}"[:32]
+    table = {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": name, "version": VERSION, "description": f"{MARK}: {plan.train.method}", "license": "Apache-2.0",
+            "dependencies": [NEEDS],
+        },
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": [PACKAGE]}}}},
+            "flwr": {
+                "app": {
+                    "publisher": "fedcache",
+                    "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
+                    "config": plan.to_config(),
+                }
+            },
+        },
+    }  # fmt: skip
+    files = {
+        "pyproject.toml": tomli_w.dumps(table),
+        "README.md": README.format(name=name, mark=MARK, method=plan.train.method, sites=plan.sites, folder=path.name),
+        f"{PACKAGE}/__init__.py": f'"""{MARK}."""\n',
+        f"{PACKAGE}/client.py": 'from fedcache.federate.engines.flower.client_app import app\n\n__all__ = ["app"]\n',
+        f"{PACKAGE}/server.py": 'from fedcache.federate.engines.flower.server_app import app\n\n__all__ = ["app"]\n',
+    }
+    (path / PACKAGE).mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        write_atomic(path / file, content.encode())
+    return App(path, plan)
+
+
+def read_app(path: Path) -> App:
+    """The app of a directory.
+
+    Raises:
+        UsageError, when there is none.
+    """
+    import tomllib
+
+    file = path / "pyproject.toml"
+    try:
+        table = tomllib.loads(file.read_text())
+        config = table["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} holds no Flower app.", f"Write one: fedcache flower app --method fed3r --out {path}"
+        ) from error
+    return App(path.resolve(), Plan.from_config(config))
+
+
+def _ours(path: Path) -> bool:
+    try:
+        return MARK in (path / "pyproject.toml").read_text()
+    except OSError:
+        return False

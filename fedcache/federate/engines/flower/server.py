@@ -25,10 +25,9 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.engines.flower.messages import SiteMessage
-from fedcache.federate.engines.flower.scoring import score_counts
-from fedcache.federate.engines.flower.site_facts import Member, SiteFacts, rows_of
-from fedcache.federate.engines.flower.site_training import SiteJob
-from fedcache.federate.engines.flower.sites import MissedSite, Sites, refusal_of
+from fedcache.federate.engines.flower.site import SiteJob
+from fedcache.federate.engines.flower.site_rows import score_counts
+from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, refusal_of, rows_of
 from fedcache.federate.trust.upload_round import RejectedUpload
 from fedcache.heads.linear import Tree
 

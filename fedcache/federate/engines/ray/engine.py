@@ -1,20 +1,42 @@
-"""The engine ``ray``: what an extraction or a grid is handed to compute its tasks on a Ray cluster."""
+"""The engine ``ray``: extractions and grids hand it their tasks, and it computes them on a Ray cluster.
+
+Of an extraction, workers compute chunk tasks and this process commits their chunks. A grid is cut into slices, each the
+runs it would be on this machine: a group of points that are trained together, or one point where every point is
+computed alone; one-shot methods that share their clients' statistics are one slice each. Runs are written where they
+always are, so a slice that is computed twice goes on from what is there, and the driver reads what a worker says it has
+finished.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fedcache.config import Home
+import torch
+
+from fedcache.allocator import keep_freed_memory
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError, UsageError
+from fedcache.extract.batches import ComputeSettings
+from fedcache.extract.device import cores
 from fedcache.extract.stop import Stop
-from fedcache.extract.workers.chunk_tasks import TaskSpec
-from fedcache.federate.engines.ray.extraction import check_workers, open_pool
-from fedcache.federate.engines.ray.grids import LoneRun, train_grid, train_runs
+from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
+from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.workers import RayWorkerPool
-from fedcache.grids.grid import GridRun
-from fedcache.progress import Observer
+from fedcache.federate.execution.load import shares_uploads
+from fedcache.federate.methods import find_method
+from fedcache.grids.grid import GridRequest, GridRun
+from fedcache.grids.points import point_groups
+from fedcache.progress import Observer, Silent
+from fedcache.runs.arrays import wants_encoders
+from fedcache.runs.directory import check_files, measured_of, read_result
+from fedcache.runs.events import replay_stored
+from fedcache.runs.loop import train
+from fedcache.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -46,3 +68,266 @@ class RayEngine:
     ) -> set[Path]:
         """Train runs that are no grid; see ``train_runs``."""
         return train_runs(self.address, todo, home, runs, observer, stop)
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse ``--workers 0``, which keeps everything in this process.
+
+    Raises:
+        UsageError.
+    """
+    if workers == 0:
+        raise UsageError(
+            "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
+        )
+
+
+@contextmanager
+def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer: Observer) -> Iterator[RayWorkerPool]:
+    """Workers that compute chunk tasks, until the block ends.
+
+    Args:
+        address: of the cluster to join; None starts one on this machine.
+        spec: of the tasks. Device and threads are those of a process of this machine, so that bits are the same.
+        workers: at once; None is as many as the CPUs (or GPUs) allow.
+        observer: told where they are.
+    """
+    threads, on_gpus = spec.settings.threads, needs_gpus(spec.settings)
+    gpus = _gpus() if on_gpus else 0
+    cpus = cores() if gpus else (workers or max(1, cores() // threads)) * threads
+    with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
+        nodes = cluster.nodes()
+        if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
+            shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
+            spec = replace(spec, decoders=max(1, min(shares, default=1)))
+        pool = RayWorkerPool(cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers)
+        count = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        observer.note(f"Ray: {pool.slots} at once on {count} of {cluster.words}.")
+        yield pool
+
+
+def needs_gpus(settings: ComputeSettings) -> bool:
+    """Whether each worker holds a GPU."""
+    return settings.device == "cuda"
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+GRACE = 30.0
+"""Seconds that workers get to keep their last round when the grid is stopped."""
+
+Slice = tuple[tuple[int, ...], ...]
+"""Programs, in task."""
+
+
+@dataclass(frozen=True)
+class GridTask:
+    """What every worker is told once: a grid, and the threads that a slice has."""
+
+    request: GridRequest
+    threads: int
+
+
+class Warnings(Silent):
+    """Keeps warnings, for the driver to tell."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """Kept."""
+        self.texts.append(text)
+
+
+def slices(request: GridRequest) -> list[Slice]:
+    """The grid in pieces that can be computed anywhere and have the bits they have here."""
+    if request.exact:
+        return [((number,),) for number in range(len(request.points))]
+    found: dict[Any, list[tuple[int, ...]]] = {}
+    for group in point_groups(request.points):
+        name = request.points[group[0]][0]
+        found.setdefault(name if shares_uploads(find_method(name)) else group[0], []).append(tuple(group))
+    return [tuple(groups) for groups in found.values()]
+
+
+def set_up_grid(task: GridTask) -> GridRun:
+    """The grid in a worker; what has to be extracted has been extracted."""
+    keep_freed_memory()
+    torch.set_num_threads(task.threads)
+    return GridRun(replace(task.request, extract=False), Silent(), Stop())
+
+
+def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
+    """Train a slice; what ended how, in a few words. An interruption keeps the last round of every point."""
+    stop, heard = Stop(), Warnings()
+    grid.stop, grid.observer = stop, heard
+    grid.ended.clear()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
+    try:
+        for group in piece:
+            grid.train(group)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lost = {out.message for out in grid.ended.values() if isinstance(out, FedcacheError)}
+    ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in grid.ended.items()}
+    return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
+
+
+def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
+    """Train every point on a Ray cluster.
+
+    A slice has the threads it would have here: all of this process, or its share with ``jobs``.
+
+    Raises:
+        As ``train``; MachineError for the cluster; StoppedError after a stop: what is finished is kept.
+    """
+    request = grid.request
+    grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
+    threads = max(1, torch.get_num_threads() // jobs)
+    names = {name for name, _ in request.points}
+    live = request.config.device == "cuda" or any(wants_encoders(find_method(name)) for name in names)
+    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
+    pieces, many = slices(request), len(request.points)
+    cpus = threads * jobs if jobs > 1 else max(cores(), threads)
+    with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
+        task = GridTask(request, threads)
+        pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
+        _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
+        warned: set[str] = set()
+        grid.observer.start("points", many, "points")
+        try:
+            for answer in _answers(pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"):
+                for text in answer["warnings"]:
+                    if text not in warned:
+                        warned.add(text)
+                        grid.observer.warn(text)
+                for number, out in answer["ended"].items():
+                    _end_point(grid, number, out)
+        finally:
+            grid.observer.stop()
+
+
+def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
+    """Where the work is done."""
+    nodes = len(pool.cluster.nodes())
+    observer.note(
+        f"Ray: {what}, {pool.slots} at once with {pool.cpus} thread{'s' * (pool.cpus > 1)} each on {nodes} "
+        f"node{'s' * (nodes != 1)} of {pool.cluster.words}."
+    )
+
+
+def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
+    """The answers of all calls, as they end.
+
+    Raises:
+        FedcacheError: as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
+    """
+    begun = 0
+    while begun < len(todo) or pool.waiting:
+        while begun < len(todo) and pool.waiting < pool.slots:
+            pool.submit(begun, todo[begun])
+            begun += 1
+        for _, answer in pool.wait(0.5):
+            yield answer
+        if stop.requested and (begun < len(todo) or pool.waiting):
+            pool.interrupt()
+            pool.settle(GRACE)
+            raise StoppedError(
+                f"Stopped on request after {done()}; they are kept.", "Run the same command again to go on."
+            )
+
+
+def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError) -> None:
+    """A point has ended on a worker."""
+    if isinstance(out, FedcacheError):
+        grid.end_point(number, out)
+    else:
+        run = read_run(Path(out[0]), reused=out[1])
+        replay_stored(grid.observer, run.path, run.result, grid.position_of(number))
+        grid.end_point(number, run)
+    grid.observer.advance(1)
+
+
+def read_run(path: Path, *, reused: bool) -> Run:
+    """A run that a worker has finished.
+
+    Raises:
+        MachineError, where this machine does not see it; CorruptionError for a damaged one.
+    """
+    if not (path / "result.json").exists():
+        raise MachineError(
+            f"A worker finished {path.name}, and there is no {path / 'result.json'} here.",
+            "Results and stores must lie on a path that all nodes share: give it with --runs or FEDCACHE_HOME.",
+        )
+    result = read_result(path / "result.json")
+    check_files(path, result)
+    return Run(path, result, measured_of(path) or {}, reused=reused)
+
+
+@dataclass(frozen=True)
+class RunsTask:
+    """What every worker is told once of runs that are no grid."""
+
+    home: Home
+    runs: Path
+    threads: int
+
+
+LoneRun = tuple[TrainConfig, PartitionConfig]
+"""One run: what to train, and how rows are dealt."""
+
+
+def set_up_runs(task: RunsTask) -> RunsTask:
+    """A worker that trains."""
+    keep_freed_memory()
+    torch.set_num_threads(task.threads)
+    return task
+
+
+def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
+    """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
+    stop = Stop()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
+    try:
+        done = train(one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop)
+    except FedcacheError as error:
+        if error.code in (Exit.INTERRUPTED, Exit.BUG):
+            raise
+        return {}
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return {"path": str(done.path), "reused": done.reused}
+
+
+def train_runs(
+    address: str | None, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
+) -> set[Path]:
+    """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
+
+    A run that cannot be trained is left out: whoever asks for it next is told why.
+
+    Raises:
+        MachineError for the cluster; StoppedError after a stop.
+    """
+    threads = torch.get_num_threads()
+    live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
+    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
+    made: set[Path] = set()
+    with open_cluster(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
+        pool = RayWorkerPool(
+            cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
+        )
+        _note_place(observer, pool, f"{len(todo)} runs")
+        observer.start("runs", len(todo), "runs")
+        try:
+            for answer in _answers(pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
+                if answer and not answer["reused"]:
+                    made.add(Path(answer["path"]))
+                observer.advance(1)
+        finally:
+            observer.stop()
+    return made

@@ -1,4 +1,4 @@
-"""A shard is a store: one client's rows of a larger store, with every array and text feature, in a store of its own."""
+"""Rows taken out of a store: all of them as a file, or each client's as a store of its own, a shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.errors import UsageError, unknown
+from fedcache.store.embedding_files import WRITERS
 from fedcache.store.files import digest_of, make_private
+from fedcache.store.machine import explain_disk_errors
 from fedcache.store.store import Samples, Store
 
 TRAIN, TEST = 0, 1
@@ -103,3 +106,32 @@ def write_shards(
         write_shard(store, path, client=name, number=number, train=train, test=test)
         made.append(path)
     return made
+
+
+def export(store: Store, out: Path, keys: Sequence[str]) -> int:
+    """Write the readable rows of some arrays to a file; its ending chooses the format.
+
+    Returns:
+        rows written.
+
+    Raises:
+        UsageError for an unknown ending or a folder that is not there.
+    """
+    if out.suffix not in WRITERS:
+        raise unknown("file ending", out.suffix, WRITERS)
+    if not out.parent.is_dir():
+        raise UsageError(f"The folder {out.parent} does not exist.", f"mkdir -p {out.parent}")
+    s = store.samples
+    good = np.flatnonzero(s.ok == 1)
+    columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}
+    columns |= {"labels": s.label[good], "domain": s.domain[good], "split": s.split[good]}
+    names = [s.name[i] for i in good]
+    meta = {"classes": list(s.classes), "domains": list(s.domains), "dataset": store.dataset["slug"]}
+    temporary = out.with_name(f".{out.name}.partial{out.suffix}")
+    with explain_disk_errors(out, sum(values.nbytes for values in columns.values())):
+        try:
+            WRITERS[out.suffix](temporary, columns, names, meta)
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return len(good)

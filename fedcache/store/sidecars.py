@@ -1,7 +1,9 @@
-"""``quarantine.jsonl``: the rows whose image could not be read, one line each, sorted by row.
+"""The small files of a store beside its arrays: unreadable images, saved partitions, and the history.
 
-``samples/ok`` is its complement. Both are replaced just before the manifest that lists them; in between, the journal of
-the array that brought the new rows vouches for them.
+``quarantine.jsonl`` lists the rows whose image could not be read, one line each, sorted by row; ``samples/ok`` is its
+complement. Both are replaced just before the manifest that lists them; in between, the journal of the array that
+brought the new rows vouches for them. ``history.jsonl`` is what was measured, with times; the one file of a store that
+no identity promise covers.
 """
 
 from __future__ import annotations
@@ -16,11 +18,20 @@ from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
-from fedcache.store.files import canonical_json, read_whole, sha256_hex, write_atomic
+from fedcache.store.files import (
+    append_line,
+    canonical_json,
+    parse_signed,
+    read_whole,
+    sha256_hex,
+    to_signed,
+    write_atomic,
+)
 from fedcache.store.journal import journals
+from fedcache.store.machine import explain_disk_errors
 from fedcache.store.manifest import Manifest
 
-NAME = "quarantine.jsonl"
+QUARANTINE = "quarantine.jsonl"
 
 VANISHED = "is no longer in the dataset"
 """The reason of a row that a store has from an earlier one and whose image has gone: no defect, nor counted so."""
@@ -46,10 +57,10 @@ def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[s
     place = files.chunk_path(store / "samples" / "ok", 0, 1)
     manifest.samples["ok"] = files.write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
     manifest.rows_ok = int(ok.sum())
-    if rows or NAME in manifest.files:
+    if rows or QUARANTINE in manifest.files:
         lines = lines_of(rows)
-        write_atomic(store / NAME, lines)
-        manifest.files[NAME] = sha256_hex(lines)
+        write_atomic(store / QUARANTINE, lines)
+        manifest.files[QUARANTINE] = sha256_hex(lines)
 
 
 def _ok(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> NDArray[np.uint8]:
@@ -64,8 +75,8 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     Raises:
         CorruptionError, when neither vouches for the file.
     """
-    path = store / NAME
-    expected = manifest.files.get(NAME)
+    path = store / QUARANTINE
+    expected = manifest.files.get(QUARANTINE)
     try:
         raw = read_whole(path)
     except FileNotFoundError:
@@ -86,3 +97,58 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
 
 def _damaged(path: Path, why: str) -> FedcacheError:
     return files.damaged("the list of unreadable images", path, why)
+
+
+HISTORY = "history.jsonl"
+
+
+def append_event(store: Path, event: Mapping[str, Any]) -> None:
+    """Append one event; a last line that a power cut tore is cut off first. The caller holds the history's lock."""
+    path = store / HISTORY
+    with explain_disk_errors(path, 0):
+        if path.exists():
+            raw = read_whole(path)
+            if raw and not raw.endswith(b"\n"):
+                with path.open("r+b") as file:
+                    file.truncate(raw.rfind(b"\n") + 1)
+        append_line(path, to_signed(event))
+
+
+def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The events, and the numbers (from 1) of lines that are damaged."""
+    try:
+        raw = read_whole(store / HISTORY)
+    except OSError:
+        return [], []
+    events, damaged = [], []
+    for number, line in enumerate(raw.splitlines(keepends=True), 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("is torn")
+            events.append(parse_signed(line[:-1]))
+        except ValueError:
+            damaged.append(number)
+    return events, damaged
+
+
+def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
+    """The payload of a partition that the manifest lists.
+
+    Raises:
+        CorruptionError.
+    """
+    relative = f"partitions/{name}.json"
+    path = store / relative
+    try:
+        raw = read_whole(path)
+    except OSError as error:
+        raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
+    if sha256_hex(raw) != manifest.files[relative]:
+        raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise files.damaged(f"partition {name}", path, "is not JSON") from error
+    if not isinstance(found, dict):
+        raise files.damaged(f"partition {name}", path, "is not a partition")
+    return found

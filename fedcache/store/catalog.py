@@ -1,0 +1,177 @@
+"""The stores of a home: found by the name a user writes, what they hold, and what in and among them can go."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.store.content import Content, value_id
+from fedcache.store.journal import journal_path
+from fedcache.store.lock import is_alive, is_held, try_lock
+from fedcache.store.manifest import read_manifest, was_store
+from fedcache.store.samples import INGESTED
+from fedcache.store.store import Store
+from fedcache.store.text_features import slug_of
+from fedcache.store.verify import leftover_files
+
+
+def is_ingested(store: Store) -> bool:
+    """Whether a store was made from a file of embeddings: no image is known of it."""
+    return store.dataset.get("source") == INGESTED
+
+
+def resolve_path(home: Home, path: Path) -> Path:
+    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
+
+    The working directory comes first, then the stores of the home, then the names of ingested datasets.
+
+    Returns:
+        a store if there is one of that name, else the path itself.
+    """
+    bare = len(path.parts) == 1
+    places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
+    if bare:
+        places += [home.stores / place for place in places]
+    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
+    if found is None and bare and not path.exists():
+        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
+    return path if found is None else found
+
+
+def last_store(home: Home) -> tuple[Path, str] | None:
+    """The store last extracted or ingested, and what was asked for; None when none is remembered or it is gone."""
+    try:
+        last = json.loads(home.last.read_bytes())
+        path, spec = Path(last["store"]), str(last["spec"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (path, spec) if path.exists() else None
+
+
+def ingested_stores(home: Home) -> dict[str, Path]:
+    """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
+    found = {}
+    for path in sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []:
+        try:
+            store = Store.open(path)
+        except FedcacheError:
+            continue
+        if is_ingested(store):
+            found[str(store.dataset["slug"])] = path
+    return found
+
+
+def ingest_command(store: Store) -> str:
+    """The command that replaces an ingested dataset by a file that holds more."""
+    arguments = ["fedcache", "ingest", "FILE", "--name", str(store.dataset["slug"]), "--replace", *store_option(store)]
+    return shlex.join(arguments)
+
+
+def store_option(store: Store) -> list[str]:
+    """``--store PATH`` for a store outside the home, which no name finds; else nothing."""
+    inside = store.path.resolve().parent == Home.from_environment().stores.resolve()
+    return [] if inside else ["--store", str(store.path)]
+
+
+DAY = 86_400.0
+
+
+def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
+    """(file, why) of what killed processes left inside stores; a store that is being written is left alone."""
+    for place in folders_in(home.stores):
+        if not place.name.endswith(".zarr") or _is_locked(place):
+            continue
+        try:
+            store = Store.open(place)
+        except FedcacheError:
+            continue  # what a damaged store holds is for verify and repair
+        for path in leftover_files(store):
+            if not is_being_written(path):
+                yield path, "neither the manifest nor a journal knows it"
+
+
+def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
+    """(store, why) of those whose dataset was extracted again with other content, unless they are being written."""
+    by_name: dict[str, list[tuple[float, Path]]] = {}
+    for place in folders_in(home.stores):
+        try:
+            store = Store.open(place)
+        except FedcacheError:
+            continue
+        changed = (place / "manifest.json").stat().st_mtime
+        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, place))
+    for slug, places in by_name.items():
+        for _, place in sorted(places)[:-1]:
+            if not _is_locked(place):
+                yield place, f"{slug} has been extracted again with other content, into {max(places)[1].name}"
+
+
+def _is_locked(store: Path) -> bool:
+    return any(is_held(lock) for lock in store.glob("locks/*.lock"))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory."""
+    try:
+        if path.is_file() or path.is_symlink():
+            return path.lstat().st_size
+        return sum(f.lstat().st_size for f in path.rglob("*") if f.is_file())
+    except OSError:
+        return 0
+
+
+def folders_in(root: Path) -> list[Path]:
+    """Folders directly below ``root`` whose names do not begin with a dot, sorted; none where it is not there."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether the process that a temporary name tells of still runs; another host's may, so its files wait a day."""
+    pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+    if path.name.endswith(".partial") and pid.isdigit():
+        return is_alive(int(pid))
+    try:
+        return path.name.endswith(".partial") and time.time() - path.lstat().st_mtime < DAY
+    except OSError:
+        return True
+
+
+def clean_up(store: Store) -> None:
+    """Remove the notes of killed writers, and the journals of finished arrays; those of who still writes stay.
+
+    Raises:
+        CorruptionError or StoreError for a manifest that can no longer be read.
+    """
+    locks = store.path / "locks"
+    for note in locks.glob("*.json"):
+        with try_lock(note.with_suffix(".lock")) as free, suppress(OSError):  # what may only be read keeps it
+            if free:
+                note.unlink(missing_ok=True)
+    for key in store.arrays:
+        journal = journal_path(store.path, key)
+        if not journal.exists():
+            continue
+        with try_lock(locks / f"{key}.lock") as free, suppress(OSError):
+            if free and key in read_manifest(store.path).arrays:  # not begun again since the store was opened
+                journal.unlink(missing_ok=True)
+
+
+def holds_content(store: Store, content: Content) -> bool:
+    """Whether a store holds all of some content, under whatever name its file was."""
+    same = bool(store.dataset["digest"] == content.dataset["digest"])
+    return same and content.values <= _held(store) and all(store.has_text(name) for name in content.texts)
+
+
+def holds_part_of(store: Store, content: Content) -> bool:
+    """Whether a store holds nothing but some content, of which an interrupted ingest left out a part."""
+    return bool(store.dataset["digest"] == content.dataset["digest"]) and _held(store) <= content.values
+
+
+def _held(store: Store) -> set[tuple[str, int]]:
+    return {value_id(info.recipe) for info in store.arrays.values()}
