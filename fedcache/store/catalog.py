@@ -145,8 +145,7 @@ def is_being_written(path: Path) -> bool:
 def clean_up(store: Store) -> None:
     """Remove the notes of killed writers, and the journals of finished arrays; those of who still writes stay.
 
-    Raises:
-        CorruptionError or StoreError for a manifest that can no longer be read.
+    Raises CorruptionError or StoreError for a manifest that can no longer be read.
     """
     locks = store.path / "locks"
     for note in locks.glob("*.json"):

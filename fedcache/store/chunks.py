@@ -172,11 +172,7 @@ def encode_strings(values: Sequence[str]) -> bytes:
 
 
 def decode_strings(raw: bytes) -> tuple[str, ...]:
-    """The inverse of ``encode_strings``.
-
-    Raises:
-        ValueError: for bytes it does not write.
-    """
+    """The inverse of ``encode_strings``. Raises ValueError, for bytes it does not write."""
     try:
         (count,) = struct.unpack_from("<I", raw, 0)
         at, out = 4, []
@@ -194,11 +190,7 @@ def decode_strings(raw: bytes) -> tuple[str, ...]:
 
 
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:
-    """A chunk file's payload; its size, its own checksum and the manifest's verified.
-
-    Raises:
-        CorruptionError, naming the file.
-    """
+    """A chunk file's payload, its size and both checksums verified. Raises CorruptionError, naming the file."""
     try:
         found = path.stat().st_size
         if size is not None and found != size + CRC_BYTES:
@@ -230,11 +222,7 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
 
 
 def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
-    """A chunk file's bytes mapped read-only: ``size`` of payload and the checksum, nothing verified but their number.
-
-    Raises:
-        CorruptionError, for a missing file or a wrong size.
-    """
+    """A chunk file's bytes mapped read-only, payload and checksum. Raises CorruptionError, unless they are as many."""
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
             found = os.fstat(file.fileno()).st_size

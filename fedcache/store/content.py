@@ -50,8 +50,7 @@ class Content:
 def usable_name(name: str) -> str:
     """The name of a dataset as part of a file name.
 
-    Raises:
-        UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
+    Raises UsageError, for one without a letter or digit, too long, or with signs that a command would split at.
     """
     slug = slug_of(name)
     if not slug.strip("._-") or len(slug) > 100:
@@ -69,9 +68,7 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     """Embeddings as a store holds them. Rows are sorted by name; the values are the recipe.
 
     Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
-
-    Raises:
-        UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
+    Raises UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
     """
     count = len(embeddings.names)
     repeated = [name for name, times in Counter(embeddings.names).items() if times > 1]
@@ -133,11 +130,7 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
 
 
 def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Features in the dtype they are stored in: float16 stays, wider floats become float32.
-
-    Raises:
-        CorruptionError, for values that are not finite there.
-    """
+    """float16 stays, wider floats become float32. Raises CorruptionError, for values that are not finite there."""
     if not SAFE.fullmatch(slug_of(key)):
         raise UsageError(
             f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 110 characters."

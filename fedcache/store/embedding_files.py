@@ -55,10 +55,8 @@ def read_embeddings(path: Path) -> Embeddings:
     """Read a file of embeddings.
 
     Keys: ``features/<name>``, or one of features, embeddings, X; labels, label or y; and domain, split, name, classes,
-    domains, ``text/<name>`` where given. Without labels every row is -1.
-
-    Raises:
-        UsageError, for a missing file, an unknown ending, a pickle, or columns that do not fit.
+    domains, ``text/<name>`` where given. Without labels every row is -1. Raises UsageError, for a missing file, an
+    unknown ending, a pickle, or columns that do not fit.
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(READERS)}")
@@ -79,11 +77,7 @@ def read_embeddings(path: Path) -> Embeddings:
 
 
 def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
-    """What columns mean, by the names that ``read_embeddings`` lists; ``path`` is only named in messages.
-
-    Raises:
-        UsageError, for columns that do not fit.
-    """
+    """What columns mean, by their names; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
     features: dict[str, NDArray[Any]] = {}
     for key, values in raw.items():
         name = key.removeprefix("features/") if key.startswith("features/") else path.stem if key in FEATURES else None

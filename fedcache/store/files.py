@@ -60,11 +60,7 @@ def at_once(path: str, flags: int) -> int:
 
 
 def read_whole(path: Path) -> bytes:
-    """The bytes of a file; none of a pipe.
-
-    Raises:
-        OSError: when it is missing or unreadable.
-    """
+    """The bytes of a file; none of a pipe. Raises OSError, when it is missing or unreadable."""
     with open(path, "rb", buffering=0, opener=at_once) as file:
         return file.read() or b""
 
@@ -157,11 +153,7 @@ def to_signed(body: Mapping[str, Any]) -> bytes:
 
 
 def parse_signed(raw: bytes) -> dict[str, Any]:
-    """The object of signed JSON, without its digest.
-
-    Raises:
-        ValueError: for anything ``to_signed`` does not write, in words that follow a file's name.
-    """
+    """The object of signed JSON. Raises ValueError, in words that follow a file's name, for all that is not signed."""
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:
         raise ValueError("does not have the digest it ends with")

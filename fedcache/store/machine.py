@@ -57,10 +57,8 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def memory_limit() -> int:
     """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of what is free.
 
-    Free is the least of what the system and the process's control group have left.
-
-    Raises:
-        UsageError, for a ``FEDCACHE_MEMORY`` that is no size.
+    Free is the least of what the system and the process's control group have left. Raises UsageError, for a
+    ``FEDCACHE_MEMORY`` that is no size.
     """
     asked = os.environ.get("FEDCACHE_MEMORY", "").strip()
     if not asked:

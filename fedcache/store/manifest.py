@@ -117,11 +117,7 @@ class Manifest:
 
 
 def read_manifest(store: Path) -> Manifest:
-    """The manifest of a store.
-
-    Raises:
-        StoreError when there is none, or a newer fedcache wrote it; CorruptionError when it is damaged or lost.
-    """
+    """A store's manifest. Raises StoreError for none or a newer one; CorruptionError when it is damaged or lost."""
     try:
         raw = read_whole(store / NAME)
     except (FileNotFoundError, NotADirectoryError) as error:

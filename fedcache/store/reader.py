@@ -36,11 +36,7 @@ MAPS = 128
 
 
 def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
-    """The reader of a complete feature array.
-
-    Raises:
-        StoreError, for an array that is unfinished or not there.
-    """
+    """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
         begun = next((u for u in unfinished_arrays(store, manifest.arrays) if u["name"] == key), None)
@@ -80,11 +76,7 @@ class Reader:
         return np.dtype(self.info.dtype)
 
     def chunk(self, number: int) -> NDArray[Any]:
-        """Rows of one chunk, mapped read-only; the last chunk is cut at N.
-
-        Raises:
-            CorruptionError, when size, checksum or place is wrong.
-        """
+        """Rows of a chunk below N, mapped read-only. Raises CorruptionError, for a wrong size, checksum or place."""
         raw, values = self._map(number)
         if number not in self._verified:
             crc, tail = self.info.chunks[number], raw[-CRC_BYTES:].tobytes()
@@ -98,11 +90,7 @@ class Reader:
             yield number * self.info.chunk_rows, self.chunk(number)
 
     def all(self) -> NDArray[Any]:
-        """Every row, [N, V, D], in memory.
-
-        Raises:
-            CorruptionError, when a chunk's size, checksum or place is wrong.
-        """
+        """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
         for number in range(len(self.info.chunks)):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
                 self._check_size(number)
@@ -113,8 +101,7 @@ class Reader:
     def rows(self, index: NDArray[np.integer[Any]]) -> NDArray[Any]:
         """The rows of ``index``, [len(index), V, D], in the order asked for.
 
-        Raises:
-            StoreError, for a row the store does not have; CorruptionError.
+        Raises StoreError, for a row the store does not have; CorruptionError.
         """
         wanted = np.asarray(index, np.int64)
         if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < self.shape[0]):
@@ -162,11 +149,7 @@ class Reader:
         return out
 
     def _fill(self, out: NDArray[Any], numbers: Iterable[int]) -> None:
-        """Copy chunks to their rows of ``out`` [N, V, D] and verify the copies, on the cores there are.
-
-        Raises:
-            CorruptionError, for the first chunk that is damaged.
-        """
+        """Copy chunks, verified, to their rows of ``out`` [N, V, D]. Raises CorruptionError for the first bad one."""
         flat = out.reshape(-1).view(np.uint8)
         todo = list(numbers)
         turns = itertools.count()  # shared: a thread on a busy core takes fewer chunks

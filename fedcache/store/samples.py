@@ -42,11 +42,7 @@ class Samples:
     domains: tuple[str, ...]
 
     def checked(self) -> Samples:
-        """Itself with every column in its stored dtype.
-
-        Raises:
-            UsageError, when lengths or codes do not fit each other.
-        """
+        """Itself in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""
         rows = len(self.name)
         out = {key: np.ascontiguousarray(getattr(self, key), dtype) for key, dtype in COLUMNS.items()}
         shapes = {key: value.shape for key, value in out.items()}
@@ -100,11 +96,7 @@ def held_out(
 
 
 def read_samples(store: Path, manifest: Manifest) -> Samples:
-    """Every column.
-
-    Raises:
-        CorruptionError, for a column that is not the one the manifest lists.
-    """
+    """Every column. Raises CorruptionError, for a column that is not the one the manifest lists."""
     columns: dict[str, Any] = {key: read_column(store, manifest, key) for key in COLUMNS}
     place = _file(store, "name", 1)
     raw = _verified(store, manifest, "name", place, None)
@@ -146,11 +138,7 @@ SPLITS = ("train", "test", "validation")
 
 
 def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
-    """Numbers of the readable rows of a split, ascending; of every split for None.
-
-    Raises:
-        UsageError, for a split that is none.
-    """
+    """Numbers of the readable rows of a split, of all for None. Raises UsageError, for a split that is none."""
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
     wanted = samples.ok == 1
@@ -160,11 +148,7 @@ def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
 
 
 def samples_frame(s: Samples) -> Any:
-    """pandas columns of the rows: uid, name, label, class, domain, split, ok.
-
-    Raises:
-        MachineError without pandas.
-    """
+    """pandas columns of the rows: uid, name, label, class, domain, split, ok. Raises MachineError without pandas."""
     return data_frame(
         {
             "uid": [row.tobytes().hex() for row in s.uid],

@@ -70,11 +70,7 @@ def _ok(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> NDArray[np.u
 
 
 def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str]]:
-    """(name, reason) per bad row, as the manifest or a journal's commit has it.
-
-    Raises:
-        CorruptionError, when neither vouches for the file.
-    """
+    """(name, reason) per bad row. Raises CorruptionError, when neither manifest nor journal vouches for the file."""
     path = store / QUARANTINE
     expected = manifest.files.get(QUARANTINE)
     try:
@@ -132,11 +128,7 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
-    """The payload of a partition that the manifest lists.
-
-    Raises:
-        CorruptionError.
-    """
+    """The payload of a partition that the manifest lists. Raises CorruptionError."""
     relative = f"partitions/{name}.json"
     path = store / relative
     try:

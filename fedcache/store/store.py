@@ -52,11 +52,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
-        """Open a store.
-
-        Raises:
-            StoreError when there is none; CorruptionError when its manifest is damaged.
-        """
+        """Open a store. Raises StoreError when there is none; CorruptionError when its manifest is damaged."""
         place = Path(path)
         return cls(place, read_manifest(place))
 
@@ -103,8 +99,7 @@ class Store:
     def from_content(cls, content: Content, path: Path) -> Store:
         """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
 
-        Raises:
-            FedcacheError: as ``create``; CorruptionError, for values that are not finite.
+        Raises FedcacheError, as ``create``; CorruptionError, for values that are not finite.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset)
@@ -128,10 +123,8 @@ class Store:
         """A store of ``samples`` without features; a store of the same dataset is opened instead.
 
         It is built beside its place and renamed, so that it exists whole or not at all. ``reasons`` says why, per row
-        that is not ok.
-
-        Raises:
-            StoreError, when another dataset lies at ``path``; CorruptionError for a store that is damaged.
+        that is not ok. Raises StoreError, when another dataset lies at ``path``; CorruptionError for a store that is
+        damaged.
         """
         return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
 
@@ -173,19 +166,11 @@ class Store:
 
     @cached_property
     def samples(self) -> Samples:
-        """The columns, verified; like the manifest as they were when this object was made or last refreshed.
-
-        Raises:
-            CorruptionError.
-        """
+        """The columns, as old as this object's manifest. Raises CorruptionError."""
         return self._while_replaced(lambda: read_samples(self.path, self._manifest))
 
     def readable(self) -> NDArray[np.uint8]:
-        """``ok`` of every row, uint8 [N], as it is now.
-
-        Raises:
-            CorruptionError.
-        """
+        """``ok`` of every row, uint8 [N], as it is now. Raises CorruptionError."""
         return self._while_replaced(lambda: read_column(self.path, self._manifest, "ok"))
 
     def _while_replaced(self, read: Callable[[], T]) -> T:
@@ -209,20 +194,12 @@ class Store:
         return unfinished_arrays(self.path, self._manifest.arrays)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """Rows whose image could not be read: row, name, reason.
-
-        Raises:
-            CorruptionError.
-        """
+        """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
         return [{"row": row, "name": name, "reason": reason} for row, (name, reason) in sorted(rows.items())]
 
     def reader(self, key: str) -> Reader:
-        """A complete feature array.
-
-        Raises:
-            StoreError, for an array that is unfinished or not there.
-        """
+        """A complete feature array. Raises StoreError, for an array that is unfinished or not there."""
         if key not in self._readers:
             self._readers[key] = open_reader(self.path, self._manifest, key)
         return self._readers[key]
@@ -280,11 +257,7 @@ class Store:
         return True
 
     def text(self, backbone: str, templates: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """Text features [C, D], unit rows; the current ones unless templates are named.
-
-        Raises:
-            StoreError, with the command that makes them; CorruptionError.
-        """
+        """Text features [C, D], unit rows; the current ones unless templates are named. Raises StoreError."""
         entry = find_text(self._manifest, backbone, templates, None)
         if entry is None:
             raise no_text_features(self.path, backbone)
@@ -295,10 +268,8 @@ class Store:
     ) -> None:
         """Write text features [C, D] of a backbone; they become the current ones.
 
-        The same templates and meta again replace what they made before.
-
-        Raises:
-            CorruptionError, for values that are not finite; InternalError, for another shape.
+        The same templates and meta again replace what they made before. Raises CorruptionError, for values that are not
+        finite; InternalError, for another shape.
         """
         with self._edit() as manifest:
             write_text(self.path, manifest, backbone, templates, matrix, meta)
@@ -319,11 +290,7 @@ class Store:
         return self._manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
-        """The payload of a saved partition; it carries its own digest, which its reader checks.
-
-        Raises:
-            StoreError when there is none of that name; CorruptionError.
-        """
+        """The payload of a saved partition and its digest. Raises StoreError when there is none; CorruptionError."""
         if name not in self.partitions:
             raise StoreError(f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help")
         return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
@@ -370,11 +337,7 @@ class Store:
         return FeatureRows(self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64"))
 
     def frame(self) -> Any:
-        """pandas columns of the rows: uid, name, label, class, domain, split, ok; features are ``Xy``'s.
-
-        Raises:
-            MachineError without pandas; CorruptionError.
-        """
+        """pandas columns: uid, name, label, class, domain, split, ok of the rows. Raises MachineError without it."""
         return samples_frame(self.samples)
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,11 +33,7 @@ def find_text(
 
 
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
-    """The matrix [C, D] of an entry, verified.
-
-    Raises:
-        CorruptionError.
-    """
+    """The matrix [C, D] of an entry, verified. Raises CorruptionError."""
     place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)
     size = files.array_bytes((max(1, entry["shape"][0]), entry["shape"][1]), "float32")
     raw = files.read_checked(place, entry["crc"], f"text features of {backbone}", size=size)
@@ -54,8 +50,7 @@ def write_text(
 ) -> None:
     """Write a matrix [C, D] and enter it last in ``manifest``, which the caller holds the lock of and writes.
 
-    Raises:
-        CorruptionError, for values that are not finite; InternalError, for another shape.
+    Raises CorruptionError, for values that are not finite; InternalError, for another shape.
     """
     values = np.asarray(matrix)
     if values.ndim != 2 or not values.shape[1]:
@@ -92,11 +87,7 @@ def slug_of(name: str) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse what cannot be the name of a file.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse what cannot be the name of a file. Raises UsageError."""
     if not SAFE.fullmatch(name):
         raise UsageError(
             f"{what} name {name!r} is not usable as a file name.",

@@ -78,8 +78,7 @@ class VerifyReport:
 def verify(path: Path) -> VerifyReport:
     """Read every file of a store; those of unfinished arrays count as damaged only where their journal lies.
 
-    Raises:
-        StoreError when there is no store; CorruptionError when its manifest is damaged.
+    Raises StoreError when there is no store; CorruptionError when its manifest is damaged.
     """
     store = Store.open(path)
     report = VerifyReport(path)

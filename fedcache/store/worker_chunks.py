@@ -57,11 +57,7 @@ class WorkerArray:
         return files.chunk_path(self.path, chunk, len(self.shape))
 
     def check(self) -> None:
-        """Refuse to write where the writer's journal is not.
-
-        Raises:
-            MachineError.
-        """
+        """Refuse to write where the writer's journal is not. Raises MachineError."""
         header = read_journal(journal_path(self.store, self.key)).header
         if header is None or digest_of(header) != self.header:
             raise MachineError(
@@ -74,8 +70,7 @@ class WorkerArray:
     ) -> tuple[NDArray[Any], dict[int, str]]:
         """A chunk's rows [n, V, D] in the stored dtype, and the reason per bad row among them.
 
-        Raises:
-            FedcacheError: as ``ArrayWriter.write``.
+        Raises FedcacheError, as ``ArrayWriter.write``.
         """
         start = chunk * self.chunk_rows
         # The last chunk of an array has the rows that remain; its file is padded to full size when it is written.

@@ -225,11 +225,7 @@ class ArrayWriter:
         return WorkerArray(self.store.path.resolve(), self.key, self.shape, self.dtype, self.chunk_rows, header)
 
     def commit(self, made: UncommittedChunk) -> None:
-        """Put a worker's chunk file in its place and enter it in the journal.
-
-        Raises:
-            MachineError, when the file is not here or not whole; InternalError, when the array is complete.
-        """
+        """Put a worker's chunk file in its place. Raises MachineError, when it is not here or not whole."""
         self._refuse_finished(made.chunk)
         array = self.for_workers()
         place, size = array.chunk_file(made.chunk), array.chunk_bytes + files.CRC_BYTES
@@ -298,9 +294,7 @@ class ArrayWriter:
         """Make the array part of the store: sidecars, then the manifest, then the journal goes.
 
         A crash between any two steps leaves a store that reads correctly and a journal from which this runs again.
-
-        Raises:
-            InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
+        Raises InternalError while chunks are missing; CorruptionError when the quarantine list is damaged.
         """
         if self.finished:
             return

@@ -16,9 +16,8 @@ ENGINES = ("local", "ray")
 def engine_of(name: str, address: str | None) -> RayEngine | None:
     """What ``--engine`` and ``--ray-address`` ask for; None is this machine without Ray.
 
-    Raises:
-        UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is
-            not installed or the address does not answer.
+    Raises UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is not
+    installed or the address does not answer.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)

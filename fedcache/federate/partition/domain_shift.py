@@ -149,11 +149,7 @@ def _label_shift_remedy(args: Values, least: int) -> str:
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains, at least two and each with training and test rows.
-
-    Raises:
-        FedcacheError: usage error naming the domain.
-    """
+    """The chosen domains. Raises UsageError, unless they are two or more, each with training and test rows."""
     names = [pool.columns.domains[code] for code in pool.domains]
     if len(names) < 2:
         raise UsageError(

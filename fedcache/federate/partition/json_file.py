@@ -33,11 +33,7 @@ def corrupt(origin: str, problem: str) -> FedcacheError:
 
 
 def read_json(path: Path) -> object:
-    """The JSON value in a file.
-
-    Raises:
-        FedcacheError: store error when it cannot be read, corruption when it is too large or not JSON.
-    """
+    """The JSON value in a file. Raises StoreError; CorruptionError, when it is too large or not JSON."""
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:

@@ -179,11 +179,7 @@ def make_pool(
 
 
 def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
-    """Refuse an empty pool.
-
-    Raises:
-        FedcacheError: usage error naming the split.
-    """
+    """Refuse an empty pool. Raises UsageError, naming the split."""
     if not len(rows):
         raise UsageError(
             f"Scheme {scheme} deals rows of split {split}, but the chosen domains have none with ok = 1.",

@@ -90,11 +90,7 @@ class Argument:
         return " ".join(word for word in (kind, low, high) if word)
 
     def check(self, value: object) -> Value:
-        """``value`` as this argument's type.
-
-        Raises:
-            FedcacheError: usage error naming the value found and the values allowed.
-        """
+        """``value`` as this argument's type. Raises UsageError, naming the value found and the values allowed."""
         checked = self._typed(value)
         if checked is None:
             near = closest(value, self.choices) if isinstance(value, str) and self.choices else None
@@ -148,11 +144,7 @@ class Scheme:
     derive: Callable[[Values], Values] = dict
 
     def argument(self, name: str) -> Argument:
-        """The declared argument of that name.
-
-        Raises:
-            FedcacheError: usage error with "did you mean".
-        """
+        """The declared argument of that name. Raises UsageError, with "did you mean"."""
         known = {argument.name: argument for argument in self.arguments}
         if name not in known:
             listing = ", ".join(f"{a.name} ({a.range}, default {_default(a)})" for a in self.arguments)
@@ -160,11 +152,7 @@ class Scheme:
         return known[name]
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Every argument with its value: those given, checked; the defaults for None or absent.
-
-        Raises:
-            FedcacheError: usage error for an unknown argument, a wrong type or a value out of range.
-        """
+        """Every argument with its value: those given, checked; else the defaults. Raises UsageError."""
         values: dict[str, Value] = {argument.name: argument.default for argument in self.arguments}
         for name, value in given.items():
             argument = self.argument(name)
@@ -223,11 +211,7 @@ def _spelt(value: Value) -> str:
 
 
 def checked_seed(seed: object) -> int:
-    """The seed as an int of 63 bits.
-
-    Raises:
-        FedcacheError: usage error for anything else.
-    """
+    """The seed as an int of 63 bits. Raises UsageError, for anything else."""
     try:
         number = operator.index(seed)  # type: ignore[arg-type]
     except TypeError:

@@ -35,8 +35,7 @@ from fedcache.store.files import digest_of, sha256_hex
 def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -> list[Run]:
     """Run every point and seed of a plan over the sites that a transport reaches, and store the results.
 
-    Raises:
-        UsageError, StoreError, FederatedRunError.
+    Raises UsageError, StoreError, FederatedRunError.
     """
     began = time.perf_counter()
     sites = Sites(transport, plan.terms, _note_or_warn(observer))

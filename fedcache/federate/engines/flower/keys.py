@@ -103,11 +103,7 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys of a folder, for a server.
-
-    Raises:
-        UsageError, when something is missing.
-    """
+    """The keys of a folder, for a server. Raises UsageError, when something is missing."""
     keys = Keys(path.expanduser().resolve())
     missing = [p.name for p in (keys.ca, *keys.server) if not p.exists()]
     if missing:
@@ -118,11 +114,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def read_site_keys(path: Path) -> tuple[Path, Path]:
-    """The authority's certificate and the node's key, of what a site was handed.
-
-    Raises:
-        UsageError, when something is missing or is no key.
-    """
+    """Certificate and node's key that a site was handed. Raises UsageError, when something is missing or no key."""
     need_flower()
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from cryptography.x509 import load_pem_x509_certificate

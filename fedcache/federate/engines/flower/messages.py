@@ -87,11 +87,7 @@ def pack(message: SiteMessage) -> PackedMessage:
 
 
 def unpack(packed: PackedMessage) -> SiteMessage:
-    """The inverse of ``pack``, of bytes that anybody may have sent.
-
-    Raises:
-        MalformedError: whatever is wrong.
-    """
+    """The inverse of ``pack``, of bytes that anybody may have sent. Raises MalformedError, whatever is wrong."""
     try:
         words = json.loads(packed.words)
         entries = words.pop("trees")

@@ -54,33 +54,21 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:
-        """``HOST:PORT``.
-
-        Raises:
-            UsageError.
-        """
+        """``HOST:PORT``. Raises UsageError."""
         host, sign, port = text.rpartition(":")
         if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise UsageError(f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000")
         return cls(host.strip("[]"), int(port), ca)
 
     def need_loopback(self, mend: str) -> None:
-        """Refuse to leave the machine without TLS.
-
-        Raises:
-            UsageError.
-        """
+        """Refuse to leave the machine without TLS. Raises UsageError."""
         if self.ca is None and self.host not in LOOPBACK:
             raise UsageError(
                 f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.", mend
             )
 
     def check(self) -> bool:
-        """Whether somebody listens there, whose certificate is signed by the authority.
-
-        Raises:
-            MachineError, when another authority signed it, or it is of another host.
-        """
+        """Whether somebody listens there. Raises MachineError, when the certificate is another's."""
         try:
             with socket.create_connection((self.host, self.port), timeout=5.0) as plain:
                 if self.ca is None:
@@ -103,11 +91,7 @@ class Address:
 
 
 def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Process:
-    """Start the server and wait until it listens; with keys by TLS, and for the nodes it knows alone.
-
-    Raises:
-        MachineError, when the port is taken or the server ends.
-    """
+    """Start the server, with keys by TLS and for known nodes alone. Raises MachineError, when the port is taken."""
     check_port(address.host, address.port, "--port")
     # What it knows of nodes outlives it, so that sites find it again after a restart.
     make_private(folder)
@@ -180,11 +164,7 @@ for key in sys.argv[1:]:
 
 
 def register(address: Address, publics: Sequence[Path]) -> None:
-    """Tell the server of the keys of nodes; one that it knows already is no error.
-
-    Raises:
-        MachineError, with what Flower says.
-    """
+    """Tell the server of nodes' keys, also of those it knows already. Raises MachineError, with what Flower says."""
     if not publics:
         return
     with connection(address) as env:

@@ -46,11 +46,7 @@ def why_not(method: Method, hp: Hp) -> str | None:
 
 
 def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
-    """Refuse what cannot run over sites.
-
-    Raises:
-        UsageError, with the reason.
-    """
+    """Refuse what cannot run over sites. Raises UsageError, with the reason."""
     if (why := why_not(method, hp)) is not None:
         raise UsageError(f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name))
     if config.attack is not None:
@@ -129,11 +125,7 @@ class Plan:
         return made
 
     def checked(self) -> Plan:
-        """Itself, when everything can be.
-
-        Raises:
-            UsageError.
-        """
+        """Itself, when everything can be. Raises UsageError."""
         if self.train.method is None:
             raise UsageError("No method was named.", "For example --method fed3r")
         method = find_method(self.train.method)
@@ -181,11 +173,7 @@ class Plan:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
-        """The inverse of ``to_config``; what is "" was not given.
-
-        Raises:
-            UsageError.
-        """
+        """The inverse of ``to_config``; what is "" was not given. Raises UsageError."""
         given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
         settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
         sweep = {k: tuple(v.split(",")) for k, v in (p.split("=", 1) for p in str(given.pop("sweep", "")).split())}
@@ -233,11 +221,7 @@ class App:
 
 
 def write_app(plan: Plan, path: Path) -> App:
-    """Write the app of a plan; one that fedcache wrote there before is written over.
-
-    Raises:
-        UsageError, when another thing lies there.
-    """
+    """Write the app of a plan, also over an older one. Raises UsageError, when another thing lies there."""
     path = path.expanduser().resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
         raise UsageError(
@@ -275,11 +259,7 @@ def write_app(plan: Plan, path: Path) -> App:
 
 
 def read_app(path: Path) -> App:
-    """The app of a directory.
-
-    Raises:
-        UsageError, when there is none.
-    """
+    """The app of a directory. Raises UsageError, when there is none."""
     import tomllib
 
     file = path / "pyproject.toml"

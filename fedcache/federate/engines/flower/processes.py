@@ -26,11 +26,7 @@ INSTALL = "pip install 'fedcache[flower]'"
 
 
 def need_flower() -> str:
-    """Flower's version.
-
-    Raises:
-        MachineError without Flower, or with one that works otherwise; pip's line is the hint.
-    """
+    """Flower's version. Raises MachineError without Flower, or with one that works otherwise."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
@@ -42,11 +38,7 @@ def need_flower() -> str:
 
 
 def program(name: str) -> str:
-    """The path of one of Flower's programs: beside this Python, else on the path.
-
-    Raises:
-        MachineError when it is in neither place.
-    """
+    """The path of one of Flower's programs, beside this Python or on the path. Raises MachineError."""
     need_flower()
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -182,11 +174,7 @@ def free_port() -> int:
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Refuse a port that is taken.
-
-    Raises:
-        MachineError, with a port that is free.
-    """
+    """Refuse a port that is taken. Raises MachineError, with a port that is free."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -199,11 +187,7 @@ def check_port(host: str, port: int, option: str) -> None:
 
 
 def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0) -> None:
-    """Wait until a process listens.
-
-    Raises:
-        MachineError when it ends first, or takes too long; the end of its log is shown.
-    """
+    """Wait until a process listens. Raises MachineError, with the end of its log, when it ends first or is late."""
     last = time.monotonic() + seconds
     while time.monotonic() < last:
         if not process.alive:

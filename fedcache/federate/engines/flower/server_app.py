@@ -49,11 +49,7 @@ class FailedError(Exception):
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Run the plan, and say where the results are.
-
-    Raises:
-        FailedError: when it cannot be run; ``flower run`` has the reason from the log.
-    """
+    """Run the plan, and say where results are. Raises FailedError; ``flower run`` has the reason from the log."""
     try:
         plan = Plan.from_config(context.run_config)
         runs = federate(plan, FlowerTransport(grid), Home.from_environment(), Logged())

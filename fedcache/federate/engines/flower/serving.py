@@ -39,11 +39,7 @@ WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server
 
 
 def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, asked: threading.Event) -> None:
-    """Run the SuperLink until it is asked to stop.
-
-    Raises:
-        UsageError, MachineError.
-    """
+    """Run the SuperLink until it is asked to stop. Raises UsageError, MachineError."""
     need_flower()
     known = None if keys is None else read_keys(keys)
     where = host or ("127.0.0.1" if known is None else EVERYWHERE)
@@ -68,11 +64,7 @@ def attend(
     shard: Path, superlink: str, keys: Path | None, name: str | None, port: int | None, home: Home, say: Say,
     asked: threading.Event,
 ) -> None:  # fmt: skip
-    """Run a SuperNode on a shard until it is asked to stop.
-
-    Raises:
-        UsageError, StoreError, MachineError.
-    """
+    """Run a SuperNode on a shard until it is asked to stop. Raises UsageError, StoreError, MachineError."""
     need_flower()
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
@@ -97,11 +89,7 @@ def attend(
 
 
 def _stay(process: Process, asked: threading.Event, known: Mapping[str, FedcacheError]) -> None:
-    """Wait until asked to stop.
-
-    Raises:
-        FedcacheError: when the process ends by itself: a known one for what its log says, else MachineError.
-    """
+    """Wait until asked to stop. Raises, when the process ends by itself, what is known of its log, or MachineError."""
     while not asked.wait(LOOK_EVERY):
         if process.alive:
             continue
@@ -168,11 +156,7 @@ class Loopback:
 
 
 def open_loopback(folder: Path, names: Sequence[str], *, tls: bool, port: int | None = None) -> Loopback:
-    """Start a server on loopback; with ``tls`` for sites of these names alone.
-
-    Raises:
-        MachineError.
-    """
+    """Start a server on loopback; with ``tls`` for sites of these names alone. Raises MachineError."""
     make_private(folder)
     keys = make_keys(folder / "keys", names, ()) if tls else None
     address = Address(HOST, port or free_port(), None if keys is None else keys.ca)

@@ -110,11 +110,7 @@ class Site:
     domains: int = 1
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """What is sent back: ``fit`` -> uploads, ``score`` -> counts.
-
-        Raises:
-            FederatedRunError, when the site has lost what it held.
-        """
+        """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
         where, dtype = (int(message.words["clients"]), int(message.words["client"])), str(message.words["dtype"])
         trees: list[Tree] = []

@@ -341,11 +341,7 @@ class Sites:
         return FederatedRunError(said, START)
 
     def text(self) -> Tensor:
-        """The class text features, from the first site; all sites have those of the same digest.
-
-        Raises:
-            FederatedRunError.
-        """
+        """The class text features, from the first site; all have those of one digest. Raises FederatedRunError."""
         node = self.members[0].node
         answer = self.ask("text", {node: SiteMessage(self._question)})[node]
         if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:

@@ -57,11 +57,7 @@ PREFIX, HELD = "fedcache-ray-", "held.lock"
 
 
 def need_ray() -> None:
-    """Refuse where Ray is not installed; nothing is imported.
-
-    Raises:
-        MachineError, with the line that installs it.
-    """
+    """Refuse where Ray is not installed; nothing is imported. Raises MachineError, with the line that installs it."""
     if find_spec("ray") is None:
         raise MachineError(
             "--engine ray needs the package ray, which is not installed.",
@@ -72,8 +68,7 @@ def need_ray() -> None:
 def check_address(address: str) -> None:
     """Refuse an address at which no cluster answers, at once.
 
-    Raises:
-        UsageError for what is no HOST:PORT; MachineError when nothing, or something else, answers there.
+    Raises UsageError for what is no HOST:PORT; MachineError when nothing, or something else, answers there.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
@@ -122,11 +117,7 @@ class Cluster:
         return sum(min(int(node.get(k, 0) // v) for k, v in wanted.items()) for node in self.nodes())
 
     def need(self, cpus: int, gpus: int = 0) -> int:
-        """``slots``, at least one.
-
-        Raises:
-            MachineError, when no node is large enough.
-        """
+        """``slots``, at least one. Raises MachineError, when no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
             what = f"{cpus} CPU{'s' * (cpus > 1)}" if not gpus else f"{gpus} GPU"

@@ -71,11 +71,7 @@ class RayEngine:
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuse ``--workers 0``, which keeps everything in this process.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse ``--workers 0``, which keeps everything in this process. Raises UsageError."""
     if workers == 0:
         raise UsageError(
             "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
@@ -180,10 +176,8 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
 def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
     """Train every point on a Ray cluster.
 
-    A slice has the threads it would have here: all of this process, or its share with ``jobs``.
-
-    Raises:
-        As ``train``; MachineError for the cluster; StoppedError after a stop: what is finished is kept.
+    A slice has the threads it would have here: all of this process, or its share with ``jobs``. Raises as ``train``;
+    MachineError for the cluster; StoppedError after a stop: what is finished is kept.
     """
     request = grid.request
     grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
@@ -223,8 +217,7 @@ def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
 def _answers(pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]) -> Iterator[dict[str, Any]]:
     """The answers of all calls, as they end.
 
-    Raises:
-        FedcacheError: as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
+    Raises FedcacheError, as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
     """
     begun = 0
     while begun < len(todo) or pool.waiting:
@@ -253,11 +246,7 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
 
 
 def read_run(path: Path, *, reused: bool) -> Run:
-    """A run that a worker has finished.
-
-    Raises:
-        MachineError, where this machine does not see it; CorruptionError for a damaged one.
-    """
+    """A run that a worker has finished. Raises MachineError, where this machine does not see it; CorruptionError."""
     if not (path / "result.json").exists():
         raise MachineError(
             f"A worker finished {path.name}, and there is no {path / 'result.json'} here.",
@@ -308,10 +297,8 @@ def train_runs(
 ) -> set[Path]:
     """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
 
-    A run that cannot be trained is left out: whoever asks for it next is told why.
-
-    Raises:
-        MachineError for the cluster; StoppedError after a stop.
+    A run that cannot be trained is left out: whoever asks for it next is told why. Raises MachineError for the cluster;
+    StoppedError after a stop.
     """
     threads = torch.get_num_threads()
     live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)

@@ -36,11 +36,7 @@ def package_digest() -> str:
 
 
 def check_code(expected: str) -> None:
-    """Refuse to work for a driver with other code.
-
-    Raises:
-        MachineError.
-    """
+    """Refuse to work for a driver with other code. Raises MachineError."""
     if package_digest() != expected:
         raise MachineError(
             f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
@@ -102,8 +98,7 @@ class RayWorkerPool:
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
         """(tag, answer) of the calls that have ended, after that many seconds at most.
 
-        Raises:
-            FedcacheError: what a call raised; MachineError when its workers died again and again.
+        Raises FedcacheError, what a call raised; MachineError when its workers died again and again.
         """
         ray = self.cluster.ray
         refs = list(self._waiting)
