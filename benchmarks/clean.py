@@ -50,15 +50,17 @@ class Federation:
         x = self.data.x[:, 0]
         return [(x[c.test], self.data.y[c.test]) for c in self.clients]
 
-    def ours(self, method: str, settings: Mapping[str, Any], lift: str = "auto", rounds: int = 1, **how: Any) -> Any:
+    def ours(
+        self, method: str, settings: Mapping[str, Any], execution: str = "auto", rounds: int = 1, **how: Any
+    ) -> Any:
         """A run of the engine."""
-        spec = TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=lift, **how)
+        spec = TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=execution, **how)
         return run(spec, self.hp(method, settings))
 
-    def grid(self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, lift: str = "auto") -> Any:
-        """Points of the engine, as one program where the lift says so."""
+    def grid(self, method: str, points: Sequence[Mapping[str, Any]], rounds: int, execution: str = "auto") -> Any:
+        """Points of the engine, as one program where the execution says so."""
         hps = [self.hp(method, p) for p in points]
-        return run_points(TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=lift), hps)
+        return run_points(TrainingRun(METHODS[method], self.data, self.clients, rounds, execution=execution), hps)
 
     def hp(self, method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Hyperparameters of a method."""

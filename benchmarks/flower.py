@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks import clean
-from benchmarks.lifts import SETTINGS
+from benchmarks.executions import SETTINGS
 from benchmarks.measure import Row, cores, make_row, quartiles, seconds_of
 
 HERE = Path(__file__).resolve().parent
@@ -94,7 +94,7 @@ def rows() -> list[Row]:
     measured = min(theirs) / min(ours)
     middle = float(np.median(ours))
     detail = (
-        f"Flower {version}: best of {len(theirs)} rounds {min(theirs):.2f} s on {cores()} cores; lift {out.lift}: "
+        f"Flower {version}: best of {len(theirs)} rounds {min(theirs):.2f} s on {cores()} cores; execution {out.lift}: "
         f"best of {len(ours)} rounds {min(ours) * 1e3:.1f} ms on {best} of {cores()} threads; one after the other, as "
         "Flower needs processes of its own"
     )

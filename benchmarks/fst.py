@@ -1,6 +1,6 @@
 """FST-CBDG at the size of CIFAR-10: 50,000 x 1,024 features, 10 of 100 clients, 10 rounds; random unit features.
 
-The noise of the synthetic rows is drawn exactly, the same numbers under every lift.
+The noise of the synthetic rows is drawn exactly, the same numbers under every execution.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NAME = "fst-cbdg, 10 of 100 clients,"
 def rows() -> list[Row]:
     f = clean.federation(100, 500, 10, 1024, text=True)
 
-    def run(lift: str) -> object:
-        return f.ours("fst-cbdg", {}, lift, 10, participation=10)
+    def run(execution: str) -> object:
+        return f.ours("fst-cbdg", {}, execution, 10, participation=10)
 
     def threaded(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -32,20 +32,20 @@ def rows() -> list[Row]:
     least = min(seconds[fastest])
     took = make_row(
         f"{NAME} seconds", "<= 3 s on 2 cores for 10 rounds", least, quartiles(seconds[fastest]), least <= 3.0,
-        detail=f"best of 5, lift {chosen}: {shown(seconds, 1.0, 's')}; random unit features 50,000 x 1,024",
+        detail=f"best of 5, execution {chosen}: {shown(seconds, 1.0, 's')}; random unit features 50,000 x 1,024",
     )  # fmt: skip
     torch.set_num_threads(1)
-    calls = {"sequential": partial(run, "sequential"), f"chosen lift {chosen}": partial(run, "auto")}
+    calls = {"sequential": partial(run, "sequential"), f"chosen execution {chosen}": partial(run, "auto")}
     detail = "1 thread; synthetic rows drawn exactly"
     exact = at_least(
-        f"{NAME} exact draws", ">= 1.2 x the loop", 1.2, calls, "sequential", f"chosen lift {chosen}",
+        f"{NAME} exact draws", ">= 1.2 x the loop", 1.2, calls, "sequential", f"chosen execution {chosen}",
         detail=detail, roofline=lambda s: draws(min(s["sequential"])),
     )  # fmt: skip
     return [took, exact, stratified()]
 
 
 def draws(loop: float) -> str:
-    """What no lift changes: the generator's own time for the normal numbers of one run."""
+    """What no execution changes: the generator's own time for the normal numbers of one run."""
     from fedcache.federate.engine import context as lanes
 
     spent = 0.0
@@ -70,7 +70,9 @@ def draws(loop: float) -> str:
     limit = loop / max(spent, 1e-9)
     if limit >= 1.2:
         return ""
-    return f"{count:,} normal numbers take {spent:.2f} s of the loop's {loop:.2f} s: at most {limit:.2f} x, any lift"
+    return (
+        f"{count:,} normal numbers take {spent:.2f} s of the loop's {loop:.2f} s: at most {limit:.2f} x, any execution"
+    )
 
 
 def stratified() -> Row:
@@ -79,9 +81,9 @@ def stratified() -> Row:
     strata = {"synth": "strata"}
     calls = {
         "sequential": partial(f.ours, "fst-cbdg", strata, "sequential", 10, participation=10),
-        "chosen lift": partial(f.ours, "fst-cbdg", strata, "auto", 10, participation=10),
-        "chosen lift, exact draws": partial(f.ours, "fst-cbdg", {}, "auto", 10, participation=10),
+        "chosen execution": partial(f.ours, "fst-cbdg", strata, "auto", 10, participation=10),
+        "chosen execution, exact draws": partial(f.ours, "fst-cbdg", {}, "auto", 10, participation=10),
     }
     return at_least(
-        f"{NAME} stratified draws", ">= 1.5 x the loop", 1.5, calls, "sequential", "chosen lift", detail="1 thread"
+        f"{NAME} stratified draws", ">= 1.5 x the loop", 1.5, calls, "sequential", "chosen execution", detail="1 thread"
     )

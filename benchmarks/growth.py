@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks import clean
-from benchmarks.lifts import SETTINGS
+from benchmarks.executions import SETTINGS
 from benchmarks.measure import seconds_of
 
 BASE = {"clients": 100, "rows": 50, "width": 1024, "classes": 10}
@@ -30,7 +30,7 @@ def cost(call: Any) -> float:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """axis -> {x, and seconds a round of the clean loop and of every lift}; a grid's are of all its points."""
+    """axis -> {x, and seconds a round of the clean loop and of every execution}; a grid's are of all its points."""
     torch.set_num_threads(1)
     out: dict[str, dict[str, list[float]]] = {}
     for axis, values in AXES.items():
@@ -41,15 +41,15 @@ def curves() -> dict[str, dict[str, list[float]]]:
             if axis == "points":
                 points = [{**SETTINGS, "lr": 0.01 * 1.05**i} for i in range(value)]
                 calls: dict[str, Any] = {
-                    lift: partial(f.grid, "fedavg", points, ROUNDS, lift) for lift in ("batched", "gram")
+                    execution: partial(f.grid, "fedavg", points, ROUNDS, execution) for execution in ("batched", "gram")
                 }
             else:
                 parts = f.cut()
                 calls = {"clean loop": partial(clean.fedavg, parts, size["classes"], ROUNDS, clean.sgd())}
                 calls |= {
-                    lift: partial(f.ours, "fedavg", SETTINGS, lift, ROUNDS)
-                    for lift in ("batched", "gram")
-                    if lift == "batched" or 2 * size["rows"] <= size["width"]
+                    execution: partial(f.ours, "fedavg", SETTINGS, execution, ROUNDS)
+                    for execution in ("batched", "gram")
+                    if execution == "batched" or 2 * size["rows"] <= size["width"]
                 }
             for name, call in calls.items():
                 found.setdefault(name, []).append(cost(call))

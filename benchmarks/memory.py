@@ -52,7 +52,7 @@ def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **ho
         "peak": peak,
         "state": sum(held.values()),
         "packed": packed,
-        "lift": out.lift,
+        "execution": out.lift,
         "seconds": min(r.seconds for r in out.records),
     }
 
@@ -67,7 +67,7 @@ def case(words: list[str]) -> dict[str, Any]:
         return measured(clean.federation(1000, 20, 20), method, settings, 2)
     total, sampled = int(words[1]), int(words[2])
     made = clean.growing(total, 50, 10, 1024, 20_000)
-    return measured(made, "fedavg", LINEAR, 3, participation=sampled, lift="batched")
+    return measured(made, "fedavg", LINEAR, 3, participation=sampled, execution="batched")
 
 
 def apart(*words: object) -> dict[str, Any]:
@@ -83,7 +83,8 @@ def apart(*words: object) -> dict[str, Any]:
 def rows() -> list[Row]:
     adam = apart("adam")
     peak = adam["peak"] / MB
-    detail = f"20 rows a client, 2 rounds, lift {adam['lift']}; VmHWM of a process above what it held with the features"
+    detail = f"20 rows a client, 2 rounds, execution {adam['execution']}; "
+    detail += "VmHWM of a process above what it held with the features"
     made = [
         make_row(
             "memory, fedavg Adam, 1000 clients x 100 classes", "<= 400 MB above the features", peak, [], peak <= 400.0,
@@ -96,7 +97,7 @@ def rows() -> list[Row]:
         found = apart("state", number)
         ratios.append(found["peak"] / (found["state"] + found["packed"] + chunk))
         said.append(
-            f"{method} ({found['lift']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB of state"
+            f"{method} ({found['execution']}) peak {found['peak'] / MB:.0f} MB for {found['state'] / MB:.0f} MB state"
             + (f" and {found['packed'] / MB:.0f} MB of packed rows with their Gram matrices" if found["packed"] else "")
             + f" ({ratios[-1]:.2f})"
         )
@@ -120,7 +121,7 @@ def growth() -> list[Row]:
     told = ", ".join(f"{k} of 10,000: {v['seconds'] * 1e3:.0f} ms" for k, v in big.items())
     time = make_row(
         "growth, 10,000 clients, time", "a client's share of a round <= 1.25 x from 250 to 1,000 of them", linear,
-        [], linear <= 1.25, detail=f"fedavg linear C=10, 50 rows each, lift {big[1000]['lift']}, best of 3: {told}",
+        [], linear <= 1.25, detail=f"fedavg linear C=10, 50 rows,  {big[1000]['execution']}, best of 3: {told}",
     )  # fmt: skip
     ratio = big[1000]["peak"] / small["peak"]
     flat = make_row(

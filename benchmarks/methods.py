@@ -1,6 +1,6 @@
-"""Every method that reads features: the chosen lift against the loop, 20 clients of 50 rows, one thread.
+"""Every method that reads features: the chosen execution against the loop, 20 clients of 50 rows, one thread.
 
-A method whose chosen lift is the loop is that loop; measuring it against itself would measure noise.
+A method whose chosen execution is the loop is that loop; measuring it against itself would measure noise.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def rows() -> list[Row]:
     for name, settings in variants():
         words = f"{name} {settings.get('opt', '')}".strip()
         try:
-            lift = made.ours(name, settings, "auto", 1).lift
+            execution = made.ours(name, settings, "auto", 1).lift
         except Exception as error:  # one method that does not run must not hide the others
             said.append(f"{words}: {type(error).__name__}: {error}")
             worst.append(0.0)
             continue
-        if lift == "sequential":
+        if execution == "sequential":
             parts.append(words)
             continue
         calls = {
@@ -61,7 +61,7 @@ def rows() -> list[Row]:
             seconds = in_turn(calls, PAIRS, seconds)
             low, middle, high = quartiles(pairs(seconds, "sequential", "chosen"))
             again.append(words)
-        said.append(f"{words} {lift} {middle:.2f} [{low:.2f} {high:.2f}]")
+        said.append(f"{words} {execution} {middle:.2f} [{low:.2f} {high:.2f}]")
         worst.append(middle)
     detail = (
         f"20 clients x 50 rows, D=512, 2 rounds, 1 thread; {'; '.join(said)}; the loop is chosen: {', '.join(parts)}"
@@ -71,7 +71,7 @@ def rows() -> list[Row]:
     least = min(worst, default=0.0)
     return [
         make_row(
-            "every method: chosen lift", ">= 0.95 of the loop, median of 9 pairs; the slowest method stands here",
+            "every method: chosen execution", ">= 0.95 of the loop, median of 9 pairs; the slowest method stands here",
             least, quartiles(worst), least >= BAR, detail=detail,
         )
     ]  # fmt: skip

@@ -48,10 +48,10 @@ def roofline(found: dict[str, float]) -> list[str]:
         f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
         f"step of a linear head costs 4 B D C operations: at B = {B}, D = {D} that is {step[10]:.0f} us for 10 classes "
         f"and {step[100]:.0f} us for 100, where a step of the clean loop takes {found['step']:.0f} us at 10 classes. "
-        "Small heads are dispatch, which `stack` and `dual` share among clients; large heads are real work, which only "
-        "`dual` makes less.",
+        "Small heads are dispatch, which `batched` and `gram` share among clients; large heads are real work, which "
+        "only `gram` makes less.",
         "",
-        f"A round of `dual` cannot be faster than its two products with all rows, X W' before and A' X after: for 100 "
+        f"A round of `gram` cannot be faster than its two products with all rows, X W' before and A' X after: for 100 "
         f"clients of 50 rows {round_[10]:.1f} ms at 10 classes and {round_[100]:.1f} ms at 100, at the ceilings above. "
         f"The statistics of Fed3R on 50,000 rows are one product of {gram:.1f} s in float32 and twice that in float64.",
     ]

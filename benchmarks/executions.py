@@ -1,4 +1,4 @@
-"""FedAvg of a linear head, whole runs: the chosen lift against a clean loop with torch.optim, one thread."""
+"""FedAvg of a linear head, whole runs: the chosen execution against a clean loop with torch.optim, one thread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def rows() -> list[Row]:
         chosen = f.ours("fedavg", SETTINGS).lift
         calls = {
             "clean loop": partial(clean.fedavg, parts, C, rounds, clean.sgd()),
-            "lift loop": partial(f.ours, "fedavg", SETTINGS, "sequential", rounds),
-            f"chosen lift {chosen}": partial(f.ours, "fedavg", SETTINGS, "auto", rounds),
+            "sequential": partial(f.ours, "fedavg", SETTINGS, "sequential", rounds),
+            f"chosen execution {chosen}": partial(f.ours, "fedavg", SETTINGS, "auto", rounds),
         }
         name, target = f"fedavg linear, C={C}, {M} x {n}", f">= {bar:g} x a clean loop"
         detail = f"{rounds} rounds, 1 thread"
-        made.append(at_least(name, target, bar, calls, "clean loop", f"chosen lift {chosen}", detail=detail))
+        made.append(at_least(name, target, bar, calls, "clean loop", f"chosen execution {chosen}", detail=detail))
     return made
