@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Exit(IntEnum):
@@ -137,53 +137,55 @@ class FedcacheError(Exception):
         return FedcacheError, (self.code, self.message, self.hint)
 
 
-class UsageError(FedcacheError):
+class CodedError(FedcacheError):
+    """An error whose class says its exit code."""
+
+    exit: ClassVar[Exit]
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(self.exit, message, hint)
+
+
+class UsageError(CodedError):
     """What was asked for makes no sense: an unknown name, a value out of range."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.USAGE, message, hint)
+    exit = Exit.USAGE
 
 
-class StoreError(FedcacheError):
+class StoreError(CodedError):
     """A store is missing, locked, incompatible, or without the features asked for."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.STORE, message, hint)
+    exit = Exit.STORE
 
 
-class CorruptionError(FedcacheError):
+class CorruptionError(CodedError):
     """Bytes on the disk are not those that were written, or too many inputs cannot be read."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.CORRUPT, message, hint)
+    exit = Exit.CORRUPT
 
 
-class MachineError(FedcacheError):
+class MachineError(CodedError):
     """This machine lacks something: weights, a package, a device, memory, space, a network."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.ENVIRONMENT, message, hint)
+    exit = Exit.ENVIRONMENT
 
 
-class FederatedRunError(FedcacheError):
+class FederatedRunError(CodedError):
     """Training gave numbers that are not finite, or an upload was malformed."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.FEDERATED, message, hint)
+    exit = Exit.FEDERATED
 
 
-class StoppedError(FedcacheError):
+class StoppedError(CodedError):
     """A signal stopped the work; the same command goes on."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.INTERRUPTED, message, hint)
+    exit = Exit.INTERRUPTED
 
 
-class InternalError(FedcacheError):
+class InternalError(CodedError):
     """A bug in fedcache."""
 
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(Exit.BUG, message, hint)
+    exit = Exit.BUG
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -78,20 +78,9 @@ class Observer(Protocol):
 class Silent:
     """An observer that says nothing; what the Python API uses unless told otherwise."""
 
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def warn(self, text: str) -> None:
-        """Nothing."""
-
-    def start(self, what: str, total: int, unit: str) -> None:
-        """Nothing."""
-
-    def told(self, round_: Round) -> None:
-        """Nothing."""
-
-    def advance(self, units: int) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def start(self, what: str, total: int, unit: str) -> None: ...
+    def told(self, round_: Round) -> None: ...
+    def advance(self, units: int) -> None: ...
+    def stop(self) -> None: ...
