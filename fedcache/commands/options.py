@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.config.sections import COMPUTING, OptionInfo, SchemeArguments
 from fedcache.errors import UsageError, unknown
@@ -64,37 +65,52 @@ def pick(kind: type, *names: str) -> list[Field[Any]]:
     return [item for item in fields(kind) if not names or item.name in names]
 
 
-def with_options(*groups: Sequence[Field[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every field, after its own parameters.
+def command(
+    name: str | Callable[..., str], *groups: Sequence[Field[Any]]
+) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
+    """Make a command of a function that returns its answer.
 
-    The command is called with ``given``, a mapping from the fields' names to what was given; its other parameters are
-    those of its signature.
+    The command has the parameters of the function, ``--json``, and an option for every field of the groups. The
+    function may ask for ``observer``, which tells the story, and for ``given``: a mapping from the names of the fields
+    to what was given.
+
+    Args:
+        name: of the command, for the envelope, or a function of the parameters that says it.
+        groups: fields of configurations.
     """
     items = [item for group in groups for item in group]
     generated = [parameter(item) for item in items]
     aliases = {f"{item.name}_alias": item for item in items if item.metadata["option"].names[1:]}
     hidden = [parameter(item, name) for name, item in aliases.items()]
+    json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
+        asked = inspect.signature(function).parameters
         own = [
-            p.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, p in inspect.signature(function).parameters.items()
-            if name != "given"
+            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in asked.values()
+            if p.name not in ("observer", "given")
         ]
 
-        def command(**values: Any) -> None:
+        def called(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in generated}
-            for name, item in aliases.items():
-                older = values.pop(name)
+            for alias, item in aliases.items():
+                older = values.pop(alias)
                 given[item.name] = older if given[item.name] is None else given[item.name]
-            function(given=given, **values)
+            as_json = values.pop("json")
 
-        command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, __name__
-        every = [*own, *generated, *hidden]
-        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in every}
-        return command
+            def call(observer: TerminalObserver) -> CommandResult:
+                known = {**values, "given": given, "observer": observer}
+                return function(**{key: value for key, value in known.items() if key in asked})
+
+            run_command(name if isinstance(name, str) else name(**values), as_json, call)
+
+        called.__name__, called.__doc__, called.__module__ = function.__name__, function.__doc__, __name__
+        every = [*own, json, *generated, *hidden]
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in every}
+        return called
 
     return decorate
 

@@ -20,23 +20,26 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedcache.commands.live_view import Stretch, animated, bar
-from fedcache.commands.tables import Fitted
 from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
 from fedcache.progress import Round
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.progress import Progress
+    from rich.table import Table
 
 SCHEMA = 1
 LINE_EVERY = 10.0
 """Seconds between progress lines when stderr is not a terminal."""
+NARROW = 80
+"""Columns below which a table whose words do not fit is written as blocks; above, long words (paths) are folded."""
 
 
 class TerminalObserver:
     """An observer that tells the story on stderr: a live bar on a terminal, its words in a line per 10 s elsewhere."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self.quiet, self.as_json = quiet, as_json
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self._bar: Progress | None = None
@@ -90,6 +93,53 @@ class TerminalObserver:
         self._bar = self._stretch = None
 
 
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text, never markup, as wide as the terminal allows; no cell is ever cut.
+
+    Columns where words fit into them, else one block of lines per row.
+
+    Args:
+        title: above it, or "".
+        columns: their names.
+        rows: their cells; None is empty.
+        right: names of the columns that are aligned to the right.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    right: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        made = self.table()
+        needs = Measurement.get(console, options.update(max_width=10_000), made).minimum
+        if options.max_width >= NARROW or needs <= options.max_width:
+            yield made
+            return
+        for row in self.rows:
+            for name, cell in zip(self.columns, row, strict=True):
+                if cell is not None and str(cell) != "":
+                    yield Text(f"{name}: {cell}", overflow="fold")
+            yield Text("")
+
+    def table(self) -> Table:
+        """The table with its columns; a word longer than its column goes on in the next line."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        made = Table(title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for column in self.columns:
+            made.add_column(column, justify="right" if column in self.right else "left", overflow="fold")
+        for row in self.rows:
+            made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        return made
+
+
 @dataclass
 class CommandResult:
     """What a command found.
@@ -114,47 +164,43 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
     Raises:
         typer.Exit: always.
     """
-    observer = TerminalObserver(quiet=False)
+    observer = TerminalObserver(as_json=as_json)
     try:
         result = call(observer)
-    except FedcacheError as error:
-        observer.stop()
-        fail(command, as_json, error, observer.warnings)
-        raise typer.Exit(int(error.code)) from None
-    except KeyboardInterrupt:
-        observer.stop()
-        stopped = StoppedError("Stopped at once.", "Run the same command again: it resumes.")
-        fail(command, as_json, stopped, observer.warnings)
-        raise typer.Exit(int(Exit.INTERRUPTED)) from None
     except BrokenPipeError:
         raise typer.Exit(int(Exit.OK)) from None
-    except OSError as error:
+    except (Exception, KeyboardInterrupt) as error:
         observer.stop()
-        place = f"{error.filename}: " if error.filename else ""
-        refused = MachineError(
-            f"The system refused a file. {place}{error.strerror or error}.",
-            "Check that the folder exists, is a folder, and may be written; df shows free space.",
-        )
-        fail(command, as_json, refused, observer.warnings)
-        raise typer.Exit(int(Exit.ENVIRONMENT)) from None
-    except Exception as error:
-        observer.stop()
-        short = memory_error(error)
-        if short is not None:
-            fail(command, as_json, short, observer.warnings)
-            raise typer.Exit(int(short.code)) from None
-        traceback.print_exc()
-        bug = InternalError(
-            f"This is a bug in fedcache: {type(error).__name__}: {error}",
-            "Please report it with the lines above and the output of `fedcache doctor`.",
-        )
-        fail(command, as_json, bug, observer.warnings)
-        raise typer.Exit(int(Exit.BUG)) from None
+        told = as_told(error)
+        fail(command, as_json, told, observer.warnings)
+        raise typer.Exit(int(told.code)) from None
     try:
         show(command, as_json, result, observer.warnings)
     except OSError as error:
         raise typer.Exit(int(unwritable(error) or result.code)) from None
     raise typer.Exit(int(result.code))
+
+
+def as_told(error: BaseException) -> FedcacheError:
+    """An error as a user is told it; the traceback of one that nobody thought of is printed."""
+    if isinstance(error, FedcacheError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return StoppedError("Stopped at once.", "Run the same command again: it resumes.")
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return MachineError(
+            f"The system refused a file. {place}{error.strerror or error}.",
+            "Check that the folder exists, is a folder, and may be written; df shows free space.",
+        )
+    short = memory_error(error)
+    if short is not None:
+        return short
+    traceback.print_exception(error)
+    return InternalError(
+        f"This is a bug in fedcache: {type(error).__name__}: {error}",
+        "Please report it with the lines above and the output of `fedcache doctor`.",
+    )
 
 
 def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[str]) -> None:
@@ -218,11 +264,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Fitted:
-    """A table of text, never markup, that fits the terminal."""
-    return Fitted(title, columns, [tuple(row) for row in rows], right)
 
 
 @contextmanager

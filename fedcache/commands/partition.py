@@ -8,18 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import (
-    ConfigFile,
-    Dataset,
-    Given,
-    Json,
-    StoreDir,
-    partition_config,
-    pick,
-    split_list,
-    with_options,
-)
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import ConfigFile, Dataset, Given, StoreDir, command, partition_config, pick, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.config.sections import SchemeArguments
 from fedcache.errors import Exit, UsageError
@@ -29,8 +19,9 @@ from fedcache.report.partition_dots import draw
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
 
 
-@with_options(pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
+@command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
 def partition(
+    observer: TerminalObserver,
     given: Given,
     name: Annotated[
         str | None, typer.Option("--name", help="Name to save it under.", show_default="scheme, clients and seed")
@@ -44,67 +35,60 @@ def partition(
         Path | None, typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf).")
     ] = None,
     config: ConfigFile = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Assign the rows of a store to clients and save who holds what.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        resolved = partition_config(read_file(config), given)
-        if resolved.scheme is None:
-            raise UsageError("No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
-        arguments = dict(resolved.options)
-        if domains := split_list(given["domain"], "--domain"):
-            arguments["domain"] = domains
-        if resolved.clients is not None:
-            arguments["clients"] = resolved.clients
-        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, **arguments)
-        saved = name or made.default_name()
-        columns = columns_of(opened)
-        if out is not None:
-            made.save(out)
-        if plot is not None:
-            draw(made, columns, plot)
-        rows = made.describe(columns)
-        data = {
-            "name": saved,
-            "scheme": made.scheme,
-            "args": dict(made.args),
-            "seed": made.seed,
-            "digest": made.digest,
-            "dropped": made.dropped,
-            "notes": list(made.notes),
-            "store": str(opened.path),
-            "clients": [
-                {"name": r.client, "train": r.train, "test": r.test, "classes": r.classes, "counts": list(r.counts)}
-                for r in rows
-            ],
-        }
-        report_notes(made, observer)
-        lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
-        if plot is not None:
-            lines.append(str(plot))
-        few = rows if len(rows) <= 24 else rows[:20]
-        cells = [
-            (r.client, r.train, r.test, r.classes, " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "")
-            for r in few
-        ]
-        title = "" if len(few) == len(rows) else f"the first {len(few)} of {len(rows)} clients"
-        shown = table(
-            title,
-            ("client", "train", "test", "classes", "rows of each class"),
-            cells,
-            right=("train", "test", "classes"),
-        )
-        return CommandResult(data, lines, Exit.OK, [shown])
-
-    run_command("partition", json, call)
+    resolved = partition_config(read_file(config), given)
+    if resolved.scheme is None:
+        raise UsageError("No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
+    arguments = dict(resolved.options)
+    if domains := split_list(given["domain"], "--domain"):
+        arguments["domain"] = domains
+    if resolved.clients is not None:
+        arguments["clients"] = resolved.clients
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, **arguments)
+    saved = name or made.default_name()
+    columns = columns_of(opened)
+    if out is not None:
+        made.save(out)
+    if plot is not None:
+        draw(made, columns, plot)
+    rows = made.describe(columns)
+    data = {
+        "name": saved,
+        "scheme": made.scheme,
+        "args": dict(made.args),
+        "seed": made.seed,
+        "digest": made.digest,
+        "dropped": made.dropped,
+        "notes": list(made.notes),
+        "store": str(opened.path),
+        "clients": [
+            {"name": r.client, "train": r.train, "test": r.test, "classes": r.classes, "counts": list(r.counts)}
+            for r in rows
+        ],
+    }
+    report_notes(made, observer)
+    lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
+    if plot is not None:
+        lines.append(str(plot))
+    few = rows if len(rows) <= 24 else rows[:20]
+    cells = [
+        (r.client, r.train, r.test, r.classes, " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "") for r in few
+    ]
+    title = "" if len(few) == len(rows) else f"the first {len(few)} of {len(rows)} clients"
+    shown = TextTable(
+        title, ("client", "train", "test", "classes", "rows of each class"), cells, right=("train", "test", "classes")
+    )
+    return CommandResult(data, lines, Exit.OK, [shown])
 
 
+@command("shard")
 def shard(
+    observer: TerminalObserver,
     partition: Annotated[
         str, typer.Option("--partition", "-p", help="Name of a saved partition, or a partition file.")
     ],
@@ -113,24 +97,19 @@ def shard(
     ] = None,
     dataset: Dataset = None,
     store: StoreDir = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Write one ordinary store per client, so that each can live on its own machine.
 
     Example: fedcache shard --partition iid-m10-s0 --out sites
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        loaded = load_partition(opened, partition)
-        target = write_shards(opened, loaded, out, observer)
-        made = sorted(str(p) for p in target.glob("*.zarr"))
-        return CommandResult(
-            {"path": str(target), "stores": made},
-            [
-                f"{len(made)} client stores in {target}",
-                f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r",
-            ],
-        )
-
-    run_command("shard", json, call)
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    loaded = load_partition(opened, partition)
+    target = write_shards(opened, loaded, out, observer)
+    made = sorted(str(p) for p in target.glob("*.zarr"))
+    return CommandResult(
+        {"path": str(target), "stores": made},
+        [
+            f"{len(made)} client stores in {target}",
+            f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r",
+        ],
+    )

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Json, runs_directory
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command
+from fedcache.commands.options import command, runs_directory
+from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.errors import Exit
 from fedcache.report.page import write_report
 
@@ -25,7 +25,9 @@ Root = Annotated[
 ]
 
 
+@command("report")
 def report(
+    observer: TerminalObserver,
     runs: RunQuery = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file; an earlier one is replaced.")] = Path(
         "report.html"
@@ -35,8 +37,7 @@ def report(
         str, typer.Option("--embed", help="pca | tsne | umap | none: how features come to two dimensions.")
     ] = "pca",
     root: Root = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
     It loads nothing from any network and is one file to send. Runs of different datasets or partitions are different
@@ -44,15 +45,10 @@ def report(
 
     Example: fedcache report -o report.html
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-
-        made = write_report(runs or [], out, runs_directory(root), title=title, embed=embed, observer=observer)
-        lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
-        if made.left_out:
-            lines.append(f"{made.left_out} left out: the page says why and what helps.")
-        if not made.runs:
-            lines.append("There is no finished run yet:  fedcache train --method fed3r")
-        return CommandResult(made.to_dict(), lines, Exit.OK)
-
-    run_command("report", json, call)
+    made = write_report(runs or [], out, runs_directory(root), title=title, embed=embed, observer=observer)
+    lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
+    if made.left_out:
+        lines.append(f"{made.left_out} left out: the page says why and what helps.")
+    if not made.runs:
+        lines.append("There is no finished run yet:  fedcache train --method fed3r")
+    return CommandResult(made.to_dict(), lines, Exit.OK)

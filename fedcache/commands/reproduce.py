@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.allocator import keep_freed_memory
-from fedcache.commands.options import EngineName, Given, Json, RayAddress, flags_of, pairs, pick, with_options
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, stop_on_signals, table
+from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
 from fedcache.config import ExtractConfig, Home
 from fedcache.config.sections import option
 from fedcache.errors import UsageError, unknown
@@ -55,8 +55,13 @@ class DepartureOptions:
     )
 
 
-@with_options(pick(DepartureOptions), pick(ExtractConfig, "recipe", "weights", "data", "device"))
+def _name(what: str, **_others: Any) -> str:
+    return f"reproduce {what}" if what in ("list", "info") else "reproduce"
+
+
+@command(_name, pick(DepartureOptions), pick(ExtractConfig, "recipe", "weights", "data", "device"))
 def reproduce(
+    observer: TerminalObserver,
     what: What,
     given: Given,
     name: Which = None,
@@ -64,8 +69,7 @@ def reproduce(
     ray_address: RayAddress = None,
     runs: Runs = None,
     out: Out = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Run a table or figure of the papers and print what is printed, what is got, and the difference.
 
     list says what is ready here and what is missing; info NAME prints the protocol and every printed number. With
@@ -73,31 +77,26 @@ def reproduce(
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-
-        if what in ("list", "info"):
-            others = {"engine": None if engine == "local" else engine, "ray_address": ray_address, "runs": runs}
-            refuse_options(what, {**given, **others, "out": out})
-        if what == "list":
-            if name is not None:
-                raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
-            return list_entries()
-        if what == "info":
-            if name is None:
-                raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
-            return describe_entry(name)
-        if what not in registry.names():
-            raise unknown(
-                "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
-            )
+    if what in ("list", "info"):
+        others = {"engine": None if engine == "local" else engine, "ray_address": ray_address, "runs": runs}
+        refuse_options(what, {**given, **others, "out": out})
+    if what == "list":
         if name is not None:
-            raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
-        flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
-        chosen = Options(**{**flags, "only": wanted_labels(given["only"]), "device": given["device"] or "auto"})
-        return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
-
-    run_command(f"reproduce {what}" if what in ("list", "info") else "reproduce", json, call)
+            raise UsageError(f"list takes no name, got {name!r}.", f"fedcache reproduce info {name}")
+        return list_entries()
+    if what == "info":
+        if name is None:
+            raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
+        return describe_entry(name)
+    if what not in registry.names():
+        raise unknown(
+            "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
+        )
+    if name is not None:
+        raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
+    flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
+    chosen = Options(**{**flags, "only": wanted_labels(given["only"]), "device": given["device"] or "auto"})
+    return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
 
 def refuse_options(what: str, given: dict[str, Any]) -> None:
@@ -152,10 +151,10 @@ def list_entries() -> CommandResult:
             }
         )
         rows.append((entry.name, entry.title, f"{ready}/{len(per_cell)}", status, ", ".join(n.name for n in missing)))
-    shown = [table("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))]
+    shown = [TextTable("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))]
     if commands:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
-        shown.append(table("What would get it", ("", "missing", "found", "command"), lines))
+        shown.append(TextTable("What would get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
     return CommandResult({"entries": found}, [last], renderables=shown)
 
@@ -181,8 +180,8 @@ def describe_entry(name: str) -> CommandResult:
         (*cell.at, "  ".join(f"{k}={_plain(v)}" for k, v in render.cell_data(cell).items())) for cell in entry.cells
     ]
     shown = [
-        table("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
-        table("Protocol of each row", (*entry.labels, "everything that determines it"), switches),
+        TextTable("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
+        TextTable("Protocol of each row", (*entry.labels, "everything that determines it"), switches),
     ]
     return CommandResult(data, lines, renderables=shown)
 
@@ -218,6 +217,6 @@ def run_entry(
     if out is not None:
         write_atomic(out, render.markdown(report).encode())
     columns = render.columns(report)
-    shown = table(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
+    shown = TextTable(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]
     return CommandResult(render.report_data(report), renderables=[shown, *map(Text, below)])

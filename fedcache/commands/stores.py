@@ -1,4 +1,4 @@
-"""``fedcache inspect``, ``verify``, ``repair``, ``export`` and ``ingest``."""
+"""What is under ``FEDCACHE_HOME``: ``ls``, ``inspect``, ``verify``, ``repair``, ``gc``, ``export``, ``ingest``."""
 
 from __future__ import annotations
 
@@ -8,91 +8,181 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Backbones, Dataset, Json, StoreDir, split_list
-from fedcache.commands.output import CommandResult, TerminalObserver, run_command, table
+from fedcache.commands.options import Backbones, Dataset, StoreDir, command, split_list
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
+from fedcache.report.find_runs import gather
 from fedcache.runs.arrays import chosen_arrays
+from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.store.export import export as write_file
 from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
 
+
+@command("ls")
+def ls(
+    observer: TerminalObserver,
+    dataset: Dataset = None,
+    runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
+) -> CommandResult:
+    """List the stores and what they hold; with --dataset only that one, with --runs the results.
+
+    Example: fedcache ls --runs
+    """
+    if runs:
+        return list_runs(observer, dataset)
+    home = Home.from_environment()
+    entries: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    listed = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
+        try:
+            store = Store.open(path)
+        except FedcacheError as error:
+            observer.warn(f"{path.name}: {error.message}")
+            entries.append({"name": path.name, "path": str(path), "problem": error.message})
+            rows.append((path.name, error.message, "", "", ""))
+            continue
+        arrays, partitions = sorted(store.arrays), sorted(store.partitions)
+        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        entries.append(
+            {
+                "name": path.name,
+                "path": str(path),
+                "dataset": store.dataset["slug"],
+                "images": store.rows,
+                "ok": store.rows_ok,
+                "arrays": arrays,
+                "text": sorted(store.texts),
+                "partitions": partitions,
+                "bytes": size,
+            }
+        )
+        held = f"{store.rows_ok:,} of {store.rows:,}", ", ".join(arrays), ", ".join(partitions)
+        rows.append((path.name, *held, f"{size / 1e6:,.1f} MB"))
+    if not entries:
+        hint = "fedcache extract --dataset digits --backbones efficientnet-lite0"
+        return CommandResult({"entries": []}, [f"No store under {home.stores} yet.", hint])
+    shown = TextTable("", ("store", "images", "arrays", "partitions", "size"), rows, right=("images", "size"))
+    return CommandResult({"entries": entries}, renderables=[shown])
+
+
+def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
+    """The results of ``ls --runs``."""
+    if dataset is not None:
+        raise UsageError("ls --runs takes no --dataset.", "fedcache ls --runs")
+    root = Home.from_environment().runs
+    found = gather([], root)
+    entries = [
+        {
+            "name": e.digest,
+            "path": str(e.path),
+            "method": e.method,
+            "dataset": e.result["dataset"]["slug"],
+            "backbones": list(e.result["backbones"]),
+            "partition": e.result["partition"]["name"] or e.result["partition"]["scheme"],
+            "rounds": e.result["rounds"],
+            "seeds": list(e.result["seeds"]),
+            "accuracy": e.result["accuracy"]["mean"],
+        }
+        for e in found.entries
+    ]
+    for left in found.left_out:
+        observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+    rows = [
+        (
+            e["name"],
+            e["method"],
+            e["dataset"],
+            " + ".join(e["backbones"]),
+            str(e["partition"]),
+            str(e["rounds"]),
+            str(len(e["seeds"])),
+            "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
+        )
+        for e in entries
+    ]
+    left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
+    names = ("run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %")
+    shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
+    lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
+    return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
+
+
 Where = Annotated[
     Path | None, typer.Argument(help="A store or its name; default the one last used.", show_default=False)
 ]
 
 
-def inspect(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
+@command("inspect")
+def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
     """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
 
     Example: fedcache inspect
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        samples = opened.samples
-        codes = enumerate(("train", "test", "validation"))
-        splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
-        listed = opened.quarantined()
-        bad = [entry for entry in listed if entry["reason"] != VANISHED]
-        vanished = len(listed) - len(bad)
-        arrays: list[dict[str, Any]] = [
-            {
-                "name": key,
-                "backbone": info.recipe.get("backbone"),
-                "shape": list(info.shape),
-                "dtype": info.dtype,
-                "chunk_rows": info.chunk_rows,
-                "chunks": len(info.chunks),
-                "recipe": info.recipe,
-                "how": info.how,
-            }
-            for key, info in sorted(opened.arrays.items())
-        ]
-        unfinished = opened.unfinished()
-        data = {
-            "path": str(opened.path),
-            "dataset": opened.dataset,
-            "images": opened.rows - vanished,
-            "ok": opened.rows_ok,
-            "vanished": vanished,
-            "classes": list(samples.classes),
-            "domains": list(samples.domains),
-            "splits": splits,
-            "bad": bad,
-            "arrays": arrays,
-            "unfinished": unfinished,
-            "text": sorted(opened.texts),
-            "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
-            "partitions": sorted(opened.partitions),
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    samples = opened.samples
+    codes = enumerate(("train", "test", "validation"))
+    splits = {name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes}
+    listed = opened.quarantined()
+    bad = [entry for entry in listed if entry["reason"] != VANISHED]
+    vanished = len(listed) - len(bad)
+    arrays: list[dict[str, Any]] = [
+        {
+            "name": key,
+            "backbone": info.recipe.get("backbone"),
+            "shape": list(info.shape),
+            "dtype": info.dtype,
+            "chunk_rows": info.chunk_rows,
+            "chunks": len(info.chunks),
+            "recipe": info.recipe,
+            "how": info.how,
         }
-        more = " ..." if len(samples.classes) > 12 else ""
-        lines = [
-            f"{opened.path}",
-            f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
-            f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
-            + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
-            *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
-            *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
-            *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
-            f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
-            f"domains     {', '.join(samples.domains)}",
-            *(text_of(opened) or ["text        none"]),
-            f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
-        ]
-        lines += [
-            f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
-            for u in unfinished
-        ]
-        shown = [table_of_arrays(arrays)] if arrays else []
-        return CommandResult(data, lines, Exit.OK, shown)
-
-    run_command("inspect", json, call)
+        for key, info in sorted(opened.arrays.items())
+    ]
+    unfinished = opened.unfinished()
+    data = {
+        "path": str(opened.path),
+        "dataset": opened.dataset,
+        "images": opened.rows - vanished,
+        "ok": opened.rows_ok,
+        "vanished": vanished,
+        "classes": list(samples.classes),
+        "domains": list(samples.domains),
+        "splits": splits,
+        "bad": bad,
+        "arrays": arrays,
+        "unfinished": unfinished,
+        "text": sorted(opened.texts),
+        "text_templates": {name: opened.templates(name) for name in sorted(opened.texts)},
+        "partitions": sorted(opened.partitions),
+    }
+    more = " ..." if len(samples.classes) > 12 else ""
+    lines = [
+        f"{opened.path}",
+        f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
+        f"images      {opened.rows_ok:,} readable of {opened.rows - vanished:,}; "
+        + ", ".join(f"{v:,} {k}" for k, v in splits.items() if v),
+        *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
+        *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
+        *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
+        f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
+        f"domains     {', '.join(samples.domains)}",
+        *(text_of(opened) or ["text        none"]),
+        f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
+    ]
+    lines += [
+        f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
+        for u in unfinished
+    ]
+    shown = [table_of_arrays(arrays)] if arrays else []
+    return CommandResult(data, lines, Exit.OK, shown)
 
 
 def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
@@ -104,7 +194,7 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape, weights = "x".join(map(str, a["shape"])), str(recipe.get("weights", ""))[:12]
         rows.append((a["name"], shape, a["dtype"], "as given" if side is None else prepared, weights, computed))
-    return table("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)
+    return TextTable("", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows)
 
 
 def text_of(store: Store) -> list[str]:
@@ -118,70 +208,62 @@ def text_of(store: Store) -> list[str]:
     return lines
 
 
-def verify(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
+@command("verify")
+def verify(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
     """Read every byte of a store and compare it with the manifest.
 
     Example: fedcache verify
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        report = verify_store(path)
-        data = report.to_dict()
-        lines = report.lines()
-        return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
-
-    run_command("verify", json, call)
+    path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    report = verify_store(path)
+    data = report.to_dict()
+    lines = report.lines()
+    return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
 
-def repair(store: Where = None, dataset: Dataset = None, json: Json = False) -> None:
+@command("repair")
+def repair(observer: TerminalObserver, store: Where = None, dataset: Dataset = None) -> CommandResult:
     """Drop what is damaged and can be made again; the extract command then computes only that.
 
     Example: fedcache repair
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        done = repair_store(path)
-        report = verify_store(path)
-        lines = [*(done or ["Nothing was repaired."]), *report.lines()]
-        return CommandResult({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
-
-    run_command("repair", json, call)
+    path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    done = repair_store(path)
+    report = verify_store(path)
+    lines = [*(done or ["Nothing was repaired."]), *report.lines()]
+    return CommandResult({"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT)
 
 
+@command("export")
 def export(
+    observer: TerminalObserver,
     out: Annotated[Path, typer.Argument(help="File to write; its ending chooses npz, h5, parquet or safetensors.")],
     store: StoreDir = None,
     dataset: Dataset = None,
     backbones: Backbones = None,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Write features, labels, domains and splits of readable rows to one file.
 
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
-
-    def call(observer: TerminalObserver) -> CommandResult:
-        opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-        keys = chosen_arrays(opened, split_list(backbones))
-        rows = write_file(opened, out, keys)
-        return CommandResult(
-            {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
-        )
-
-    run_command("export", json, call)
+    opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    keys = chosen_arrays(opened, split_list(backbones))
+    rows = write_file(opened, out, keys)
+    return CommandResult(
+        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {', '.join(keys)}: {out}"]
+    )
 
 
+@command("ingest")
 def ingest(
+    observer: TerminalObserver,
     file: Annotated[Path, typer.Argument(help="npz, npy, h5, parquet or safetensors with features and labels.")],
     name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
     store: StoreDir = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Drop other content stored under this name, with its partitions.")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> CommandResult:
     """Bring your own embeddings straight into a store.
 
     Keys read: features/<backbone> (or features, embeddings, X), labels (or y), and domain, split, name, classes,
@@ -189,20 +271,61 @@ def ingest(
 
     Example: fedcache ingest embeddings.npz --name mine
     """
+    home = Home.from_environment()
+    made = ingest_file(home, file, name, store, replace=replace, observer=observer)
+    lines, following = describe_ingested(made, home, name)
+    data = {
+        "path": str(made.path),
+        "dataset": made.dataset,
+        "images": made.rows,
+        "ok": made.rows_ok,
+        "arrays": sorted(made.arrays),
+        "notes": lines,
+        "next": following,
+    }
+    return CommandResult(data, [*lines, str(made.path), following])
 
-    def call(observer: TerminalObserver) -> CommandResult:
-        home = Home.from_environment()
-        made = ingest_file(home, file, name, store, replace=replace, observer=observer)
-        lines, following = describe_ingested(made, home, name)
-        data = {
-            "path": str(made.path),
-            "dataset": made.dataset,
-            "images": made.rows,
-            "ok": made.rows_ok,
-            "arrays": sorted(made.arrays),
-            "notes": lines,
-            "next": following,
-        }
-        return CommandResult(data, [*lines, str(made.path), following])
 
-    run_command("ingest", json, call)
+@command("gc")
+def gc(
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", help="leftovers | given-up | old-runs | old-stores, comma-separated; default leftovers,given-up."
+        ),
+    ] = None,
+    days: Annotated[
+        float, typer.Option("--days", min=0.0, help="Idle days after which a run without a result is given up.")
+    ] = 7.0,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
+    ] = False,
+) -> CommandResult:
+    """List what nothing will read again; --delete removes it.
+
+    Leftovers are files of killed processes and files that no manifest knows; given-up runs have no result and are idle;
+    old-runs are results of other code; old-stores hold what a dataset of the same name no longer is.
+
+    Example: fedcache gc --kind leftovers,given-up,old-runs
+    """
+    chosen = split_list(kind, "--kind") or DEFAULT
+    for name in chosen:
+        if name not in KINDS:
+            raise unknown("--kind", name, KINDS)
+    found = find_garbage(Home.from_environment(), chosen, idle_days=days)
+    total = sum(g.bytes for g in found)
+    data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
+    shown = TextTable(
+        "",
+        ("path", "kind", "why", "MB"),
+        [(str(g.path), g.kind, g.why, f"{g.bytes / 1e6:,.1f}") for g in found],
+        right=("MB",),
+    )
+    if not found:
+        return CommandResult(data, [f"Nothing to delete among {', '.join(chosen)}."])
+    if delete:
+        remove(found)
+        return CommandResult(data, [f"Deleted {len(found):,} things, {total / 1e6:,.1f} MB."], renderables=[shown])
+    words = "" if tuple(chosen) == tuple(DEFAULT) else f" --kind {','.join(chosen)}"
+    lines = [f"{len(found):,} things, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
+    return CommandResult(data, lines, renderables=[shown])

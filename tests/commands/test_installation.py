@@ -18,10 +18,8 @@ from pty_run import on_a_terminal, plain
 from rich.console import Console
 
 import fedcache as fc
-from fedcache.commands import doctor_checks as checks
-from fedcache.commands import doctor_home as installation
-from fedcache.commands import doctor_torch
-from fedcache.commands.output import table
+from fedcache.commands import doctor
+from fedcache.commands.output import TextTable
 from fedcache.config import Home
 from fedcache.extract import backbones
 from fedcache.store.lock import hold_lock
@@ -52,10 +50,10 @@ def test_doctor_looks_at_everything_and_says_what_mends_it(own_home: Path) -> No
 
 
 def test_a_failed_check_is_exit_6_and_a_warning_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = installation.check
+    row = doctor.check
     for status, code, status_of_all in (("warn", 0, "ok"), ("fail", 6, "problem")):
-        monkeypatch.setattr(doctor_torch, "start", nullcontext)
-        monkeypatch.setattr(doctor_torch, "finish", lambda _, status=status: [row("torch", status, "x", "y")])
+        monkeypatch.setattr(doctor, "start_torch", nullcontext)
+        monkeypatch.setattr(doctor, "torch_rows", lambda _, status=status: [row("torch", status, "x", "y")])
         done = fedcache("doctor", "--json")
         assert (done.code, done.envelope["status"]) == (code, status_of_all)
         assert done.data["problems"] == (code == 6)
@@ -66,7 +64,7 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        return [(row["status"], row["hint"]) for row in doctor_torch.finish(process)]
+        return [(row["status"], row["hint"]) for row in doctor.torch_rows(process)]
 
     assert [status for status, _ in told("import no_such_torch")] == ["fail", "fail", "fail"]
     devices = '{"devices": {"built": null, "usable": false, "gpus": [], "auto": ["cpu", "2 cores", "no GPU"]}}'
@@ -77,24 +75,24 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
 
 
 def test_a_package_that_is_too_old_or_missing_names_the_line_that_installs_it() -> None:
-    assert checks.package("zarr", (99, 0))["status"] == "fail"
-    assert checks.package("zarr", (99, 0))["hint"] == "pip install -U 'zarr>=99.0'"
-    assert checks.package("no-such-package-here", (1, 2))["hint"] == "pip install 'no-such-package-here>=1.2'"
+    assert doctor.package("zarr", (99, 0))["status"] == "fail"
+    assert doctor.package("zarr", (99, 0))["hint"] == "pip install -U 'zarr>=99.0'"
+    assert doctor.package("no-such-package-here", (1, 2))["hint"] == "pip install 'no-such-package-here>=1.2'"
 
 
 def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(own_home)
-    monkeypatch.setattr(installation, "ROOM", 1 << 60)
-    assert installation.place(home)["status"] == "fail"
-    assert "fedcache gc" in installation.place(home)["hint"]
+    monkeypatch.setattr(doctor, "ROOM", 1 << 60)
+    assert doctor.place(home)["status"] == "fail"
+    assert "fedcache gc" in doctor.place(home)["hint"]
     monkeypatch.setattr(backbones, "known", lambda **_: [{"name": "a", "ready": False}])
-    assert installation.weights(home)["status"] == "warn"
-    assert "0 of 1" in installation.weights(home)["found"]
+    assert doctor.weights(home)["status"] == "warn"
+    assert "0 of 1" in doctor.weights(home)["found"]
 
 
 def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:
     def told() -> dict[str, dict[str, str]]:
-        return {row["name"]: row for row in installation.locks(Home(own_home))}
+        return {row["name"]: row for row in doctor.locks(Home(own_home))}
 
     x, y, _ = embeddings()
     store = fc.Store.from_arrays({"mine": x}, labels=y)
@@ -141,7 +139,7 @@ CELLS = ("/a/very/long/path/that/fits/nowhere/at/all/" + "x" * 40, "words that c
 
 def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:
     out = StringIO()
-    Console(file=out, width=width).print(table("", ("path", "says", "n"), rows, right=("n",)))
+    Console(file=out, width=width).print(TextTable("", ("path", "says", "n"), rows, right=("n",)))
     return out.getvalue().splitlines()
 
 
