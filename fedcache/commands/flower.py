@@ -33,7 +33,7 @@ RUN_FIELDS = [
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]  # fmt: skip
-"""What of a run can be chosen where each client is a site; ``federate.engines.flower.supported`` says why no more."""
+"""What of a run can be chosen where each client is a site; ``federate.engines.flower.plan`` says why no more."""
 
 Sweep = Annotated[
     list[str] | None,
