@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.run import run, run_points
-from fedcache.federate.engine.training_run import TrainingRun
+from fedcache.federate.engine.run import TrainingRun, run, run_points
 from fedcache.federate.methods import METHODS
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]

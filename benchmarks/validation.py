@@ -19,9 +19,8 @@ import torch
 from benchmarks import clean
 from benchmarks.measure import Row, make_row
 from fedcache.federate.engine import run_state
-from fedcache.federate.engine.run import run
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadPipeline

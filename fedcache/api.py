@@ -178,8 +178,8 @@ def train(
         FedcacheError: as the command, with its exit code and hint.
     """
     given = fields_of(TrainConfig, locals())
+    from fedcache.runs.events import tracking
     from fedcache.runs.loop import train as run_training
-    from fedcache.runs.trackers import tracking
 
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
     name = method if isinstance(method, str) else method.name
@@ -211,7 +211,7 @@ def grid(
         FederatedRunError when one could not be trained.
     """
     from fedcache.grids import grid as grids
-    from fedcache.runs.trackers import tracking
+    from fedcache.runs.events import tracking
 
     names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
     if mine := next((m for m in names if not isinstance(m, str)), None):

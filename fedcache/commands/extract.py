@@ -14,14 +14,14 @@ from fedcache.commands.options import (
     EngineName,
     Given,
     RayAddress,
+    SchemeArguments,
     command,
     extract_config,
     pick,
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
-from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
-from fedcache.config.sections import CLIENTS, DATA, SchemeArguments
+from fedcache.config import DATA, ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
@@ -29,6 +29,7 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
+from fedcache.report.methods.facts import CLIENTS
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE
 

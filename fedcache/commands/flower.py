@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, check_methods, command, pairs, pick, split_list, train_config
+from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
 from fedcache.commands.output import CommandResult, TerminalObserver, stop_on_signals
 from fedcache.config import Home, TrainConfig
-from fedcache.config.sections import RunOptions
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app

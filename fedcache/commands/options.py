@@ -5,20 +5,67 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
-from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
-from fedcache.config.sections import COMPUTING, OptionInfo, SchemeArguments
+from fedcache.config import (
+    CLIENTS,
+    COMPUTING,
+    RESULTS,
+    ExtractConfig,
+    Home,
+    OptionInfo,
+    PartitionConfig,
+    TrainConfig,
+    option,
+    resolve,
+)
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
 
 Given = Mapping[str, Any]
 """What was given of the options that fields became, by the name of the field; None, [] or False was not given."""
+
+
+@dataclass(frozen=True)
+class SchemeArguments:
+    """Arguments of partition schemes that have an option of their own; ``PartitionConfig.options`` holds them."""
+
+    alpha: float | None = option(
+        None, "Concentration of Dirichlet schemes; small is skewed.", CLIENTS, said="the scheme's"
+    )
+    shards: int | None = option(None, "Label shards per client (scheme shards).", CLIENTS, said="the scheme's")
+    shots: int | None = option(
+        None, "Examples per class (few-shot, feature-shift, feature-label-shift).", CLIENTS, said="the scheme's"
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What ``train`` and ``grid`` take besides the configuration: where results go, and whether to compute at all."""
+
+    repartition: bool = option(False, "Every seed draws its own partition.", CLIENTS)
+    runs: str | None = option(
+        None,
+        "Directory of results, instead of the one under FEDCACHE_HOME.",
+        RESULTS,
+        path=True,
+        said="$FEDCACHE_HOME/runs",
+    )
+    track: str | None = option(
+        None,
+        "tensorboard[:DIR]: also write accuracy, bytes and settings of every seed there, in "
+        "<runs>/tensorboard without DIR (extra tensorboard).",
+        RESULTS,
+        said="nowhere",
+    )
+    no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
+    dry_run: bool = option(False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS)
+    fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
 def info_of(kind: type, name: str) -> OptionInfo:

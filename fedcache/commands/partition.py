@@ -8,10 +8,19 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import ConfigFile, Dataset, Given, StoreDir, command, partition_config, pick, split_list
+from fedcache.commands.options import (
+    ConfigFile,
+    Dataset,
+    Given,
+    SchemeArguments,
+    StoreDir,
+    command,
+    partition_config,
+    pick,
+    split_list,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.config.sections import SchemeArguments
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.partition.partition import SCHEMES

@@ -11,8 +11,7 @@ import typer
 from fedcache.allocator import keep_freed_memory
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
-from fedcache.config import ExtractConfig, Home
-from fedcache.config.sections import option
+from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of

@@ -16,8 +16,8 @@ from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
-from fedcache.runs.arrays import chosen_arrays
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
+from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.export import export as write_file
 from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store

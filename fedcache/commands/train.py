@@ -14,6 +14,8 @@ from fedcache.commands.options import (
     EngineName,
     Given,
     RayAddress,
+    RunOptions,
+    SchemeArguments,
     check_methods,
     command,
     pairs,
@@ -23,14 +25,13 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
-from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
-from fedcache.config.sections import COMPUTING, RunOptions, SchemeArguments
+from fedcache.config import COMPUTING, Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
 from fedcache.grids import presets
 from fedcache.report.svg import percent
-from fedcache.runs.trackers import tracking
+from fedcache.runs.events import tracking
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid
@@ -258,7 +259,7 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
-    from fedcache.runs.trust import describe_trust
+    from fedcache.runs.results import describe_trust
 
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
     spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""

@@ -20,23 +20,22 @@ import torch
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.extract.stop import Stop
-from fedcache.federate.engine.participation import clients_per_round
-from fedcache.federate.execution.choose import executors
-from fedcache.federate.execution.grid_cache import GridCache
+from fedcache.federate.engine.method import clients_per_round
+from fedcache.federate.engine.run import executors
+from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import Grid, LostPoint, Point, combinations, partition_of_point, point_groups, sampled
-from fedcache.grids.sweeps import values_of_place
+from fedcache.grids.sweeps import typed_sweep_values, values_of_place
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
-from fedcache.runs.forecast import forecast_programs, forecast_run
+from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import PreparedPoint, train, train_run, train_together
-from fedcache.runs.prepare import RunInputs, prepare_run, row_source
+from fedcache.runs.open_run import forecast_programs, forecast_run, prepare_run, row_source
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.spec import check_config, parse_participation
-from fedcache.runs.trust import policy_from_config, typed_sweep_values
+from fedcache.runs.spec import check_config, parse_participation, policy_from_config
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ class GridRequest:
     def check(self) -> None:
         """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
 
-        Raises:
-            UsageError, naming the point.
+        Raises UsageError, naming the point.
         """
         for number, (name, _) in enumerate(self.points):
             config, clients = self.config_of(number), self.partition_of(number).clients
@@ -122,7 +120,7 @@ def request_grid(
     sampler: str = "grid",
     exact: bool = False,
 ) -> GridRequest:
-    """The grid of every combination of methods and swept values, checked before anything runs.
+    """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
     Args:
         methods: names.
@@ -136,9 +134,6 @@ def request_grid(
         fresh: train points although their results are there.
         sampler: ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats.
         exact: compute every point alone, with the bits of its single run.
-
-    Raises:
-        UsageError.
     """
     points = tuple(sampled(sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
@@ -158,8 +153,9 @@ def grid(
 ) -> Grid:
     """Train every point.
 
-    A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in
-    ``Grid.damaged`` or ``Grid.failed``.
+    A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in ``Grid.damaged``
+    or ``Grid.failed``. Raises FedcacheError, as ``train``; CorruptionError or FederatedRunError, when no point has a
+    result.
 
     Args:
         request: from ``request_grid``.
@@ -169,9 +165,6 @@ def grid(
         observer: told the story.
         hooks: as in ``train``.
         stop: honoured between rounds; finished points are kept.
-
-    Raises:
-        FedcacheError: as ``train``; CorruptionError or FederatedRunError, when no point has a result.
     """
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, with_hooks(observer, hooks), stop or Stop())
@@ -226,8 +219,7 @@ class GridRun:
     def prepare_first(self) -> None:
         """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
 
-        Raises:
-            FedcacheError: as ``train``; not for an invalid federated run, which ends its point alone.
+        Raises FedcacheError, as ``train``; not for an invalid federated run, which ends its point alone.
         """
         try:
             self.prepare(0)
@@ -311,11 +303,7 @@ class GridRun:
             self.observer.note(f"Best of {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %")
 
     def grid(self) -> Grid:
-        """What came of it.
-
-        Raises:
-            CorruptionError or FederatedRunError, when no point has a result.
-        """
+        """What came of it. Raises CorruptionError or FederatedRunError, when no point has a result."""
         done = Grid([])
         for number, (name, sweep) in enumerate(self.request.points):
             out = self.ended[number]
@@ -333,8 +321,7 @@ class GridRun:
 def train_in_processes(grid: GridRun, jobs: int) -> None:
     """Train every point alone, ``jobs`` at once; each process computes with its share of the threads.
 
-    Raises:
-        FedcacheError: as ``train``; INTERRUPTED after a stop, with finished points kept.
+    Raises FedcacheError, as ``train``; INTERRUPTED after a stop, with finished points kept.
     """
     numbers = list(range(len(grid.request.points)))
     # The first point alone: what has to be extracted is extracted once, and a wrong option is one message.

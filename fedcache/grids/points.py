@@ -15,8 +15,7 @@ from fedcache.errors import Exit, UsageError
 from fedcache.federate.methods import find_method
 from fedcache.grids.sweeps import check_sweeps, split_key, values_of_place
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.display import spread, values_of
-from fedcache.runs.run import Run
+from fedcache.runs.run import Run, spread, values_of
 
 
 @dataclass
@@ -92,8 +91,7 @@ class Grid:
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
-        Raises:
-            MachineError without pandas.
+        Raises MachineError without pandas.
         """
         swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
         results = [p.run.result for p in self.points]
@@ -142,8 +140,7 @@ class Grid:
 def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
     """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
 
-    Raises:
-        UsageError.
+    Raises UsageError.
     """
     if sampler == "grid":
         return list(points)
@@ -156,11 +153,7 @@ def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[
 
 
 def combinations(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> list[tuple[str, dict[str, str]]]:
-    """Every (method, swept values), checked before anything runs: names, legal values, no repeats.
-
-    Raises:
-        UsageError.
-    """
+    """Every (method, swept values), checked before anything runs: names, values, repeats. Raises UsageError."""
     check_sweeps(list(dict.fromkeys(methods)), sweeps)
     names = list(dict.fromkeys(methods))
     return [

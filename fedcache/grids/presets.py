@@ -97,8 +97,7 @@ def preset_names() -> tuple[str, ...]:
 def find_preset(name: str) -> GridPreset:
     """The ready grid of that name.
 
-    Raises:
-        UsageError with "did you mean" when there is none; InternalError when its file is wrong.
+    Raises UsageError with "did you mean" when there is none; InternalError when its file is wrong.
     """
     if name not in preset_names():
         raise unknown("ready grid", name, [*preset_names(), "list"], hint="fedcache grid --ready list   shows all")

@@ -14,8 +14,7 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
-from fedcache.runs.spec import parse_participation
-from fedcache.runs.trust import TRUST_OPTIONS
+from fedcache.runs.spec import TRUST_OPTIONS, parse_participation
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TRUST_OPTIONS)
 PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
@@ -41,11 +40,7 @@ def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
 
 
 def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys and values that cannot be.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse keys and values that cannot be. Raises UsageError."""
     for key, values in sweeps.items():
         if key in ("seed", "seeds"):
             raise UsageError(
@@ -125,3 +120,20 @@ def _partition_value(name: str, value: str) -> Any:
     if name == "scheme" and value not in SCHEMES:
         raise unknown("scheme", value, SCHEMES)
     return value
+
+
+def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Words of a sweep as the types of ``TrainConfig``.
+
+    Raises UsageError for a word that is no number where one is needed.
+    """
+    numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "dp_clip": float, "dp_noise": float,
+               "dp_delta": float}  # fmt: skip
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in numbers:
+            try:
+                made[key] = numbers[key](value)
+            except ValueError:
+                raise UsageError(f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2") from None
+    return made

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.federate.execution.names import execution_name
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
 

@@ -17,9 +17,8 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.images import decode
 from fedcache.extract.recipe import slug
-from fedcache.federate.engine.metrics import entropy_bits
-from fedcache.federate.engine.run import run
-from fedcache.federate.engine.training_run import TrainingRun
+from fedcache.federate.engine.outcome import entropy_bits
+from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.switches import head_of
 from fedcache.heads.projection import embed
@@ -29,7 +28,7 @@ from fedcache.reproduce.prepare import CellPartition, Workbench, partition_cell,
 from fedcache.reproduce.proxies import find_domain
 from fedcache.reproduce.registry import PaperCell
 from fedcache.reproduce.requirements import DIAGNOSTICS
-from fedcache.runs.prepare import prepare_run, row_source
+from fedcache.runs.open_run import prepare_run, row_source
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.spec import parse_participation, parse_seeds
 from fedcache.store.files import make_private

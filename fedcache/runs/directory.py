@@ -62,8 +62,7 @@ class RunDirectory:
     def stored(self) -> dict[str, Any] | None:
         """The finished result, or None.
 
-        Raises:
-            DamagedRunError: when it, its config, its rounds or its partitions are not what was written.
+        Raises DamagedRunError, when it, its config, its rounds or its partitions are not what was written.
         """
         path = self.path / "result.json"
         if not path.exists():
@@ -195,11 +194,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The inverse of ``write_result``.
-
-    Raises:
-        DamagedRunError: when the content does not have the digest it claims.
-    """
+    """The inverse of ``write_result``. Raises DamagedRunError, when the content does not have the digest it claims."""
     try:
         found = json.loads(path.read_bytes())
         claimed = found.pop("sha256")
@@ -223,8 +218,7 @@ def measured_of(folder: Path) -> dict[str, Any] | None:
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:
     """Compare every file that a result promises.
 
-    Raises:
-        DamagedRunError: for one that is missing, or is not what was written.
+    Raises DamagedRunError, for one that is missing, or is not what was written.
     """
     for name, digest in result.get("files", {}).items():
         try:

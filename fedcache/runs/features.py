@@ -1,21 +1,30 @@
-"""The features of a run in memory: read, post-processed, with text features; or the images it trains on."""
+"""What a run reads: features or images in memory, text features and live encoders, and with them all of its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcache.config import Home
-from fedcache.errors import UsageError
-from fedcache.federate.engine.client_data import Data, prepare
-from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract import backbones as registry
+from fedcache.extract.backbones import clip_towers
+from fedcache.extract.planning.plan import memory_of
+from fedcache.extract.recipe import Recipe
+from fedcache.extract.text import prompts
+from fedcache.federate.engine.client_data import Data, FrozenEncoders, prepare
+from fedcache.federate.engine.hyperparameters import Hp, Value
+from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.partition.partition import Client, Partition
 from fedcache.progress import Observer
-from fedcache.store.files import sha256_hex
+from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
+from fedcache.runs.store_choice import images_for, wants_encoders
+from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store
 
 
@@ -47,7 +56,8 @@ def read_store(
 ) -> RunFeatures:
     """Read arrays of a store, apply ``feat_post``, and take the text features of a backbone that has some.
 
-    Backbones with different numbers of views are read as far as all have them.
+    Backbones with different numbers of views are read as far as all have them. Raises UsageError for an array of
+    images.
 
     Args:
         method: says whether text features are read.
@@ -57,9 +67,6 @@ def read_store(
         feat_post: what is done to features.
         train: [n] rows of which ``standardize`` takes mean and variance.
         observer: told of views that are left out.
-
-    Raises:
-        UsageError for an array of images.
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
@@ -164,3 +171,121 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
         image=(H, W),
     )
     return RunFeatures(tuple(keys), data, tuple(str(store.arrays[key].digest) for key in keys))
+
+
+@dataclass(frozen=True)
+class RunEncoders:
+    """The live encoders of a run, and what they read and determine.
+
+    Attributes:
+        towers: of image and text.
+        images: the array of images they read, for methods that train on images.
+        digest: of recipe, weights and template: what the encoders add to a run's identity.
+    """
+
+    towers: FrozenEncoders
+    images: str | None
+    digest: str
+
+    def add_to(self, features: RunFeatures, store: Store) -> RunFeatures:
+        """RunFeatures whose data has the encoders, and the class names as prompts have them."""
+        names = tuple(prompts(store.samples.classes, "{}"))
+        return replace(
+            features,
+            data=replace(features.data, towers=self.towers, names=names),
+            digests=(*features.digests, self.digest),
+            templates=features.templates or (self.towers.template,),
+        )
+
+
+def encoders_of_run(method: Method, store: Store, key: str, home: Home) -> RunEncoders | None:
+    """The live encoders of a method that wants some, those of array ``key``; None for the others.
+
+    Raises StoreError without images they can read; as ``load_towers``.
+    """
+    if not wants_encoders(method):
+        return None
+    images = images_for(store, key) if "image tower" in method.needs else None
+    towers = load_towers(store, key, home)
+    recipe = Recipe.from_dict(store.arrays[key].recipe)
+    return RunEncoders(towers, images, digest_of([recipe.digest, recipe.weights, towers.template]))
+
+
+def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
+    """The towers that made a store's array, from the same weights.
+
+    Raises MachineError, when the weights are not here or are other ones; UsageError, for a text tower that cannot read
+    trained prompts.
+    """
+    recipe = Recipe.from_dict(store.arrays[key].recipe)
+    backbone = registry.lookup(recipe.backbone, home=home.root)
+    weights = registry.locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
+    if weights.path is None and weights.download is not None:
+        raise MachineError(
+            f"The weights of {backbone.name} are not here; its features were made elsewhere.",
+            f"fedcache backbones pull {backbone.name}",
+        )
+    if weights.sha256 != recipe.weights:
+        raise MachineError(
+            f"{key} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
+            f" {weights.sha256[:12]}.",
+            f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",
+        )
+    known = store.templates(backbone.name)
+    template = known[0] if known else backbone.template or "a photo of a {}."
+    return clip_towers.load_towers(backbone, weights, recipe, template)
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Everything a run reads.
+
+    Attributes:
+        method: with ``settings`` its hyperparameters.
+        settings: every one of them; None is one that the method chooses by itself.
+        features: of all rows, on the device that computes.
+        backbones: names of those that made the features.
+        dataset: its slug, digest and numbers of rows, as results hold them.
+        domains: names.
+        classes: names.
+        partitions: one per seed.
+        partition_name: under which they are saved; None for those made for this run.
+        seconds: what preparing took, by step.
+        overrides: in what single clients differ, by their number.
+    """
+
+    method: Method
+    settings: Mapping[str, Value]
+    features: RunFeatures
+    backbones: tuple[str, ...]
+    dataset: Mapping[str, Any]
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    partitions: Mapping[int, Partition]
+    partition_name: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+
+    @property
+    def data(self) -> Data:
+        """Features, labels and text as methods read them."""
+        return self.features.data
+
+    @property
+    def clients(self) -> Sequence[Client]:
+        """Those of the first seed; every seed has as many."""
+        return next(iter(self.partitions.values())).clients
+
+    def resolve(self, config: TrainConfig) -> ResolvedRun:
+        """What is run on these inputs; errors as ``resolve_run``."""
+        return resolve_run(config, self.method, self.settings, self.features.arrays, len(self.clients))
+
+    def with_settings_of(self, config: TrainConfig) -> RunInputs:
+        """The same rows with the hyperparameters of another configuration of the same method."""
+        settings = hyperparameters(self.method, config)
+        kept = {"feat_post": self.settings["feat_post"]} if "feat_post" in settings else {}
+        return replace(self, settings={**settings, **kept})
+
+    def with_data(self, data: Data) -> RunInputs:
+        """The same with other data."""
+        return replace(self, features=replace(self.features, data=data))

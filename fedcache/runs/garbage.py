@@ -68,8 +68,7 @@ def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float
 def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
     """Delete it; what was deleted.
 
-    Raises:
-        MachineError for what cannot be deleted; the rest of the list is left as it is.
+    Raises MachineError for what cannot be deleted; the rest of the list is left as it is.
     """
     done: list[Garbage] = []
     for one in garbage:

@@ -1,7 +1,8 @@
 """The life of runs: prepared, opened, trained seed by seed from wherever a killed one stopped, and stored.
 
 A run alone is one point; the points of a grid that differ in floats alone may be trained together where that pays. Each
-point is a run with a directory, checkpoints and a result of its own.
+point is a run with a directory, checkpoints and a result of its own. Checkpoints are written as often as their cost
+allows, and a run stops where no finished round is lost.
 """
 
 from __future__ import annotations
@@ -13,24 +14,89 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, StoppedError
 from fedcache.extract.stop import Stop
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
-from fedcache.federate.engine.run import run_points
-from fedcache.federate.engine.training_run import RunCallbacks
-from fedcache.federate.execution.grid_cache import GridCache
+from fedcache.federate.engine.run import RunCallbacks, run_points
+from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.progress import Observer, Silent
-from fedcache.runs.checkpointing import CheckpointPace, StopCheck, stopped
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, with_hooks
-from fedcache.runs.forecast import forecast_run, training_run
-from fedcache.runs.open_run import OpenRun, note_stored, open_run, resolve_inputs
-from fedcache.runs.plugin_code import code_of
-from fedcache.runs.prepare import RunInputs, prepare_run, row_source
+from fedcache.runs.features import RunInputs
+from fedcache.runs.identity import code_of
+from fedcache.runs.open_run import (
+    OpenRun,
+    forecast_run,
+    note_stored,
+    open_run,
+    prepare_run,
+    resolve_inputs,
+    row_source,
+    training_run,
+)
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.spec import check_config
+
+CHECKPOINT_EVERY = 2.0
+"""Seconds between checkpoints: what a kill may cost, where writing is cheap."""
+
+CHECKPOINT_SHARE = 0.05
+"""Of the time of a run, what checkpoints may take: large states are written less often."""
+
+
+class CheckpointPace:
+    """When to write the next checkpoint; used as a context around writing, so that it knows the cost."""
+
+    def __init__(self) -> None:
+        self._last, self._begun, self._writing, self._cost = time.monotonic(), 0.0, 0.0, 0.0
+
+    def due(self) -> bool:
+        """Whether it is time."""
+        return time.monotonic() - self._last > max(CHECKPOINT_EVERY, self._cost / CHECKPOINT_SHARE)
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._writing += time.monotonic() - self._begun
+
+    def over(self) -> None:
+        """All checkpoints of a round are written."""
+        self._last = time.monotonic()
+        self._cost, self._writing = self._writing, 0.0
+
+
+class StopCheck:
+    """Ends a run inside a round once a stop is asked for, if the rounds before it are all kept.
+
+    Where the last checkpoint is older, the round is finished first and its state is written: what is lost is less
+    than one round, or the time of one.
+
+    Args:
+        stop: set by a signal handler.
+        story: what is being computed, for the message: "seed 0".
+        kept: rounds that are kept already.
+    """
+
+    def __init__(self, stop: Stop, story: str, kept: int = 0) -> None:
+        self.stop, self.story = stop, story
+        self.begin(kept)
+
+    def begin(self, kept: int) -> None:
+        """Rounds start after round ``kept``, whose state is written."""
+        self.kept = self.done = kept
+
+    def __call__(self) -> None:
+        """Raise if it may stop here."""
+        if self.stop.requested and self.kept == self.done:
+            raise stopped(f"in round {self.done + 1} of {self.story}; what came before it is kept")
+
+
+def stopped(where: str) -> FedcacheError:
+    """How a stop that was asked for ends a command."""
+    return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
 
 
 def train(
@@ -49,6 +115,8 @@ def train(
 ) -> Run:
     """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
 
+    Raises UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
+
     Args:
         config: what to train; None fields take the defaults of the method's paper.
         home: where stores and runs are.
@@ -62,9 +130,6 @@ def train(
         hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
             costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
-
-    Raises:
-        UsageError, StoreError, CorruptionError, FederatedRunError; StoppedError after a stop, resumable.
     """
     observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
     check_config(config, partition)
@@ -85,7 +150,7 @@ def train_run(
     stop: Stop,
     position: GridPosition = ALONE,
 ) -> Run:
-    """Train every seed of a prepared run and store the result.
+    """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
     Args:
         inputs: from ``prepare_run``.
@@ -95,9 +160,6 @@ def train_run(
         observer: told the story.
         stop: honoured where no finished round is lost.
         position: that of a grid's point.
-
-    Raises:
-        FedcacheError: as ``train``.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
     run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position)
@@ -140,6 +202,8 @@ def train_together(
 ) -> None:
     """Train points that differ in floats alone at once, and store each as a run.
 
+    Raises FedcacheError, what concerns all points; INTERRUPTED after a stop.
+
     Args:
         points: of the grid.
         runs: directory of all runs.
@@ -148,9 +212,6 @@ def train_together(
         observer: told the story once, and the rounds of all points.
         stop: honoured after a round; every point keeps its state.
         on_end: called with the number of each point as it ends, and its run or the error that ended it.
-
-    Raises:
-        FedcacheError: what concerns all points; INTERRUPTED after a stop.
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
@@ -189,6 +250,8 @@ def train_seeds(
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are taken as they are.
 
+    Raises FedcacheError, what concerns all runs; INTERRUPTED after a stop.
+
     Args:
         runs: points that differ in floats alone.
         cache: what points share; None for a run alone.
@@ -197,9 +260,6 @@ def train_seeds(
 
     Returns:
         the errors that ended runs, by their place; the others go on.
-
-    Raises:
-        FedcacheError: what concerns all runs; INTERRUPTED after a stop.
     """
     spec, failed = runs[0].spec, dict[int, FedcacheError]()
     many = f"{len(runs)} points of " if cache is not None else ""

@@ -1,28 +1,149 @@
-"""One run and its directory: choices said, a stored result found, seeds kept as they end, the result written."""
+"""One run from its configuration to its result: inputs prepared, memory forecast, directory opened, seeds kept.
+
+Where the rows come from is a ``RowSource``. What is left out of a configuration comes from rules, and each choice is
+said aloud.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedcache.config import TrainConfig
+from fedcache.config import PartitionConfig, TrainConfig
+from fedcache.errors import UsageError
 from fedcache.extract.device import resolve_device
+from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.engine.run import TrainingRun, plan
+from fedcache.federate.execution.load import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
+from fedcache.federate.methods import METHODS, find_method
 from fedcache.progress import Observer
 from fedcache.runs.directory import RunDirectory
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
-from fedcache.runs.identity import Identity
-from fedcache.runs.plugin_code import code_of
-from fedcache.runs.prepare import RunInputs
-from fedcache.runs.results import SeedResult, seed_result, summarise
+from fedcache.runs.features import RunInputs
+from fedcache.runs.identity import Identity, code_of
+from fedcache.runs.results import SeedResult, describe_privacy, seed_result, summarise
+from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
-from fedcache.runs.spec import ResolvedRun, check_participation
-from fedcache.runs.trust import describe_privacy
+from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
+
+
+def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = None) -> RunInputs:
+    """Resolve method, features and partitions.
+
+    Raises UsageError, StoreError, CorruptionError; as extraction, where one is run.
+
+    Args:
+        config: as asked.
+        source: where the rows come from.
+        method: one of the user's own, in the place of the one that is named.
+    """
+    method = method or named_method(config)
+    settings, seeds = hyperparameters(method, config), parse_seeds(config.seeds)
+    began = time.perf_counter()
+    extracting = source.open(method, settings)
+    arrays = source.arrays(method, settings)
+    partitions, name = source.partitions(method, seeds)
+    feat_post = source.feat_post(method, settings, arrays)
+    if "feat_post" in settings:
+        settings = {**settings, "feat_post": feat_post}
+    features = source.read(method, settings, arrays, feat_post)
+    domains, classes = source.names()
+    clients = len(next(iter(partitions.values())).clients)
+    return RunInputs(
+        method=method,
+        settings=settings,
+        features=features,
+        backbones=source.backbones(features.arrays),
+        dataset=source.dataset(),
+        domains=domains,
+        classes=classes,
+        partitions=partitions,
+        partition_name=name,
+        overrides=source.overrides(method, features, clients),
+        seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
+    )
+
+
+def named_method(config: TrainConfig) -> Method:
+    """The method that a configuration names. Raises UsageError, also when it names none."""
+    if config.method is not None:
+        return find_method(config.method)
+    if config.clients_from is not None:
+        raise UsageError("No method was named.", "fedcache train --method fed3r --clients-from DIR")
+    raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+
+
+def row_source(config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> RowSource:
+    """The stores of ``--clients-from``, each a client, else one store whose rows are dealt by index."""
+    if config.clients_from is not None:
+        return ShardRows(config, Path(config.clients_from), preparation)
+    return StoreRows(config, partition, preparation)
+
+
+def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun:
+    """One seed of a run as the engine takes it."""
+    return TrainingRun(
+        inputs.method,
+        inputs.data,
+        inputs.partitions[seed].clients,
+        rounds=spec.rounds,
+        participation=spec.participation,
+        seed=seed,
+        dtype=spec.dtype,
+        eval_every=spec.eval_every,
+        overrides=inputs.overrides,
+        trust=spec.trust,
+        execution=spec.execution,
+    )
+
+
+def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
+    """How that many points would be computed, and what they would need of memory.
+
+    Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
+    carry; MachineError when the peak does not fit into memory.
+    """
+    spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
+    execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
+    found = forecast(
+        load,
+        execution,
+        opt=str(inputs.settings.get("opt", "sgd")),
+        stacked="stack" in inputs.method.pool(inputs.settings).values(),
+        closed=not inputs.method.gradient,
+    )
+    if inputs.data.x.device.type == "cpu":
+        refuse_too_much(found, load, execution, free_memory(), loaded=True)
+    return execution, found
+
+
+def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
+    """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
+
+    Args:
+        programs: inputs, specification and number of points of each.
+    """
+    plans = []
+    for inputs, spec, points in programs:
+        execution, found = forecast_run(inputs, spec, points)
+        plans.append(
+            {
+                "method": inputs.method.name,
+                "points": points,
+                "lift": execution.name,
+                "clients_at_once": execution.chunk,
+                "points_at_once": execution.points if execution.name != "sequential" else 1,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
 
 
 @dataclass
@@ -118,9 +239,7 @@ class OpenRun:
 def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -> tuple[RunInputs, ResolvedRun]:
     """Resolve what determines a run, say what was chosen, and move the inputs to the device that computes.
 
-    Raises:
-        UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable
-            GPU.
+    Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
     """
     spec = inputs.resolve(config)
     if cost := spec.privacy_cost(len(inputs.clients)):
@@ -146,10 +265,8 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
 def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
     """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
 
-    With ``live`` encoders ``auto`` takes a GPU when torch can use one.
-
-    Raises:
-        UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
+    With ``live`` encoders ``auto`` takes a GPU when torch can use one. Raises UsageError for an unknown device,
+    MachineError for ``cuda`` without a usable GPU.
     """
     if requested == "auto" and not live:
         if torch.cuda.is_available():
@@ -180,7 +297,7 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
 def open_run(
     inputs: RunInputs, spec: ResolvedRun, runs: Path, *, fresh: bool, observer: Observer, position: GridPosition = ALONE
 ) -> OpenRun:
-    """Find the directory of a run, and its result if it is there.
+    """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
 
     Args:
         inputs: what it reads.
@@ -189,9 +306,6 @@ def open_run(
         fresh: as if there were no result.
         observer: told of the rounds.
         position: in a grid.
-
-    Raises:
-        CorruptionError for a damaged result.
     """
     identity = Identity(
         spec.to_identity(),

@@ -1,4 +1,6 @@
-"""Partitions of a store: made, saved in it, drawn, and cut into one store per client."""
+"""What clients are dealt: partitions of a store (made, saved in it, drawn, cut into one store per client), and in what
+single clients differ (``--client-backbones``, ``--client-set``).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError, unknown
+from fedcache.extract.backbones import lookup
+from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
 from fedcache.progress import Observer
+from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.store import Store
@@ -57,6 +62,8 @@ def make_partition(
 ) -> Partition:
     """Deal the store's readable rows to clients and save the partition in the store.
 
+    Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works).
+
     Args:
         store: whose rows are dealt.
         scheme: one of ``SCHEMES``.
@@ -64,9 +71,6 @@ def make_partition(
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
         arguments: of the scheme.
-
-    Raises:
-        UsageError, for arguments that are unknown, out of range or infeasible (with the value that works).
     """
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
     if save:
@@ -83,13 +87,12 @@ def report_notes(made: Partition, observer: Observer) -> None:
 def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
     """Refuse training rows without a label where the method reads labels.
 
+    Raises UsageError, with what to add and the command that brings it.
+
     Args:
         method: what it reads.
         store: whose rows are trained on.
         rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
-
-    Raises:
-        UsageError, with what to add and the command that brings it.
     """
     if "labels" not in method.needs:
         return
@@ -202,8 +205,7 @@ def partition_seeds(
 def load_partition(store: Store, name: str) -> Partition:
     """A saved partition by name, or a partition file by path; it must be of this store's dataset.
 
-    Raises:
-        UsageError for an unknown name; StoreError for one of another dataset; CorruptionError for a damaged one.
+    Raises UsageError for an unknown name; StoreError for one of another dataset; CorruptionError for a damaged one.
     """
     digest = str(store.dataset["digest"])
     if name.endswith(".json") and Path(name).exists():
@@ -231,3 +233,60 @@ def write_shards(
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     export.write_shards(store, [(c.name, c.train, c.test) for c in partition.clients], target)
     return target
+
+
+def named_backbones(train: TrainConfig) -> tuple[str, ...]:
+    """The backbones of a run: ``--backbones``, else all that some client has."""
+    return train.backbones or tuple(
+        dict.fromkeys(name for entry in train.client_backbones for name in entry.split("+"))
+    )
+
+
+def check_named(train: TrainConfig, store: Store, home: Home) -> None:
+    """Refuse a name of ``--client-backbones`` that is neither in the store nor any backbone at all.
+
+    Raises UsageError with "did you mean".
+    """
+    have = {str(a.recipe.get("backbone", key)) for key, a in store.arrays.items()}
+    for name in (name for entry in train.client_backbones for name in entry.split("+")):
+        if name not in store.arrays and name.partition("@")[0] not in have:
+            lookup(name.partition("@")[0], home=home.root)
+
+
+def client_overrides(
+    method: Method, train: TrainConfig, store: Store, keys: Sequence[str], widths: Sequence[int], clients: int
+) -> dict[int, ClientOverrides]:
+    """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
+
+    Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
+
+    Args:
+        method: which says what may differ.
+        train: ``client_backbones``, entries like ``a`` or ``a+b``; ``client_set``, key to values.
+        store: whose arrays the entries name.
+        keys: arrays of the run, in the order they are concatenated.
+        widths: of each.
+        clients: their number.
+    """
+    stops = np.cumsum(widths)
+    place = {key: (int(stop) - width, int(stop)) for key, stop, width in zip(keys, stops, widths, strict=False)}
+    columns = []
+    for entry in train.client_backbones:
+        chosen = chosen_arrays(store, entry.split("+"))
+        other = [key for key in chosen if key not in place]
+        if other:
+            raise UsageError(
+                f"--client-backbones names {other[0]}, which is not among the run's backbones.",
+                "Leave --backbones out, or name all of them there.",
+            )
+        columns.append(tuple(place[key] for key in chosen))
+    values: Mapping[str, list[str]] = {key: str(words).split(",") for key, words in train.client_set.items()}
+    typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
+    own = {
+        i: ClientOverrides(
+            columns[i % len(columns)] if columns else (), {key: words[i % len(words)] for key, words in typed.items()}
+        )
+        for i in range(clients)
+    }
+    check_mixed(method, own, int(stops[-1]), clients)
+    return own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 
 from fedcache.extract.backbones.parameters import PARAMETERS
 from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
+from fedcache.runs.events import number
+from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
-from fedcache.runs.prepare import RunInputs
 from fedcache.runs.spec import ResolvedRun
-from fedcache.runs.trust import trust_section
 
 MOST_CONFUSED = 100
 """Classes up to which a result holds its confusion matrix: 10,000 numbers."""
@@ -82,11 +81,6 @@ class SeedResult:
     def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
         """The inverse of ``to_dict``."""
         return cls(**data)
-
-
-def number(value: float | None) -> float | None:
-    """A float that JSON has, or None."""
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int) -> list[list[int]] | None:
@@ -288,3 +282,55 @@ def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | Non
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in args.items()}
+
+
+def describe_trust(section: Mapping[str, Any]) -> list[str]:
+    """The ``trust`` part of a result as lines for a person."""
+    lines = []
+    if section.get("aggregate", "mean") != "mean":
+        lines.append(f"Uploads taken together by {section['aggregate']}.")
+    if "attack" in section:
+        liars = sorted({name for names in section["attackers"] for name in names})
+        shown = ", ".join(liars[:5]) + (", ..." if len(liars) > 5 else "")
+        lines.append(
+            f"Attack {section['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}."
+        )
+    if section.get("rejected"):
+        lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
+    if cost := section.get("privacy"):
+        lines.append(describe_privacy(cost))
+    return lines
+
+
+def describe_privacy(cost: Mapping[str, Any]) -> str:
+    """One sentence of what noise promises."""
+    if cost["epsilon_rdp"] is None:
+        return "Privacy: no noise, so nothing is promised (clipping alone)."
+    pld = "too large to be worth computing" if cost["epsilon_pld"] is None else f"{cost['epsilon_pld']:.3g}"
+    return (
+        f"Privacy: epsilon {pld} by privacy loss distributions, {cost['epsilon_rdp']:.3g} by Renyi divergence, for "
+        f"delta {cost['delta']:g}; {cost['rounds']} rounds, a share of {cost['share']:g} of the clients in each."
+    )
+
+
+def trust_section(
+    options: Mapping[str, Any], cost: Mapping[str, Any], attackers: Sequence[Sequence[str]], rejected: int = 0
+) -> dict[str, Any]:
+    """The part of a result that says what was done; {} for an ordinary run.
+
+    Args:
+        options: ``non_default_options`` of the run.
+        cost: ``privacy_cost`` of it.
+        attackers: names of the clients that lied, for each seed.
+        rejected: uploads that validation refused, over all seeds and rounds.
+    """
+    section = dict(options)
+    if not section:
+        return {}
+    if "attack" in section:
+        section["attackers"] = [list(names) for names in attackers]
+    if section.get("on_bad_update") == "reject":
+        section["rejected"] = rejected
+    if cost:
+        section["privacy"] = dict(cost)
+    return {"trust": section}

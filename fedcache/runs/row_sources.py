@@ -1,19 +1,40 @@
-"""Where the rows of a run come from: what every source answers, and what preparing a run may do."""
+"""Where the rows of a run come from: one store, dealt by index, or a directory with one store per client."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from fedcache.config import Home
+import numpy as np
+
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.extract.planning.plan import say_templates
 from fedcache.extract.stop import Stop
-from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method
-from fedcache.federate.partition.partition import Partition
+from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.partition.partition import Client, Partition
 from fedcache.progress import Observer
-from fedcache.runs.features import RunFeatures
+from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
+from fedcache.runs.partitions import (
+    check_named,
+    client_overrides,
+    named_backbones,
+    need_labels,
+    partition_seeds,
+    single_class_warning,
+)
+from fedcache.runs.store_choice import (
+    arrays_for,
+    common_arrays,
+    feat_post_for,
+    find_or_extract,
+    images_for,
+    wants_encoders,
+)
+from fedcache.store.store import Store
 
 
 class RowSource(Protocol):
@@ -22,8 +43,7 @@ class RowSource(Protocol):
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find what holds the rows, and extract what is missing; the seconds that extracting took.
 
-        Raises:
-            StoreError for what is missing; UsageError for what the method cannot have of this source.
+        Raises StoreError for what is missing; UsageError for what the method cannot have of this source.
         """
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
@@ -85,3 +105,284 @@ class Preparation:
     extract: bool = True
     repartition: bool = False
     cache: InputCache = field(default_factory=InputCache)
+
+
+class StoreRows:
+    """A ``RowSource``: the store of a configuration, extracted first where there is none.
+
+    Args:
+        config: names the store or its dataset, the backbones, and perhaps a saved partition.
+        partition: how rows are dealt, when none is named.
+        preparation: what preparing may do.
+
+    Attributes:
+        store: once it is open.
+    """
+
+    store: Store
+
+    def __init__(self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> None:
+        self.config, self.partition, self.preparation = config, partition, preparation
+        self._trained_rows = np.empty(0, np.int64)
+
+    def open(self, method: Method, settings: Mapping[str, Value]) -> float:
+        """Find the store; the seconds of the extraction that was run for it."""
+        p = self.preparation
+        self.store, seconds = find_or_extract(
+            method, self.config, p.home, extract=p.extract, observer=p.observer, stop=p.stop
+        )
+        if self.config.client_backbones:
+            check_named(self.config, self.store, p.home)
+        return seconds
+
+    def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
+        """Those of ``--backbones``, else what the method takes by itself."""
+        names = named_backbones(self.config)
+        keys = arrays_for(method, settings, self.store, names, self.preparation.observer)
+        need_labels(method, self.store, None)
+        if "image tower" in method.needs:
+            images_for(self.store, keys[0])  # refused before rows are dealt
+        for name in self.config.domain:
+            if name not in self.store.samples.domains:
+                raise unknown("domain", name, self.store.samples.domains)
+        return keys
+
+    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+        """A saved one, or those of a scheme; what is wrong with the labels of its rows is refused or warned of."""
+        p, config, samples = self.preparation, self.config, self.store.samples
+        key = (self.store.path, method.defaults, config.partition, config.domain, str(self.partition), tuple(seeds),
+               p.repartition)  # fmt: skip
+        if key not in p.cache.partitions:
+            p.cache.partitions[key] = partition_seeds(
+                method, self.store, config, self.partition, seeds, repartition=p.repartition, observer=p.observer
+            )
+        found, name = p.cache.partitions[key]
+        first = next(iter(found.values()))
+        self._trained_rows = rows = np.concatenate([c.train for c in first.clients])
+        need_labels(method, self.store, rows)
+        warning = single_class_warning(method, samples.label[rows], samples.classes)
+        if warning is not None and warning not in p.cache.warned:
+            p.cache.warned.add(warning)
+            p.observer.warn(warning)
+        if (samples.label[first.test] < 0).all():
+            p.observer.note("No test row has a label: the models are made, and nothing is scored.")
+        return found, name
+
+    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+        """As asked, else what is usual for these backbones, which is said where features are read."""
+        config, reads_images = self.config, "pixels" in method.reads(settings)
+        observer = None if reads_images else self.preparation.observer
+        return feat_post_for(settings, "feat_post" in config.set, config.preset, self.store, arrays, observer)
+
+    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+        """Features or images of every row of the store, with live encoders for a method that runs some."""
+        p, store, reads = self.preparation, self.store, method.reads(settings)
+        encoders = encoders_of_run(method, store, arrays[0], p.home)
+        if encoders is not None and encoders.images is not None:
+            arrays = [*arrays, encoders.images]
+        if "pixels" in reads:
+            features = read_images(store, arrays)
+        else:
+            features = self._read_once(method, settings, arrays, feat_post)
+        if encoders is not None:
+            features = encoders.add_to(features, store)
+        if features.templates:
+            say_templates(list(features.templates), p.observer)
+        if not reads & {"labels", "text"} and (store.samples.label[self._trained_rows] < 0).all():
+            p.observer.note("No training row has a label: no linear probe can be trained, and nothing is scored.")
+        if "views" in reads and features.data.x.shape[1] < 3:
+            p.observer.note(
+                f"Views stored of each image: {features.data.x.shape[1]}. {method.name} wants augmentations: approx; "
+                "fedcache extract --views 8 stores some."
+            )
+        return features
+
+    def _read_once(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
+        """The features, from the cache when the last point of the grid had the same."""
+        cache, rows = self.preparation.cache, self._trained_rows
+        determines_scale = rows.tobytes() if feat_post == "standardize" else b""
+        key = (self.store.path, tuple(arrays), feat_post, determines_scale, method.needs, settings.get("init"),
+               settings.get("head"))  # fmt: skip
+        if cache.features is None or cache.features[0] != key:
+            cache.features = None  # the old ones go before the new ones come
+            observer = self.preparation.observer
+            cache.features = (key, read_store(method, settings, self.store, arrays, feat_post, rows, observer))
+        return cache.features[1]
+
+    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+        """Those of ``--client-backbones`` and ``--client-set``."""
+        if not self.config.client_backbones and not self.config.client_set:
+            return {}
+        widths = features.data.widths
+        return client_overrides(method, self.config, self.store, features.arrays, widths, clients)
+
+    def dataset(self) -> dict[str, Any]:
+        """Slug, digest and numbers of rows."""
+        d = self.store.dataset
+        return {"slug": str(d["slug"]), "digest": str(d["digest"]), "rows": self.store.rows, "ok": self.store.rows_ok}
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Domains and classes."""
+        return self.store.samples.domains, self.store.samples.classes
+
+    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
+        """Names of the backbones that made the arrays."""
+        return tuple(str(self.store.arrays[key].recipe.get("backbone", key)) for key in arrays)
+
+
+class ShardRows:
+    """A ``RowSource``: the stores of a directory.
+
+    Rows that several clients hold (shared test rows) are taken once, in the parent's order, so that every sum runs in
+    the order it has when one store holds all rows.
+
+    Args:
+        config: names the backbones.
+        folder: of the stores.
+        preparation: what preparing may do.
+
+    Attributes:
+        stores: in client order, once they are open.
+    """
+
+    stores: list[Store]
+
+    def __init__(self, config: TrainConfig, folder: Path, preparation: Preparation) -> None:
+        self.config, self.folder, self.preparation = config, folder, preparation
+        self._clients: list[Client] = []
+
+    def open(self, method: Method, settings: Mapping[str, Value]) -> float:
+        """Open the stores; nothing is ever extracted for them."""
+        if "pixels" in method.reads(settings):
+            raise UsageError(
+                f"{method.name} trains on images, and --clients-from on the features of client stores.",
+                f"Train on the store they were cut from: fedcache train --method {method.name} --partition NAME",
+            )
+        if self.config.client_backbones or self.config.client_set:
+            raise UsageError(
+                "--client-backbones and --client-set deal differences to clients by number, --clients-from to stores.",
+                "Train on the store they were cut from:  fedcache train --partition NAME",
+            )
+        self.stores = open_clients(self.folder)
+        self.preparation.observer.note(f"{len(self.stores)} client stores in {self.config.clients_from}.")
+        # Numbers in the parent -> places in one matrix that holds every row once, in the parent's order.
+        parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in self.stores]
+        rows = np.unique(np.concatenate(parents))
+        self._places = [np.searchsorted(rows, p) for p in parents]
+        return 0.0
+
+    def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
+        """Those of ``--backbones``; every client must have them, by the digest of their recipe."""
+        return common_arrays(self.stores, self.config, "text" in method.needs or wants_encoders(method))
+
+    def partitions(self, method: Method, seeds: Sequence[int]) -> tuple[dict[int, Partition], str | None]:
+        """Each client holds the rows of its store, as the store splits them."""
+        labels = []
+        for store, places in zip(self.stores, self._places, strict=True):
+            s, name = store.samples, str(store.dataset["shard"]["client"])
+            good = s.ok == 1
+            train, test = good & (s.split == 0), good & (s.split == 1)
+            self._clients.append(Client(name, places[train], places[test]))
+            labels.append(s.label[train])
+        if "labels" in method.needs and any((label < 0).any() for label in labels):
+            raise UsageError(
+                f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
+                "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
+            )
+        warning = single_class_warning(method, np.concatenate(labels), self.stores[0].samples.classes)
+        if warning is not None:
+            self.preparation.observer.warn(warning)
+        partition = Partition(
+            scheme="shards-of-a-store",
+            args={},
+            seed=0,
+            clients=tuple(self._clients),
+            test=np.unique(np.concatenate([c.test for c in self._clients])),
+            dataset=str(self.stores[0].dataset["shard"]["parent"]),
+            pool=1 + max(int(places.max(initial=-1)) for places in self._places),
+            dropped=0,
+        )
+        return dict.fromkeys(seeds, partition), None
+
+    def feat_post(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]) -> str:
+        """As asked, else what is usual for these backbones, which is said."""
+        requested, observer = "feat_post" in self.config.set, self.preparation.observer
+        return feat_post_for(settings, requested, self.config.preset, self.stores[0], arrays, observer)
+
+    def read(self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str) -> RunFeatures:
+        """Every row once, with live encoders for a method that runs some."""
+        trained = np.concatenate([c.train for c in self._clients])
+        features = read_client_stores(method, settings, self.stores, arrays, self._places, feat_post, trained)
+        encoders = encoders_of_run(method, self.stores[0], arrays[0], self.preparation.home)
+        if encoders is not None:
+            features = encoders.add_to(features, self.stores[0])
+        if features.templates:
+            say_templates(list(features.templates), self.preparation.observer)
+        return features
+
+    def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
+        """None: they were refused."""
+        return {}
+
+    def dataset(self) -> dict[str, Any]:
+        """The parent's slug and digest, and the rows of all clients, those that several hold counted for each."""
+        first = self.stores[0].dataset
+        return {
+            "slug": first["slug"],
+            "digest": str(first["shard"]["parent"]),
+            "rows": int(sum(s.rows for s in self.stores)),
+            "ok": int(sum(int(s.rows_ok) for s in self.stores)),
+        }
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Domains and classes."""
+        return self.stores[0].samples.domains, self.stores[0].samples.classes
+
+    def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
+        """Names of the backbones that made the arrays."""
+        return tuple(str(self.stores[0].arrays[key].recipe.get("backbone", key)) for key in arrays)
+
+
+def open_clients(folder: Path) -> list[Store]:
+    """The stores of a directory in client order.
+
+    Raises StoreError, when there are none, or they are not shards of one dataset with the same classes.
+    """
+    paths = sorted(folder.glob("*.zarr")) if folder.is_dir() else []
+    if not paths:
+        raise StoreError(f"{folder} holds no client stores.", "fedcache shard --partition NAME --out DIR makes them.")
+    stores = [Store.open(p) for p in paths]
+    for store in stores:
+        if "shard" not in store.dataset:
+            raise StoreError(f"{store.path} is not a client's store.", "fedcache shard --partition NAME --out DIR")
+    stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
+    first = stores[0]
+    numbers = [int(s.dataset["shard"]["number"]) for s in stores]
+    names = [str(s.dataset["shard"]["client"]) for s in stores]
+    for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
+            raise StoreError(
+                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
+                "Remove or move away all but one of them.",
+            )
+    gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
+    if gone:
+        raise StoreError(
+            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            "fedcache shard --partition NAME --out DIR writes what is missing.",
+        )
+    for store in stores[1:]:
+        for what, a, b in (
+            ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
+            ("classes", first.samples.classes, store.samples.classes),
+        ):
+            if a != b:
+                raise StoreError(
+                    f"{store.path.name} and {first.path.name} differ in {what}.",
+                    "Cut all client stores from one store, with one partition.",
+                )
+    return stores

@@ -1,14 +1,136 @@
-"""A finished run, as Python and notebooks have it."""
+"""A finished run, as Python and notebooks have it: figures by name, one line, facts, columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.notebooks import html_facts
-from fedcache.runs.display import facts_of, frame_of, spread
-from fedcache.runs.figures import Figures, TrafficFigures
+from fedcache.errors import unknown
+from fedcache.notebooks import data_frame, html_facts, percent
+from fedcache.runs.directory import rounds_of
+
+
+class Figures(Mapping[str, Any]):
+    """A part of a result, read-only.
+
+    Args:
+        what: its name, for messages: ``accuracy``.
+        values: plain JSON values by name.
+    """
+
+    def __init__(self, what: str, values: Mapping[str, Any]) -> None:
+        self._what, self._values = what, values
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return Figures(f"{self._what}.{name}", value) if isinstance(value, Mapping) else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(f"{self.__dict__.get('_what')} has no {name!r}; it has {', '.join(dir(self))}")
+        return self[name]
+
+    def __dir__(self) -> list[str]:
+        return [k for k in self._values if k.isidentifier()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        shown = (f"{k}={v!r}" for k, v in self._values.items() if not isinstance(v, list | Mapping))
+        return f"{self._what}({', '.join(shown)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return dict(self._values)
+
+
+class TrafficFigures(Figures):
+    """Traffic of a run, with what most ask for under plain names."""
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent in all rounds and seeds, as counted from what was sent."""
+        return int(self._values["exact"]["up_bytes"])
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients were sent in all rounds and seeds."""
+        return int(self._values["exact"]["down_bytes"])
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), "bytes_down", "bytes_up"]
+
+
+FRAMES = ("rounds", "clients")
+
+
+def spread(accuracy: Mapping[str, Any]) -> str:
+    """``0.8123 +- 0.0045``, without the second where there is one seed; ``not scored`` without test labels."""
+    mean, std = accuracy["mean"], accuracy["std"]
+    if mean is None:
+        return "not scored"
+    return f"{mean:.4f}" if std is None else f"{mean:.4f} +- {std:.4f}"
+
+
+def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a person looks for first, by name; None for what the run does not have."""
+    part, exact, seconds = result["partition"], result["traffic"]["exact"], measured.get("seconds", {})
+    return {
+        "accuracy": percent(result["accuracy"]["mean"]),
+        "std over seeds": percent(result["accuracy"]["std"]),
+        "worst 10 % of clients": percent(result["fairness"].get("worst10")),
+        "macro-F1": percent(result["macro_f1"]["mean"]),
+        "partition": f"{part['scheme']}, {part['clients']} clients",
+        "rounds": f"{result['rounds']}, {result['participation']} clients a round",
+        "seeds": ", ".join(map(str, result["seeds"])),
+        "bytes up, down": f"{exact['up_bytes']:,}, {exact['down_bytes']:,}",
+        "fidelity": result["fidelity"],
+        "seconds of training": f"{seconds['train']:,.2f}" if "train" in seconds else None,
+        "directory": path,
+    }
+
+
+def frame_of(path: Path, result: Mapping[str, Any], what: str) -> Any:
+    """See ``Run.frame``."""
+    if what not in FRAMES:
+        raise unknown("frame", what, FRAMES)
+    if what == "clients":
+        return data_frame(
+            {
+                "client": result["clients"],
+                "accuracy": result["accuracy"]["per_client"],
+                "classes_owned": result["classes_owned"]["per_client"],
+            }
+        )
+    records = rounds_of(path)
+    watched = dict.fromkeys(k for r in records for k in r.get("diagnostics", {}))
+    return data_frame(
+        {
+            "seed": [r["seed"] for r in records],
+            "round": [r["round"] for r in records],
+            "clients": [len(r["clients"]) for r in records],
+            "accuracy": [r["accuracy"] for r in records],
+            "bytes_up": [r["traffic"]["up_bytes"] for r in records],
+            "bytes_down": [r["traffic"]["down_bytes"] for r in records],
+            **{k: [r.get("diagnostics", {}).get(k) for r in records] for k in watched},
+        }
+    )
+
+
+def values_of(words: Sequence[str | None]) -> list[Any]:
+    """Swept words as numbers where all of them are."""
+    for kind in (int, float):
+        try:
+            return [None if w is None else kind(w) for w in words]
+        except ValueError:
+            continue
+    return list(words)
 
 
 @dataclass
@@ -59,8 +181,7 @@ class Run:
     def frame(self, what: str = "rounds") -> Any:
         """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
 
-        Raises:
-            UsageError for another word; MachineError without pandas.
+        Raises UsageError for another word; MachineError without pandas.
         """
         return frame_of(self.path, self.result, what)
 

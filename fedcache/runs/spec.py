@@ -9,19 +9,24 @@ from typing import Any
 
 import torch
 
-from fedcache.config import PartitionConfig, TrainConfig, to_table
+from fedcache.config import PartitionConfig, TrainConfig, execution_name, to_table
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method
-from fedcache.federate.execution.choose import executors
-from fedcache.federate.execution.names import execution_name
-from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.runs.trust import non_default_options, policy_from_config, privacy_cost
+from fedcache.federate.engine.method import Method, clients_per_round
+from fedcache.federate.engine.run import executors
+from fedcache.federate.trust.attacks import parse_attack
+from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
+from fedcache.federate.trust.privacy import DELTA, parse_privacy
 
 DTYPES = ("float32", "float64")
 LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000
+
+TRUST_OPTIONS = (
+    "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
+)  # fmt: skip
+"""Fields of ``TrainConfig`` that say it; each can be swept."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +130,14 @@ def resolve_run(
 ) -> ResolvedRun:
     """The configuration that determines a result: every default in place.
 
+    Raises UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
+
     Args:
         config: as asked.
         method: of the run.
         settings: from ``hyperparameters`` of ``runs.prepare``.
         arrays: keys of the arrays it trains on.
         clients: their number.
-
-    Raises:
-        UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
     """
     text = _participation_text(config, method, clients)
     participation = parse_participation(text)
@@ -170,8 +174,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     >>> parse_seeds("7,0-2,1")
     (7, 0, 1, 2)
 
-    Raises:
-        UsageError, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
+    Raises UsageError, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
     example = "For example --seeds 0,1,2 or --seeds 0-4"
     seeds: dict[int, None] = {}
@@ -195,8 +198,7 @@ def parse_participation(text: str | None) -> int | float | None:
     >>> parse_participation("10"), parse_participation("10%"), parse_participation("all")
     (10, 0.1, None)
 
-    Raises:
-        UsageError.
+    Raises UsageError.
     """
     if text is None or text == "all":
         return None
@@ -219,11 +221,7 @@ def parse_participation(text: str | None) -> int | float | None:
 
 
 def check_participation(config: TrainConfig, clients: int) -> None:
-    """Refuse to ask more clients than there are.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse to ask more clients than there are. Raises UsageError."""
     requested = parse_participation(config.participation)
     if isinstance(requested, int) and requested > clients:
         raise UsageError(
@@ -234,8 +232,7 @@ def check_participation(config: TrainConfig, clients: int) -> None:
 def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
 
-    Raises:
-        UsageError, naming the value, or both options.
+    Raises UsageError, naming the value, or both options.
     """
     has_scheme = partition.scheme is not None or partition.clients is not None or bool(partition.options)
     contradictions = (
@@ -267,17 +264,71 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
 
 
 def check_values(config: TrainConfig) -> None:
-    """Refuse values that cannot be.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse values that cannot be. Raises UsageError."""
     for what, value, legal in (
         ("dtype", config.dtype, DTYPES),
         ("lift", execution_name(config.lift), ("auto", *executors())),
     ):
         if value not in legal:
             raise unknown(what, value, legal)
-    known_device(config.device)
+    if config.device != "auto":
+        known_device(config.device)
     policy_from_config(config)
     parse_participation(config.participation)
+
+
+def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:
+    """The choice of a configuration.
+
+    Raises UsageError for wrong words, and for a method whose uploads do not allow them; MachineError when noise is
+    asked for and its accounting is not installed.
+    """
+    privacy = None
+    if (config.dp_clip, config.dp_noise, config.dp_delta) != (None, None, None):
+        privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
+    if privacy is not None:
+        privacy.require()  # before anything is trained
+    trust = parse_policy(
+        config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy
+    )
+    if method is not None:
+        trust.check(method, method.resolve())
+    return trust
+
+
+def non_default_options(config: TrainConfig) -> dict[str, Any]:
+    """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
+    plain = TrainConfig()
+    made = {k: getattr(config, k) for k in TRUST_OPTIONS if getattr(config, k) != getattr(plain, k)}
+    if made.get("attack") == NO_ATTACK:
+        del made["attack"]
+    elif "attack" in made:
+        made["attack"] = parse_attack(made["attack"]).text  # one attack has one spelling
+    if config.aggregate == "mean":
+        made.pop("byzantine", None)  # the mean expects nobody
+    if config.dp_clip is not None and "dp_delta" not in made:
+        made["dp_delta"] = DELTA
+    return made
+
+
+def privacy_cost(
+    policy: TrustPolicy, rounds: int, participation: int | float | None, clients: int
+) -> dict[str, float | str | None]:
+    """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
+    if policy.privacy is None:
+        return {}
+    cost = policy.privacy.cost(rounds, clients_per_round(participation, clients) / clients)
+    return {k: None if v == float("inf") else v for k, v in cost.items()}
+
+
+def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
+    """Every hyperparameter; a schedule of its own accord lasts as long as the run."""
+    settings = method.resolve(config.preset, config.set)
+    return with_schedule_rounds(settings, config.rounds or method.defaults.rounds)
+
+
+def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
+    """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
+    if "sched_rounds" in settings and settings["sched_rounds"] is None:
+        return {**settings, "sched_rounds": rounds}
+    return dict(settings)

@@ -1,29 +1,212 @@
-"""Which store a run trains on: what is complete, what is unfinished, what is only a part, and what is not there yet."""
+"""Which store a run trains on and which of its arrays; what of it is unfinished, only a part, or not there yet."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcache.config import ExtractConfig, Home, TrainConfig
-from fedcache.errors import StoreError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.command_lines import UnfinishedArray, extract_command, unfinished_arrays_of
-from fedcache.extract.planning.find_store import find_store, no_store_remembered
+from fedcache.extract.planning.find_store import find_store, more_features, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of
+from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
-from fedcache.runs.arrays import recipe_options, to_extract, wants_encoders
 from fedcache.store.catalog import is_ingested
+from fedcache.store.manifest import match_arrays, names_of
 from fedcache.store.store import Store
+from fedcache.store.text_features import TEXT_ORDER
 
 if TYPE_CHECKING:
     from fedcache.extract.stop import Stop
+    from fedcache.federate.engine.hyperparameters import Hp
     from fedcache.federate.engine.method import Method
+
+
+INPUT = ("size", "resize", "interpolation", "crop_pct")
+"""What determines an encoder's input image; normalisation happens after it."""
+
+
+def wants_encoders(method: Method) -> bool:
+    """Whether a method runs live encoders; it then takes exactly one backbone, with text, as text methods do."""
+    return bool({"text tower", "image tower"} & method.needs)
+
+
+def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -> list[str]:
+    """Array keys for ``--backbones``: the names given, or every array of features, in stored order.
+
+    A name with several variants in the store is ambiguous; ``name@size`` or the array's own key chooses one. Raises
+    StoreError when the store lacks one; UsageError when a name means several.
+    """
+    info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
+    if not info:
+        raise StoreError(f"{store.path.name} holds no features yet.", more_features(store, "efficientnet-lite0"))
+    if not names:
+        by_name: dict[str, list[str]] = {}
+        for key in info:
+            by_name.setdefault(str(info[key].recipe.get("backbone", key)), []).append(key)
+        return [chosen_arrays(store, [name])[0] for name in by_name]
+    chosen = []
+    for name in names:
+        labels = {k: names_of(k, a)[1:] for k, a in info.items()}
+        found = match_arrays(info, name)
+        if not found:
+            have = ", ".join(both[1] for both in labels.values())
+            raise StoreError(
+                f"{store.path.name} has no features of {name!r}; it has {have}.",
+                more_features(store, name.partition("@")[0]),
+            )
+        if len(found) > 1:
+            options = ", ".join(labels[k][1] if len({labels[f][1] for f in found}) == len(found) else k for k in found)
+            raise UsageError(f"{name!r} means {len(found)} arrays of the store.", f"Choose with --backbones: {options}")
+        chosen.append(found[0])
+    return list(dict.fromkeys(chosen))
+
+
+def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
+    """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
+
+    Raises StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
+    """
+    if "pixels" in method.reads(hp) and not wants_encoders(method):
+        return [image_array(method, store, names)]
+    names = without_images(method, names)
+    if "text" not in method.needs and not wants_encoders(method):
+        keys = chosen_arrays(store, names)
+        if not names:
+            observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
+        return keys
+    with_text = [k for k in chosen_arrays(store, names) if store.has_text(str(store.arrays[k].recipe.get("backbone")))]
+    if not with_text:
+        raise StoreError(
+            f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
+            more_features(store, "glyph-clip", "text/NAME"),
+        )
+    if names and len(with_text) > 1:
+        raise UsageError(
+            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.", f"--backbones {names[0]}"
+        )
+    backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
+    first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
+    if first is None and len(with_text) > 1:
+        raise UsageError(
+            f"Several backbones have text features: {', '.join(backbone)}.", f"--backbones {next(iter(backbone))}"
+        )
+    key = first or with_text[0]
+    if not names:
+        observer.note(f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses).")
+    return [key]
+
+
+def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool) -> list[str]:
+    """The arrays to train on; every client must have them, by the digest of their recipe."""
+    first = stores[0]
+    keys = chosen_arrays(first, config.backbones)
+    if needs_text:
+        keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
+        if not keys:
+            raise StoreError(
+                f"{first.path.name} has no text features.", "Extract a backbone with text, then shard again."
+            )
+    for store in stores:
+        for key in keys:
+            if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
+                raise StoreError(
+                    f"{store.path.name} lacks {key}, which {first.path.name} has.",
+                    "Shard again, so that all clients have the same features.",
+                )
+    return keys
+
+
+def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
+    """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
+    images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
+    if not images:
+        raise StoreError(
+            f"{method.name} trains on images, and {store.path.name} has none.",
+            more_features(store, "pixels", recipe={"size": "32"}),
+        )
+    chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
+    if len(chosen) > 1 or chosen[0] not in images:
+        raise UsageError(
+            f"{method.name} trains on one array of images, got {', '.join(chosen)}.", f"--backbones {images[0]}"
+        )
+    return chosen[0]
+
+
+def images_for(store: Store, key: str) -> str:
+    """The array of images that the backbone of array ``key`` takes as they are.
+
+    Raises StoreError, with the command that makes them.
+    """
+    recipe = Recipe.from_dict(store.arrays[key].recipe)
+    found = {k: a.recipe for k, a in store.arrays.items() if a.dtype == "uint8"}
+    for pixels, other in found.items():
+        if all(other.get(k) == getattr(recipe, k) for k in INPUT):
+            return pixels
+    has = ", ".join(f"{r.get('backbone')}@{r.get('size')}" for r in found.values()) or "none"
+    raise StoreError(
+        f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
+        f" {has}.",
+        extract_command(store, ["pixels"], pixel_recipe(recipe)),
+    )
+
+
+def feat_post_for(
+    hp: Hp, requested: bool, preset: str, store: Store, keys: Sequence[str], observer: Observer | None = None
+) -> str:
+    """``feat_post`` of a run: the method's value, unless what is known of the backbones says better, which is said.
+
+    Where it was not requested and the method does nothing, CLIP features go to the sphere (l2) when every backbone has
+    a text tower, and the released FedPCL's ResNets give signs (D-01) under the official preset.
+    """
+    chosen = str(hp.get("feat_post") or "none")
+    if requested or chosen != "none":
+        return chosen
+    names = [str(store.arrays[k].recipe.get("backbone")) for k in keys]
+    if preset == "official" and all(n.startswith("resnet18-") for n in names):
+        chosen = "sign"
+    elif all(store.has_text(n) for n in names):
+        chosen = "l2"
+    if chosen != "none" and observer is not None:
+        other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
+        observer.note(f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}.")
+    return chosen
+
+
+def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
+    """``--backbones`` of a method with an image tower: its images may be named beside it, or not at all."""
+    return tuple(n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels")
+
+
+def to_extract(method: Method, backbones: Sequence[str], home: Home) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Backbones and recipe options of the extraction a method needs: an image tower's images are stored as it reads
+    them.
+    """
+    if "image tower" not in method.needs:
+        if "pixels" in method.needs:
+            return ("pixels",), {"size": "32"}
+        return tuple(backbones), {}
+    towers = tuple(without_images(method, backbones)) or ("glyph-clip",)
+    recipe = registry.lookup(towers[0].partition("@")[0], home=home.root).recipe
+    return (*towers, "pixels"), pixel_recipe(recipe)
+
+
+def pixel_recipe(recipe: Recipe) -> dict[str, str]:
+    """``--recipe`` options that store images as an encoder of this recipe takes them."""
+    plain = registry.lookup("pixels").recipe
+    return {f"pixels:{k}": str(getattr(recipe, k)) for k in INPUT if getattr(recipe, k) != getattr(plain, k)}
+
+
+def recipe_options(recipe: Mapping[str, str]) -> str:
+    """`` --recipe key=value`` for each, as it is written after a command."""
+    return "".join(f" --recipe {k}={v}" for k, v in recipe.items())
 
 
 def needed_arrays(
@@ -48,9 +231,8 @@ def complete_array(
 ) -> None:
     """Compute the missing chunks of an array.
 
-    Raises:
-        StoreError with the command, when ``extract`` is False, or this home does not know how the array was
-            ordered, or would compute another one now; as ``extract``.
+    Raises StoreError with the command, when ``extract`` is False, or this home does not know how the array was ordered,
+    or would compute another one now; as ``extract``.
     """
     state = array.state(store)
     if array.order is None or not extract:
@@ -68,8 +250,7 @@ def complete_array(
 def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None:
     """Refuse to extract all of a dataset for a run when a part of it (``--limit``) is extracted: it may take hours.
 
-    Raises:
-        StoreError, naming the parts and both ways on.
+    Raises StoreError, naming the parts and both ways on.
     """
     memory = memory_of(home)
     whole = datasets.peek(dataset, memory=memory, roots=roots_of(ExtractConfig(), home), data=home.data)
@@ -98,10 +279,8 @@ def find_or_extract(
     """The store to train on, and the seconds of the extraction that was run for it.
 
     With nothing extracted yet, the extraction the method needs is run first; an unfinished array the run needs is
-    completed, one it does not need is left out with a warning.
-
-    Raises:
-        StoreError, with the command, for what is missing and may not be extracted; as ``extract``.
+    completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
+    and may not be extracted; as ``extract``.
     """
     store = find_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
     needs_text = "text" in method.needs or wants_encoders(method)

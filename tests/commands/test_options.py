@@ -12,8 +12,8 @@ from arrays import ingested
 from command import fedcache, ok
 
 from fedcache import cli
-from fedcache.config import PartitionConfig, TrainConfig, read_file, resolve
-from fedcache.config.sections import SECTIONS, RunOptions, SchemeArguments
+from fedcache.commands.options import RunOptions, SchemeArguments
+from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, read_file, resolve
 
 COMMANDS: Any = typer.main.get_command(cli.app)
 TRAIN = ("--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all", "--rounds", 1)

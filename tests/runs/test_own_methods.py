@@ -14,8 +14,7 @@ from command import ok
 
 import fedcache as fc
 from fedcache.federate.methods import METHODS
-from fedcache.runs.identity import code_digest
-from fedcache.runs.plugin_code import own_digest
+from fedcache.runs.identity import code_digest, own_digest
 
 FILE = """
 from dataclasses import replace

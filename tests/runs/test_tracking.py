@@ -17,7 +17,7 @@ from command import fedcache, ok
 
 import fedcache as fc
 from fedcache.progress import Round, Silent
-from fedcache.runs import trackers
+from fedcache.runs import events
 
 TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 
@@ -63,7 +63,7 @@ class Writer:
 def writers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Writer]]:
     """A TensorBoard that remembers, installed or not."""
     monkeypatch.setattr(Writer, "made", {}, raising=False)
-    monkeypatch.setattr(trackers, "find_spec", lambda _name: object())
+    monkeypatch.setattr(events, "find_spec", lambda _name: object())
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_is_written_once(mine: Path, tmp_path: Path, writers:
     config = TrainConfig(method="fedavg", rounds=5, participation="all", store=str(mine))
     home, dealt, observer = Home.from_environment(), PartitionConfig("iid", 3), StopAfter()
     for more in ({"observer": observer, "stop": observer.flag}, {}):
-        board = trackers.tracker(f"tensorboard:{tmp_path / 'boards'}", home.runs)
+        board = events.tracker(f"tensorboard:{tmp_path / 'boards'}", home.runs)
         stops = pytest.raises(fc.FedcacheError, match="Stopped") if more else nullcontext()
         with stops:
             train(config, home, partition=dealt, hooks=[board], **more)
@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_is_written_once(mine: Path, tmp_path: Path, writers:
 def test_every_point_of_a_grid_is_a_run_of_its_own_also_beyond_the_files_that_may_be_open(
     mine: Path, tmp_path: Path, writers: dict[str, list[Writer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "OPEN", 2)
+    monkeypatch.setattr(events, "OPEN", 2)
     words = ("grid", *TRAIN[1:], "--set", "head=linear", "--set", "opt=sgd", "--set", "reset_opt=false", "--set",
              "batch=8", "--rounds", 3, "--sweep", "lr=0.4,0.2,0.1,0.05")  # fmt: skip
     done = ok(*words, "--track", f"tensorboard:{tmp_path / 'b'}").data
@@ -162,7 +162,7 @@ def test_a_tracker_that_cannot_write_costs_no_training(
 def test_what_is_not_installed_or_not_known_is_refused_before_any_training(
     mine: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda _name: None)
+    monkeypatch.setattr(events, "find_spec", lambda _name: None)
     done = fedcache(*TRAIN, "--track", "tensorboard", "--json")
     assert done.code == 6
     assert "pip install 'fedcache[tensorboard]'" in done.envelope["error"]["hint"]

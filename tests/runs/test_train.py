@@ -305,7 +305,6 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
     from fedcache.errors import Exit, FedcacheError
     from fedcache.extract.stop import Stop
     from fedcache.progress import Silent
-    from fedcache.runs import checkpointing
     from fedcache.runs import loop as training
 
     class InRound(Silent):
@@ -332,7 +331,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
     dealt = PartitionConfig("iid", 3)
     whole = training.train(config, home, partition=dealt, runs=home.root / "whole")
     for always, runs, said in ((True, "all", "in round 2"), (False, "few", "after round 2")):
-        monkeypatch.setattr(checkpointing.CheckpointPace, "due", lambda _self, always=always: always)
+        monkeypatch.setattr(training.CheckpointPace, "due", lambda _self, always=always: always)
         story = InRound()
         with pytest.raises(FedcacheError, match=said) as caught:
             training.train(config, home, partition=dealt, runs=home.root / runs, observer=story, stop=story.flag)

@@ -83,7 +83,7 @@ def test_the_template_is_part_of_a_runs_identity(store: Path) -> None:
 def test_without_text_features_the_words_are_the_backbones_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcache.config import Home
     from fedcache.extract import backbones
-    from fedcache.runs.encoders import load_towers
+    from fedcache.runs.features import load_towers
 
     held, home = Store.open(store), Home.from_environment()
     (key,) = held.arrays
@@ -139,9 +139,8 @@ def test_live_features_are_the_cached_ones(store: Path) -> None:
 
     from fedcache.config import Home
     from fedcache.federate.methods import METHODS
-    from fedcache.runs.arrays import images_for
-    from fedcache.runs.encoders import encoders_of_run
-    from fedcache.runs.features import read_images
+    from fedcache.runs.features import encoders_of_run, read_images
+    from fedcache.runs.store_choice import images_for
 
     ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=32,pixels:resize=squash", *SMALL)
     held = Store.open(store)

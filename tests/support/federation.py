@@ -12,7 +12,7 @@ from tiny_towers import SIDES, TinyTowers, as_images
 
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun
 from fedcache.federate.methods import METHODS
 
 SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set

@@ -1,4 +1,4 @@
-"""Live towers that cost microseconds: the protocol of ``federate/engine/encoders.py`` over a few small matrices."""
+"""Live towers that cost microseconds: the protocol of ``federate/engine/client_data.py`` over a few small matrices."""
 
 from __future__ import annotations
 

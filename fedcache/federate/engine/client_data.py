@@ -1,4 +1,8 @@
-"""Clients' data as a run sees them: rows of one feature matrix, never copies."""
+"""Clients' data as a run sees them: rows of one feature matrix, never copies; and the frozen encoders of a run.
+
+Encoders are two towers of one CLIP whose inputs take a gradient, whose weights do not. ``federate`` never loads a
+model; what satisfies these protocols arrives as an argument of ``engine.run``.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,70 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
-from fedcache.federate.engine.encoders import FrozenEncoders
 from fedcache.store.files import make_private
 from fedcache.store.machine import explain_disk_errors, memory_limit
+
+
+class TextTower(Protocol):
+    """A text encoder that reads token embeddings, so that some of them can be trained."""
+
+    @property
+    def width(self) -> int:
+        """E, the width of a token embedding."""
+
+    @property
+    def context(self) -> int:
+        """L, the tokens of a prompt, start and end included."""
+
+    def embed(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Prompts as embeddings [B, L, E], and int64 [B]: the position of each end token; padding follows it."""
+
+    def encode(self, embeddings: Tensor, end: Tensor) -> Tensor:
+        """Unit text features [B, D] of embeddings [B, L, E] that end at positions [B]; differentiable."""
+
+
+class ImageTower(Protocol):
+    """An image encoder that reads normalised images, so that something can be added to them."""
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 [B, H, W, 3] -> normalised float [B, 3, H, W]."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Unit image features [B, D] of normalised images [B, 3, H, W]; differentiable."""
+
+
+class FrozenEncoders(Protocol):
+    """Both towers of one backbone.
+
+    Attributes:
+        name: of the backbone.
+        template: prompt template with ``{}`` for the class name.
+        scale: the factor of cosines in its logits (100 for CLIP).
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the backbone."""
+
+    @property
+    def template(self) -> str:
+        """Prompt template with ``{}`` for the class name."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of cosines in its logits (100 for CLIP)."""
+
+    @property
+    def text(self) -> TextTower:
+        """The text tower."""
+
+    @property
+    def image(self) -> ImageTower:
+        """The image tower."""
+
+    def to(self, device: str) -> FrozenEncoders:
+        """The same towers on another device."""
+
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 
@@ -143,6 +208,20 @@ class ClientData:
         return self.x[:, 0] if self.cut else self.take(self.positions()), self.mask()
 
 
+class FeatureColumns:
+    """A feature matrix cut to the columns some clients have; each cut is made once, since clients gather from it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._cuts: dict[tuple[tuple[int, int], ...], Tensor] = {(): x}
+
+    def cut(self, ranges: tuple[tuple[int, int], ...]) -> Tensor:
+        """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
+        if ranges not in self._cuts:
+            self._cuts[ranges] = torch.cat([self._x[..., a:b] for a, b in ranges], -1)
+        return self._cuts[ranges]
+
+
 class AllClients:
     """Every client's training rows as one client, for methods that are not federated."""
 
@@ -212,6 +291,9 @@ def prepare(
 ) -> Tensor:
     """Concatenate backbones and apply the ``feat_post`` of a run.
 
+    Raises FedcacheError, exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another, exit 6
+    when the disk cannot hold what memory cannot.
+
     Args:
         features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
         feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
@@ -225,10 +307,6 @@ def prepare(
 
     Returns:
         [N, V, D] float32.
-
-    Raises:
-        FedcacheError: exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another, exit 6 when
-            the disk cannot hold what memory cannot.
     """
     if feat_post not in FEAT_POSTS:
         raise unknown("feat_post", feat_post, FEAT_POSTS)

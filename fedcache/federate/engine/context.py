@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.encoders import FrozenEncoders
+from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.rng import generator, generators, key_hash
 from fedcache.federate.execution.cache import LruCache

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.metrics import entropy_bits
+from fedcache.federate.engine.outcome import entropy_bits
 
 FUSION_NORMS = ("column", "none")
 
@@ -36,7 +36,8 @@ def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, 
     """The bound of FedPCL (A theorem 4.1, eq 11), as printed and corrected.
 
     The printed first term takes McDiarmid's constants c_i as 1. Changing one of N rows changes a mean by at most 1/N;
-    with c_i = 1/N that term falls with N, as a bound should.
+    with c_i = 1/N that term falls with N, as a bound should. Raises FedcacheError, exit 2 for counts below 1, a delta
+    outside (0, 1), or d >= e N, where the theorem says nothing.
 
     Args:
         rows: N, training rows of all clients.
@@ -44,9 +45,6 @@ def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, 
         classes: C.
         dimension: d, the VC dimension of the head; D + 1 for a linear one on D features.
         delta: probability with which the bound may fail.
-
-    Raises:
-        FedcacheError: exit 2 for counts below 1, a delta outside (0, 1), or d >= e N, where the theorem says nothing.
     """
     counts = {"rows": rows, "clients": clients, "classes": classes, "dimension": dimension}
     for name, value in counts.items():
@@ -96,15 +94,14 @@ class Exchange:
 def flesd_exchange(public: int, width: int, weights: int, rounds: int, average_rounds: int | None = None) -> Exchange:
     """What FLESD and weight averaging send (C eq 11, uplink only: the model comes down in both).
 
+    Raises FedcacheError, exit 2 for a negative number.
+
     Args:
         public: N_pub, rows of the public set.
         width: d of a representation.
         weights: |w|, scalars of the model.
         rounds: of FLESD.
         average_rounds: of weight averaging; None for as many.
-
-    Raises:
-        FedcacheError: exit 2 for a negative number.
     """
     average = rounds if average_rounds is None else average_rounds
     counts = {"public": public, "width": width, "weights": weights, "rounds": rounds, "average_rounds": average}
@@ -135,7 +132,7 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
     prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``linear_cka`` does not ask for that.
+    ``linear_cka`` does not ask for that. Raises FedcacheError, exit 2 for an unknown norm.
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
@@ -146,9 +143,6 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
 
     Returns:
         [K, M]; NaN for a client that owns no class, and by ``column`` where a column does not sum to more than 0.
-
-    Raises:
-        FedcacheError: exit 2 for an unknown norm.
     """
     if norm not in FUSION_NORMS:
         raise unknown("fusion_norm", norm, FUSION_NORMS)
@@ -165,7 +159,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """Linear centred kernel alignment of two representations of the same rows (Kornblith et al., ICML 2019).
 
     |Yc'Xc|^2 / (|Xc'Xc| |Yc'Yc|) with centred columns: 1 for representations equal up to a rotation and a scale,
-    whatever their widths or first weights.
+    whatever their widths or first weights. Raises FedcacheError, exit 2 when the numbers of rows differ.
 
     Args:
         x: [N, P] projections.
@@ -173,9 +167,6 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
     Returns:
         between 0 and 1; NaN where a representation is constant.
-
-    Raises:
-        FedcacheError: exit 2 when the numbers of rows differ.
     """
     if x.shape[0] != y.shape[0]:
         raise UsageError(

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientRows, Data, stack_clients
 from fedcache.federate.engine.method import keep_down
-from fedcache.federate.engine.metrics import macro_f1
-from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.outcome import Evaluation, macro_f1
 from fedcache.federate.engine.run_state import RunState
 from fedcache.heads.linear import Tree
 

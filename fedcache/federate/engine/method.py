@@ -1,25 +1,98 @@
-"""What a method is: data whose fields are pure functions, and the declared hyperparameters those functions read.
+"""What a method is: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
+what clients send and in what they may differ.
 
 A variant of a method is ``dataclasses.replace(method, ...)``. Nothing is a field that neither the engine nor the
-command line reads.
+command line reads. Every upload of a run is compared with the declaration before it is aggregated
+(``federate.trust.update_validation``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from fedcache.errors import unknown
+from fedcache.config import execution_name
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
-from fedcache.federate.engine.uploads import Uploads
-from fedcache.federate.execution.names import execution_name
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
+
+
+@dataclass(frozen=True)
+class UploadTensor:
+    """One tensor of an upload.
+
+    Attributes:
+        shape: without leading axes.
+        dtype: of its numbers.
+        counts_rows: whether it holds numbers of the client's training rows: whole, not negative, no more than it has.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    counts_rows: bool = False
+
+    @staticmethod
+    def like(t: Tensor) -> UploadTensor:
+        """The declaration of a tensor that has this one's shape and type."""
+        return UploadTensor(tuple(t.shape), t.dtype)
+
+
+Uploads = Mapping[str, UploadTensor]
+"""Name -> tensor, for everything that leaves a client in one round."""
+
+
+def whole_server(server: Tree, _ctx: Ctx) -> Uploads:
+    """Clients send every tensor that the server holds."""
+    return {name: UploadTensor.like(t) for name, t in server.items()}
+
+
+def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx], Uploads]:
+    """Clients send these tensors of the server.
+
+    Args:
+        names: (hp) -> their names.
+    """
+
+    def uploads(server: Tree, ctx: Ctx) -> Uploads:
+        return {name: UploadTensor.like(server[name]) for name in names(ctx.hp)}
+
+    return uploads
+
+
+def sends_nothing(_server: Tree, _ctx: Ctx) -> Uploads:
+    """Clients send no tensor."""
+    return {}
+
+
+def clients_per_round(participation: int | float | None, clients: int) -> int:
+    """Clients a round: all for None, a number for an int, a share (at least one client) for a float.
+
+    Raises FedcacheError, exit 2 for a number below 1 or a share outside (0, 1].
+    """
+    if participation is None:
+        return clients
+    if isinstance(participation, int):
+        if participation < 1:
+            raise _bad_participation(participation)
+        return min(participation, clients)
+    if not 0.0 < participation <= 1.0:
+        raise _bad_participation(participation)
+    return max(1, round(participation * clients))
+
+
+def _bad_participation(found: float) -> FedcacheError:
+    return UsageError(
+        f"participation is {found}, expected a number of clients (at least 1) or a share in (0, 1].",
+        "For example --participation 10, --participation 0.1 or --participation 100%.",
+    )
+
 
 Pooling = Literal["mean", "uniform", "sum", "stack"]
 Protocol = Literal["global", "personalised", "everywhere"]
@@ -242,8 +315,7 @@ class Method:
     def resolve(self, preset: str = "paper", settings: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """All hyperparameters: the preset, then ``settings`` (words or typed values).
 
-        Raises:
-            FedcacheError: exit 2 for an unknown preset or key, or an illegal value.
+        Raises FedcacheError, exit 2 for an unknown preset or key, or an illegal value.
         """
         if preset not in ("paper", "official"):
             raise unknown("preset", preset, ("paper", "official"))
@@ -253,3 +325,38 @@ class Method:
         for key, value in (settings or {}).items():
             hp[key] = self.hparam(key).parse(value)
         return hp
+
+
+@dataclass(frozen=True)
+class ClientOverrides:
+    """In what one client differs from the run's configuration.
+
+    Attributes:
+        columns: ranges [start, stop) of the concatenated features it has, in order; () for all.
+        hp: its own values of some hyperparameters.
+    """
+
+    columns: tuple[tuple[int, int], ...] = ()
+    hp: Mapping[str, Value] = field(default_factory=dict)
+
+
+def check_mixed(method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int) -> None:
+    """Refuse differences the method cannot bear, and columns or clients that do not exist.
+
+    Raises FedcacheError, exit 2.
+    """
+    wanted = {"backbones"} if any(o.columns for o in own.values()) else set()
+    wanted |= {name for o in own.values() for name in o.hp}
+    refused = sorted(wanted - method.mixed)
+    if refused:
+        allowed = ", ".join(sorted(method.mixed)) or "nothing"
+        raise UsageError(
+            f"Clients of {method.name} may differ in {allowed}, not in {', '.join(refused)}.",
+            "Give every client the same, or choose a method that exchanges no weights, for example flesd-head.",
+        )
+    for client, o in own.items():
+        if not 0 <= client < clients or any(not 0 <= a < b <= width for a, b in o.columns):
+            raise UsageError(
+                f"Client {client} is given columns {o.columns}, but there are {clients} clients and {width} columns.",
+                "Ranges are [start, stop) within the concatenated features.",
+            )

@@ -1,18 +1,167 @@
-"""What a run returns, and what a later run needs to go on."""
+"""What a run returns: metrics over clients and predictions, traffic, records, and what a later run needs to go on.
+
+Traffic is scalars and bytes up and down, counted from what uploads and broadcasts really hold: ``exact`` counts those
+tensors; ``paper`` counts weights only (no biases, no BatchNorm), as the papers' tables do.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.metrics import fairness
-from fedcache.federate.engine.traffic import RoundTraffic, Traffic
+from fedcache.federate.engine.context import Ctx
+from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import Tree
+
+
+def fairness(accuracy: np.ndarray) -> dict[str, float]:
+    """How accuracy is spread over clients.
+
+    Args:
+        accuracy: [m] fractions; NaN for clients that were not scored, which are left out.
+
+    Returns:
+        ``mean`` (fraction), ``std_pp`` (population standard deviation in percentage points), ``var_pp2`` (its square,
+        the q-FFL convention), ``worst10``, ``worst20``, ``worst40`` (means of the floor(q m) lowest) and ``best10``;
+        NaN where floor(q m) is 0.
+    """
+    a = np.sort(np.asarray(accuracy, np.float64))
+    a = a[~np.isnan(a)]
+    if not len(a):
+        return dict.fromkeys(("mean", "std_pp", "var_pp2", "worst10", "worst20", "worst40", "best10"), math.nan)
+
+    def tail(q: int, *, best: bool = False) -> float:
+        size = len(a) * q // 100
+        if not size:
+            return math.nan
+        return float((a[-size:] if best else a[:size]).mean())
+
+    std = float(a.std() * 100.0)
+    return {
+        "mean": float(a.mean()),
+        "std_pp": std,
+        "var_pp2": std**2,
+        "worst10": tail(10),
+        "worst20": tail(20),
+        "worst40": tail(40),
+        "best10": tail(10, best=True),
+    }
+
+
+def entropy_bits(q: Tensor) -> Tensor:
+    """Entropy in bits of each row of q [.., C] (FST-CBDG fig 2: base 2, D-54); returns [..]."""
+    nats: Tensor = -torch.special.xlogy(q, q).sum(-1)
+    return nats / math.log(2.0)
+
+
+def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
+    """Unweighted mean over the classes present in ``label`` of the F1 score of [N] predictions.
+
+    A class that is only predicted lowers the score of those it was taken for, and has none of its own: scikit-learn's
+    ``f1_score(label, predicted, average="macro", labels=np.unique(label))``. Rows whose label or prediction is -1
+    (unknown) are left out.
+    """
+    known = (label >= 0) & (predicted >= 0)
+    label, predicted = label[known], predicted[known]
+    right = np.bincount(label[label == predicted], minlength=classes)
+    truth, guess = np.bincount(label, minlength=classes), np.bincount(predicted, minlength=classes)
+    present = truth > 0
+    return float(np.mean(2.0 * right[present] / (truth + guess)[present])) if present.any() else math.nan
+
+
+def classes_owned(label: np.ndarray) -> int:
+    """Distinct known classes among the labels [n] of a client's training rows."""
+    return len(np.unique(label[label >= 0]))
+
+
+def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
+    """What to watch in FST-CBDG, over the clients that took part so far.
+
+    Args:
+        server: W [C, D].
+        states: ``rows/q`` [n, C] per client.
+        labels: [n] true classes per client, for evaluation only.
+        ctx: text features and switches.
+
+    Returns:
+        ``pseudo_accuracy`` of argmax q; ``entropy_bits``, mean over rows; ``synthetic``, mean rows that balance a
+        client now (eq 7); ``drift``, the Frobenius norm of W - T.
+    """
+    equal, gamma = ctx.hp["sampling"] == "equal", ctx.number("gamma")
+    right, bits, rows, dealt = 0, 0.0, 0, 0
+    for client in sorted(states):
+        q = states[client]["rows/q"]
+        right += int((q.argmax(-1) == labels[client]).sum())
+        bits += float(entropy_bits(q.double()).sum())
+        rows += q.shape[0]
+        dealt += int(deficits(votes(q, torch.ones(q.shape[0], device=q.device)), gamma, equal=equal).sum())
+    drift = float(torch.linalg.matrix_norm(server["W"] - ctx.text))
+    if not rows:
+        return {"drift": drift}
+    return {
+        "pseudo_accuracy": right / rows,
+        "entropy_bits": bits / rows,
+        "synthetic": dealt / len(states),
+        "drift": drift,
+    }
+
+
+@dataclass(frozen=True)
+class RoundTraffic:
+    """Totals of one round over its clients, in scalars (``*_bytes`` in bytes)."""
+
+    clients: int
+    up: int
+    down: int
+    up_bytes: int
+    down_bytes: int
+    paper_up: int
+    paper_down: int
+
+
+def itemsize(tree: Tree) -> int:
+    """Bytes of one scalar of a tree (0 when it holds none)."""
+    return max((t.element_size() for t in tree.values() if t.is_floating_point()), default=0)
+
+
+@dataclass
+class Traffic:
+    """The counter of a run.
+
+    Attributes:
+        up: exact scalars uploaded by each client so far.
+        down: exact scalars sent to each client so far.
+        rounds: totals per round.
+    """
+
+    up: list[int]
+    down: list[int]
+    rounds: list[RoundTraffic] = field(default_factory=list)
+
+    def totals(self) -> dict[str, int]:
+        """Sums over rounds and clients."""
+        keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
+        return {k: sum(getattr(r, k) for r in self.rounds) for k in keys}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything counted, as JSON."""
+        return {
+            "up": list(self.up),
+            "down": list(self.down),
+            "rounds": [asdict(r) for r in self.rounds],
+            "totals": self.totals(),
+        }
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Traffic:
+        """The counter that ``to_json`` wrote."""
+        return cls(list(saved["up"]), list(saved["down"]), [RoundTraffic(**r) for r in saved["rounds"]])
 
 
 @dataclass(frozen=True)

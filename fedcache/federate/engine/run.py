@@ -1,10 +1,12 @@
-"""Run a method: rounds, evaluation, records, and a state from which a killed run goes on bit for bit."""
+"""Run a method: what is asked, how it is computed, rounds, evaluation, records, and where a killed run goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -12,24 +14,128 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
-from fedcache.federate.engine.client_data import ClientRows
+from fedcache.config import execution_name
+from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
+from fedcache.federate.engine.client_data import ClientRows, Data
 from fedcache.federate.engine.evaluate import global_scores, score_job
-from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.metrics import classes_owned
-from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
+from fedcache.federate.engine.hyperparameters import Hp, Value
+from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_owned
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.engine.training_run import RunCallbacks, TrainingRun
+from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.cache import LruCache
-from fedcache.federate.execution.choose import choose, executors
-from fedcache.federate.execution.executor import Executor
-from fedcache.federate.execution.grid_batch import GridBatch
-from fedcache.federate.execution.grid_cache import GridCache
-from fedcache.federate.execution.load import ExecutionPlan, Load
-from fedcache.federate.execution.measure_load import measure_load
+from fedcache.federate.execution.executor import Executor, Sequential
+from fedcache.federate.execution.gram import Gram
+from fedcache.federate.execution.grid_batch import GridBatch, GridCache
+from fedcache.federate.execution.load import ExecutionPlan, Load, measure_load
 from fedcache.federate.trust.policy import TrustPolicy
+
+OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
+"""(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.
+
+The snapshot is a function: the state is copied only when it is called.
+"""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A method, the clients it is trained on, and how: what the points of a grid have in common.
+
+    Attributes:
+        method: from ``METHODS``, or a user's own.
+        data: features, labels, text; on the device that computes.
+        clients: names and rows; names are unique and key the random draws.
+        rounds: total, counted from the first start; one-shot methods take one.
+        participation: clients a round: None for all, an int for a number, a float for a share.
+        seed: of every draw.
+        dtype: of the computation; float64 for comparing executions.
+        eval_every: also score after every k-th round; 0 for the last only.
+        overrides: in what some clients differ, by client number; the run is then computed client by client.
+        trust: what is done with uploads; the default checks them and takes the method's own mean.
+        execution: auto, or the name of an execution to force.
+        chunk: clients that are computed at once, where the execution computes several; None lets the engine pick.
+    """
+
+    method: Method
+    data: Data
+    clients: Sequence[ClientRows]
+    rounds: int = 1
+    participation: int | float | None = None
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    eval_every: int = 0
+    overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+    trust: TrustPolicy = field(default_factory=TrustPolicy)
+    execution: str = "auto"
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class RunCallbacks:
+    """Who is called while a run trains; None for nobody.
+
+    Attributes:
+        before_step: before every optimiser step; an INTERRUPTED that it raises ends the run inside a round.
+        on_round: after every round of every point.
+        after_round: with the number of a round, when all points that are computed together have ended it.
+        on_done: with the number of the first point and the outcomes of the points that were computed together.
+    """
+
+    before_step: Callable[[], None] | None = None
+    on_round: OnRound | None = None
+    after_round: Callable[[int], None] | None = None
+    on_done: Callable[[int, Sequence[TrainingOutput | FedcacheError]], None] | None = None
+
+
+BUILT_IN: tuple[type[Executor], ...] = (Sequential, Batched, Gram)
+
+_registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", default=())
+
+
+@contextmanager
+def registered(*executors: type[Executor]) -> Iterator[None]:
+    """Further executors that may be asked for by their names, inside a ``with`` statement."""
+    token = _registered.set((*_registered.get(), *executors))
+    try:
+        yield
+    finally:
+        _registered.reset(token)
+
+
+def executors() -> dict[str, type[Executor]]:
+    """Every executor by its name: those of the package, then those that are registered."""
+    return {executor.name: executor for executor in (*BUILT_IN, *_registered.get())}
+
+
+def choose(method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None) -> ExecutionPlan:
+    """How a run, or the points of a grid, will be computed.
+
+    Raises UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
+
+    Args:
+        method: what is trained.
+        hp: its hyperparameters.
+        load: sizes.
+        name: ``auto``, or the executor to force.
+        chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
+    """
+    known, name = executors(), execution_name(name)
+    if name != "auto" and name not in known:
+        raise unknown("execution", name, ("auto", *known))
+    refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
+    able = [k for k, why in refusals.items() if not why]
+    if name != "auto" and name not in able:
+        raise UsageError(
+            f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
+            f"Use one that can: --execution {' | '.join(able)}",
+        )
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick.")
+    if name == "auto":
+        name = min(able, key=lambda k: known[k].cost(method, hp, load))
+    return known[name].plan(method, load, chunk)
+
 
 SILENT = RunCallbacks()
 
@@ -39,6 +145,8 @@ def run(
 ) -> TrainingOutput:
     """Train a method and score what it deploys.
 
+    Raises UsageError for what was asked for, StoreError for features that lack, FederatedRunError for a run that fails.
+
     Args:
         spec: the method, its clients, rounds and seed.
         hp: from ``method.resolve``.
@@ -47,9 +155,6 @@ def run(
 
     Returns:
         Models, accuracy, records and traffic.
-
-    Raises:
-        UsageError for what was asked for, StoreError for features that lack, FederatedRunError for a run that fails.
     """
     (out,) = run_points(spec, [hp], states=[state], callbacks=callbacks)
     if isinstance(out, FedcacheError):
@@ -67,6 +172,8 @@ def run_points(
 ) -> list[TrainingOutput | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
+    Raises FedcacheError, as ``run``, for what concerns all points; BUG for points that differ in more than floats.
+
     Args:
         spec: what all points have in common; they share its draws.
         hps: the hyperparameters of each point; those that are no floats are equal.
@@ -76,9 +183,6 @@ def run_points(
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
-
-    Raises:
-        FedcacheError: as ``run``, for what concerns all points; BUG for points that differ in more than floats.
     """
     method = spec.method
     for hp in hps:
@@ -124,8 +228,7 @@ def _new_job(
 def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[ExecutionPlan, Load]:
     """How a run, or that many points of a grid, would be computed, and its sizes; nothing is trained.
 
-    Raises:
-        FedcacheError: as ``run``.
+    Raises FedcacheError, as ``run``.
     """
     job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
     job.start()

@@ -15,24 +15,28 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError
-from fedcache.federate.engine.client_data import AllClients, ClientData, ClientRows, Data, cut_out, stack_clients
-from fedcache.federate.engine.client_overrides import ClientOverrides, FeatureColumns, check_mixed
+from fedcache.federate.engine.client_data import (
+    AllClients,
+    ClientData,
+    ClientRows,
+    Data,
+    FeatureColumns,
+    cut_out,
+    stack_clients,
+)
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
-from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.participation import clients_per_round
+from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
+from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.engine.rng import generator, key_hash
-from fedcache.federate.engine.traffic import RoundTraffic, Traffic, itemsize
-from fedcache.federate.engine.upload_probe import probe_uploads
-from fedcache.federate.engine.uploads import Uploads
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.pipeline import UploadPipeline
+from fedcache.federate.trust.kept_uploads import KeptUploads
+from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite
-from fedcache.federate.trust.upload_round import RejectedUpload, UploadRound
+from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite, probe_uploads
 from fedcache.heads.linear import Tree
 
 DEALT_BYTES = 8 << 20
@@ -62,7 +66,8 @@ class RunState:
         as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
         self.data = data if as_is else replace(data, x=data.x.to(dtype))
         self.own = own or {}
-        check_mixed(method, self.own, data.x.shape[2], len(clients))
+        if self.own:
+            check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
         self.clients = clients
         self.training_clients: Sequence[ClientRows] = [AllClients(clients)] if method.central else clients
@@ -233,8 +238,7 @@ class RunState:
     def expected_uploads(self) -> Uploads:
         """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
 
-        Raises:
-            UsageError, when it can be neither read nor derived.
+        Raises UsageError, when it can be neither read nor derived.
         """
         if self.method.uploads is not None:
             return self.method.uploads(self.server, self.server_ctx())
@@ -268,7 +272,7 @@ class RunState:
         """
         private = self.trust.privacy is not None
         noise_key = key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1
-        return UploadPipeline(
+        return (UploadPipeline if self.trust.plain else KeptUploads)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
@@ -292,8 +296,7 @@ class RunState:
     def pooled(self, pipeline: UploadPipeline) -> Tree:
         """What a pipeline has made of the uploads of the round; who was rejected is noted.
 
-        Raises:
-            FederatedRunError for a malformed upload that is not to be left out.
+        Raises FederatedRunError for a malformed upload that is not to be left out.
         """
         pooled = pipeline.pooled()
         self.warnings += pipeline.warnings(len(self.rejected), self.unprotected_classes)
@@ -317,15 +320,12 @@ class RunState:
         return up
 
     def check_finite(self, tree: Tree, ids: Sequence[int], axes: int) -> None:
-        """Refuse a result that is not finite.
+        """Refuse a result that is not finite. Raises FederatedRunError, naming tensor, round and client.
 
         Args:
             tree: what was computed; what is no tensor is left to update validation.
             ids: clients on the leading axis.
             axes: 1 with a leading axis of clients, 0 for one client without.
-
-        Raises:
-            FederatedRunError, naming tensor, round and client.
         """
         for name, t in tree.items() if isinstance(tree, dict) else ():
             if not isinstance(t, Tensor) or not t.is_floating_point() or is_finite(t):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.outcome import RoundRecord, Snapshot
+from fedcache.federate.engine.outcome import RoundRecord, Snapshot, Traffic
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engine.traffic import Traffic
 from fedcache.federate.execution.gram_states import stored
 from fedcache.heads.linear import Tree
 

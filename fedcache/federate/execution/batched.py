@@ -12,9 +12,9 @@ from dataclasses import replace
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.traffic import RoundTraffic, itemsize
+from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
-from fedcache.federate.execution.grid_cache import Sent
+from fedcache.federate.execution.grid_batch import Sent
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree

@@ -11,6 +11,9 @@ T = TypeVar("T")
 MEMO_BYTES = 64 << 20
 """Kept by one memory; the longest unused goes first."""
 
+POOLED = 4
+"""Pooled uploads that are kept, the latest used: a Gram matrix of 4,096 features is 64 MB."""
+
 
 class SameObject:
     """A key that is equal for one object alone. It holds the object, so that no other can take its place in memory."""

@@ -1,8 +1,9 @@
 """What an execution is: a class that computes the middle of a round, between the broadcast and the server's step.
 
-To add one, derive from ``Executor`` in a file of its own and register it (``choose.registered``). All executions give
-the same results: bit for bit the same draws, and sums that differ by rounding alone (1e-10 in float64). The laws of
-``tests/federate/engine/test_engine_laws.py`` say what else every one of them must keep.
+To add one, derive from ``Executor`` in a file of its own and register it (``engine.run.registered``). All executions
+give the same results: bit for bit the same draws, and sums that differ by rounding alone (1e-10 in float64). The laws
+of ``tests/federate/engine/test_engine_laws.py`` say what else every one of them must keep. ``Sequential``, the plainest
+of them, serves every method, and the others must equal it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.engine.traffic import RoundTraffic
-from fedcache.federate.execution.grid_batch import GridBatch
-from fedcache.federate.execution.load import ExecutionPlan, Load
+from fedcache.federate.engine.outcome import RoundTraffic, Snapshot
+from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution.grid_batch import GridBatch, Sent
+from fedcache.federate.execution.load import ExecutionPlan, Load, shares_uploads
 from fedcache.heads.linear import Tree
 
 
@@ -68,8 +71,7 @@ class Executor(ABC):
     def train_round(self) -> list[RoundTraffic | None]:
         """Sample, broadcast and compute one round.
 
-        Raises:
-            FedcacheError: what ended a run that is alone; of several points the others go on.
+        Raises FedcacheError, what ended a run that is alone; of several points the others go on.
         """
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
@@ -77,3 +79,70 @@ class Executor(ABC):
         if self.batch.failed and len(points) == 1:
             raise self.batch.failed[0]
         return found
+
+
+SPECTRUM_POINTS = 4
+"""Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
+
+
+class Sequential(Executor):
+    """Client by client, in client order."""
+
+    name = "sequential"
+
+    def __init__(self, batch: GridBatch, snapshots: Sequence[Snapshot | None] = ()) -> None:
+        super().__init__(batch, snapshots)
+        self._prepared: tuple[Tree, Tree] | None = None  # pooled uploads, and what the server prepared of them
+
+    @classmethod
+    def serves(cls, method: Method, hp: Hp, load: Load) -> str:
+        """Everything."""
+        return ""
+
+    @classmethod
+    def cost(cls, method: Method, hp: Hp, load: Load) -> float:
+        """What the others are compared with."""
+        return 1.0
+
+    @classmethod
+    def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
+        """One client; all points at once only where they can share what clients send."""
+        return ExecutionPlan(cls.name, 1, load.points if shares_uploads(method) else 1)
+
+    def one_round(self, ids: Sequence[int], downs: Sequence[Tree]) -> list[RoundTraffic | None]:
+        """The points one after another."""
+        return [self._point(g, ids, down) for g, down in enumerate(downs)]
+
+    def _point(self, g: int, ids: Sequence[int], down: Tree) -> RoundTraffic | None:
+        if g in self.batch.failed:
+            return None
+        point = self.batch.points[g]
+        try:
+            pooled, sent = self._pooled(point, ids, down)
+            return point.finish(ids, down, pooled, sent)
+        except FedcacheError as error:
+            if error.code is Exit.INTERRUPTED:
+                raise
+            self.batch.failed[g] = error
+            return None
+
+    def _pooled(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+        """Uploads of the clients, pooled, and what each of them sent; from the cache where another point has them."""
+        batch, fit = self.batch, partial(self._fit, point, ids, down)
+        if batch.cache is None or not shares_uploads(point.method) or not point.trust.plain:
+            return fit()
+        pooled, sent = batch.cache.pooled(point, ids, fit)
+        if len(batch.points) >= SPECTRUM_POINTS:
+            if self._prepared is None or self._prepared[0] is not pooled:
+                self._prepared = (pooled, point.method.prepare(pooled, point.server_ctx(ids)))
+            pooled = self._prepared[1]
+        return pooled, sent
+
+    def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
+        pipeline = point.upload_pipeline(ids, down, self.batch.participation)
+        sent: Sent = []
+        for c in ids:
+            up = point.fit_one(down, c)
+            pipeline.add(up, c)
+            sent.append(point.upload_size(up))
+        return point.pooled(pipeline), sent

@@ -1,4 +1,4 @@
-"""Points of a grid that run together, and the bookkeeping that every execution with a client axis needs.
+"""Points of a grid that run together, the bookkeeping that every execution with a client axis needs, what points share.
 
 A grid point is a run of its own (``RunState``): its server, states, traffic and records. Points differ in floats alone,
 so they sample the same clients and draw the same numbers; a chunk of clients of all points is one ``fit`` with the
@@ -7,23 +7,89 @@ leading axes (G, M), and that of one point has the axis (M,).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.context import Ctx, copy_tree, pad_stack, split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
+from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engine.traffic import RoundTraffic
-from fedcache.federate.execution.grid_cache import GridCache, Sent
+from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
+from fedcache.federate.execution.gram_states import GramMatrices
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_finite, is_finite
 from fedcache.heads.linear import Tree
+
+Sent = list[tuple[int, int]]
+"""(scalars, bytes of one) that each client sent."""
+
+
+class GridCache:
+    """What runs on the same features have in common.
+
+    Features in the dtype computed in, Gram matrices of clients, what one-shot methods without gradients pool, and a
+    memory of rows and draws.
+    """
+
+    def __init__(self) -> None:
+        self.memo = LruCache()
+        self._cast: dict[tuple[SameObject, torch.dtype], Data] = {}
+        self._grams: dict[tuple[Any, ...], GramMatrices] = {}
+        self._pooled: OrderedDict[tuple[Any, ...], tuple[Tree, Sent]] = OrderedDict()
+
+    def cast(self, data: Data, dtype: torch.dtype) -> Data:
+        """The data with features of that dtype; images stay bytes."""
+        if data.x.dtype == dtype or data.image is not None:
+            return data
+        key = (SameObject(data), dtype)
+        if key not in self._cast:
+            self._cast[key] = replace(data, x=data.x.to(dtype))
+        return self._cast[key]
+
+    def grams(self, job: RunState) -> GramMatrices:
+        """Of the clients of a run that ``gram`` serves."""
+        width = job.data.x.shape[2]
+        rows = {c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible}
+        rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
+        key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
+        if key not in self._grams:
+            self._grams[key] = GramMatrices(job.data.x, rows)
+        return self._grams[key]
+
+    def pooled(self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]) -> tuple[Tree, Sent]:
+        """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
+
+        Runs pool the same when they differ in nothing that ``fit`` reads. Where the method is ``additive``, clients do
+        not matter either, only all their rows: sums then differ from those of ``make`` by rounding.
+
+        Returns:
+            the pooled upload, not to be changed, and what each client sent.
+        """
+        method, hp = job.method, job.hp
+        read = {h.name for h in method.hparams if h.fit}
+        same = (SameObject(job.data), method.name, *((k, v) for k, v in sorted(hp.items()) if k in read))
+        rows = [np.asarray(job.training_clients[c].train, np.int64) for c in ids]
+        own = ((job.training_clients[c].name, r.tobytes()) for c, r in zip(ids, rows, strict=True))
+        key: tuple[Any, ...] = (*same, job.seed, *own)
+        if method.additive(hp) and method.sent is numel:
+            key = (*same, np.sort(np.concatenate(rows)).tobytes())
+        if key not in self._pooled:
+            self._pooled[key] = make()
+            if len(self._pooled) > POOLED:
+                self._pooled.popitem(last=False)
+        self._pooled.move_to_end(key)
+        pooled, sent = self._pooled[key]
+        return pooled, sent if len(sent) == len(ids) else [sent[0]] * len(ids)
 
 
 @dataclass
@@ -150,6 +216,9 @@ class GridBatch:
     ) -> bool:
         """Validate what ``fit`` returned for a chunk of clients.
 
+        Raises FederatedRunError for a malformed upload that is not to be left out; a number that is not finite ends its
+        point alone.
+
         Args:
             up: the uploads.
             state: what the clients keep; names of both may be the same, and the tensors differ.
@@ -160,10 +229,6 @@ class GridBatch:
 
         Returns:
             False when the uploads of all of them are rejected.
-
-        Raises:
-            FederatedRunError for a malformed upload that is not to be left out; a number that is not finite
-                ends its point alone.
         """
         accepted = pipeline.accepts_batch(up, order, self.ctx(order).lead, coordinates)
         if accepted:

@@ -1,4 +1,9 @@
-"""What a run asks of the machine, how it will be computed, and what the machine has."""
+"""What a run asks of the machine: its sizes, how it will be computed, what the machine has, and the peak of memory.
+
+The parts of the peak are those that grow: features, packed rows and Gram matrices, what clients keep, uploads under
+way, and a chunk's working set. What Python and torch take by themselves is not counted. Uploads are taken to be as
+large as the model, which no method exceeds by more than its counts.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from fedcache.errors import MachineError
+from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution.cache import MEMO_BYTES, POOLED
+from fedcache.federate.execution.gram_states import CACHE_BYTES, is_first
+from fedcache.heads.linear import Tree
 
 WORKING_SET = 8 << 20
 """Four copies of a chunk's parameters (weights, gradient, momentum, output) stay below this: they fit the cache."""
@@ -111,3 +123,168 @@ def free_memory() -> int:
 def shares_uploads(method: Method) -> bool:
     """Whether runs that differ in what the server alone reads have the same uploads, and can share them."""
     return method.one_shot and not method.gradient and not method.central
+
+
+def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
+    """Sizes of the points of a grid; what one client holds besides its rows is what it keeps and what it is sent.
+
+    Args:
+        jobs: the points, started; one is a run alone.
+        clients: sampled a round.
+    """
+    job = jobs[0]
+    first = job.eligible[0]
+    down = job.down()
+    kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
+    held = {k: t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))}
+    return Load(
+        head_bytes=_bytes(held),
+        clients=clients,
+        outputs=sum(t.shape[-2] for k, t in held.items() if is_first(k)),
+        rows=[len(job.training_clients[c].train) for c in job.eligible],
+        width=job.data.x.shape[2],
+        itemsize=job.env.dtype.itemsize,
+        views=job.env.views,
+        points=len(jobs),
+        upload_bytes=_upload_bytes(job, kept),
+        server_bytes=_bytes(job.server),
+        state_bytes=_bytes(kept),
+        feature_bytes=_bytes({"x": job.data.x}),
+        broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
+        batch=cast(int, job.hp.get("batch", 32)),
+        mixed=bool(job.own),
+    )
+
+
+def _upload_bytes(job: RunState, kept: Tree) -> int:
+    """Of one client. A server that stacks uploads has all clients' under the names of one's: a client's own tell."""
+    total = 0
+    for prefix, rule in job.method.pool(job.hp).items():
+        places = (kept, job.server) if rule == "stack" else (job.server,)
+        named = [{k: t for k, t in place.items() if k.startswith(prefix)} for place in places]
+        if not any(named):
+            return _bytes(job.server)  # names of its own, such as sums: as large as the model
+        total += _bytes(next(filter(None, named)))
+    return total
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(t.numel() * t.element_size() for t in tree.values())
+
+
+SLACK = 16 << 20
+"""What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
+
+SCORES = 4096
+"""Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes at the peak, by what they are for.
+
+    Attributes:
+        features: rows of all backbones, in the dtype computed in.
+        grams: packed rows and Gram matrices of ``gram``.
+        states: what clients keep between rounds, all that will ever take part, for all points.
+        server: what the server holds, sends and merges.
+        working: a chunk of clients in training.
+        scoring: a block of test rows.
+    """
+
+    features: int
+    grams: int
+    states: int
+    server: int
+    working: int
+    scoring: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.features + self.grams + self.states + self.server + self.working + self.scoring
+
+    @property
+    def above(self) -> int:
+        """All but the features."""
+        return self.total - self.features
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain JSON values, with ``total``."""
+        return {**self.__dict__, "total": self.total}
+
+    def words(self) -> str:
+        """For a person."""
+        parts = ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in self.__dict__.items() if v >= 1 << 20)
+        return f"{self.total / 2**20:,.0f} MiB at the peak ({parts})"
+
+
+def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed: bool = False) -> Forecast:
+    """The peak of a run.
+
+    Args:
+        load: sizes.
+        plan: how it is computed.
+        opt: adam | sgd; what the optimiser keeps beside weights and gradient.
+        stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
+        closed: whether uploads are sums of products of features, D x D in float64, and not a model.
+    """
+    points = 1 if plan.name == "sequential" else plan.points
+    longest = max(load.rows, default=0)
+    # weights, gradient, the optimiser's moments, and one temporary of an update
+    copies = 5 if opt == "adam" else 4
+    at_once = plan.chunk * points
+    row = load.width * load.itemsize
+    gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
+    grams = 0
+    if plan.name == "gram":
+        few = max(load.dual_rows(), default=0)
+        coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
+        working = copies * coordinates + plan.rest * load.head_bytes * copies
+        grams = load.gram_bytes() + min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
+    else:
+        working = copies * at_once * load.head_bytes + gathered
+    working += SLACK
+    if plan.name == "sequential":
+        cut = sum(load.rows) * load.views * row
+        working += cut if cut <= MEMO_BYTES else 0
+        if load.points > 1:  # first weights too
+            working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), len(load.rows) * load.head_bytes)
+    uploads = load.clients if stacked else plan.chunk
+    # the upload of a chunk, its float64 sum, the server's own copy and what it sends
+    server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * 2)
+    if closed:
+        # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
+        server += (4 + (POOLED + 1 if load.points > 1 else 0)) * load.width**2 * 8
+    return Forecast(
+        features=load.feature_bytes,
+        grams=grams,
+        states=load.points * len(load.rows) * load.state_bytes,
+        server=server,
+        working=working,
+        scoring=SCORES * (row + 8 * load.itemsize * max(1, load.outputs)),
+    )
+
+
+def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool) -> None:
+    """Refuse a run that does not fit into free memory, with what would. Raises MachineError.
+
+    Args:
+        found: from ``forecast``.
+        load: its sizes.
+        plan: how it would be computed.
+        free: bytes.
+        loaded: whether the features are in memory already.
+    """
+    needed = found.above if loaded else found.total
+    if needed <= free:
+        return
+    spare = free - (needed - found.working)
+    per_client = found.working / max(1, plan.chunk)
+    fits = int(spare // per_client) if per_client else 0
+    hint = (
+        f"At most {fits} clients at once fit: the engine takes {plan.chunk}; --execution sequential takes one."
+        if 0 < fits < plan.chunk
+        else "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
+    )
+    raise MachineError(f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB are free.", hint)

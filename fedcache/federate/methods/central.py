@@ -15,8 +15,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     TRAINING,

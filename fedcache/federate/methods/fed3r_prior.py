@@ -15,8 +15,7 @@ from torch import Tensor
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import Uploads, UploadTensor
+from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree

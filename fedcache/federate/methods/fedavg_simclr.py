@@ -7,8 +7,7 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 
 from __future__ import annotations
 
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.methods.common.simclr import (
     ENCODER,
     PROBE,

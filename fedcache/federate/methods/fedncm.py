@@ -16,8 +16,7 @@ from torch.nn.functional import normalize, one_hot
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import Uploads, UploadTensor
+from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED

@@ -26,8 +26,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import Uploads, UploadTensor
+from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, ce_loss, declare, without
 from fedcache.federate.methods.fedncm import predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size

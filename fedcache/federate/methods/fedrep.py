@@ -23,8 +23,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,

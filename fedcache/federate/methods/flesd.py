@@ -22,8 +22,7 @@ import torch
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import Uploads, UploadTensor
+from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
 from fedcache.federate.methods.common import distillation, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.heads.linear import Tree

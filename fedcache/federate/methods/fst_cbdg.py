@@ -30,9 +30,8 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.metrics import self_training
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import Defaults, Method, server_tensors
+from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
 from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows

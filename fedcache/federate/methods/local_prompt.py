@@ -13,8 +13,7 @@ from torch import Tensor
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser
-from fedcache.federate.engine.method import everywhere
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import everywhere, sends_nothing
 from fedcache.federate.methods import tpfl
 from fedcache.heads.linear import Tree
 

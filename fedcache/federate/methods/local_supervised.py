@@ -16,8 +16,7 @@ from torch import Tensor
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, everywhere
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import Defaults, everywhere, sends_nothing
 from fedcache.federate.methods import fedavg_scratch as scratch
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.switches import declare

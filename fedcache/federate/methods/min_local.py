@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Defaults, everywhere
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import Defaults, everywhere, sends_nothing
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.simclr import fit_with, init, loss
 from fedcache.federate.methods.common.switches import declare

@@ -28,8 +28,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, Step, fold_batches, grads, minibatches
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     FEAT_POST,

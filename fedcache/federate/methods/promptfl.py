@@ -24,8 +24,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Defaults, Method
-from fedcache.federate.engine.uploads import whole_server
+from fedcache.federate.engine.method import Defaults, Method, whole_server
 from fedcache.federate.methods.common.prompts import (
     CONTEXT,
     PROMPT_TRAINING,

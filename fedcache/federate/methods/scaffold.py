@@ -27,7 +27,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import batch_sizes, train
-from fedcache.federate.engine.uploads import server_tensors
+from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,

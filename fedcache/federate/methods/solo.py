@@ -15,8 +15,7 @@ from torch import Tensor
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, sends_nothing
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     MODEL,

@@ -23,8 +23,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import Batch
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, sends_nothing
 from fedcache.federate.methods.common.prototypes import (
     OWN_PROTOTYPES,
     TAU,

@@ -16,8 +16,7 @@ from torch.nn.functional import normalize, one_hot
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, personal_model
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import Defaults, Method, personal_model, sends_nothing
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
 from fedcache.heads.linear import Tree, affine
 

@@ -110,14 +110,13 @@ class Attack:
 def flipped_labels(y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozenset[int], classes: int) -> Tensor:
     """Labels [N] with class c as class C - 1 - c on the rows of attackers; rows without a label stay without.
 
+    Raises UsageError, when attackers and honest clients share rows.
+
     Args:
         y: [N] labels, -1 for none.
         rows: client -> numbers of its training rows.
         attackers: clients that lie.
         classes: C.
-
-    Raises:
-        UsageError, when attackers and honest clients share rows.
     """
     theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
     if any(np.isin(own, theirs).any() for c, own in rows.items() if c not in attackers):
@@ -131,11 +130,7 @@ def flipped_labels(y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozens
 
 
 def parse_attack(text: str) -> Attack:
-    """``sign-flip:0.2:10``; share and scale may be left out.
-
-    Raises:
-        UsageError.
-    """
+    """``sign-flip:0.2:10``; share and scale may be left out. Raises UsageError."""
     name, *numbers = text.split(":")
     if name not in DEFAULTS:
         raise unknown("attack", name, tuple(DEFAULTS), hint="For example --attack sign-flip:0.2:10")

@@ -2,45 +2,159 @@
 
     uploads -> update validation -> attack simulation -> clipping and noise, or robust rule -> pooled upload
 
-With the default policy an upload is validated and added to a running sum as it comes, so memory is that of one upload
-whatever the number of clients. A policy that compares uploads with one another (a rule, an attack, noise, rejection, a
-bound on norms) keeps those of a round until the last is there and works on rows V [m, d] of them: updates (upload minus
-broadcast) where the method pools means, statistics per row of data where it pools sums, prototypes of each class where
-its server merges them by class (``Method.merges``). What comes out has the form that ``Method.aggregate`` expects.
+With the default policy an upload is validated and added to a running float64 sum as it comes, so memory is that of one
+upload whatever the number of clients; that is this file. A policy that compares uploads with one another keeps those of
+a round until the last is there (``kept_uploads.KeptUploads``). What comes out has the form that ``Method.aggregate``
+expects; uploads may carry a leading axis of grid points, and stacked ones are put in client order whatever the order in
+which they came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError, FederatedRunError, UsageError
-from fedcache.federate.engine.aggregate import UploadPool
-from fedcache.federate.engine.method import Pooling
-from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.errors import FederatedRunError, InternalError
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, Pooling, Uploads
+from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
-from fedcache.federate.trust.upload_layout import UploadLayout
-from fedcache.federate.trust.upload_round import RejectedUpload, UploadRound
 from fedcache.heads.linear import Tree
-from fedcache.heads.ridge import gram, nearest_gram
-
-WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
-"""Switches, and the values under which a method sends no counts."""
-
-NAMED_REJECTIONS = 5
-"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
 
 
-@dataclass
-class _KeptUpload:
-    """An upload that waits for the last one of its round."""
+class UploadPool:
+    """A running aggregate of uploads.
 
+    Args:
+        rules: name prefix -> mean (weights n_i) | uniform | sum | stack; the longest matching prefix decides.
+        clients: how many uploads will come; what is stacked has its memory from the beginning.
+    """
+
+    def __init__(self, rules: Mapping[str, Pooling], clients: int) -> None:
+        self._clients = clients
+        self._rules = sorted(rules.items(), key=lambda item: -len(item[0]))
+        self._sums: dict[str, Tensor] = {}
+        self._stacks: dict[str, tuple[list[int], Tensor]] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        self._weight = 0.0
+        self._count = 0
+
+    def rule(self, name: str) -> Pooling:
+        """How the upload of that name is pooled."""
+        for prefix, rule in self._rules:
+            if name.startswith(prefix):
+                return rule
+        raise InternalError(f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool.")
+
+    def add(self, up: Tree, weight: float, client: int) -> None:
+        """Add a client's upload with its weight n_i (not yet divided by N)."""
+        self._weight += weight
+        self._count += 1
+        for name, t in up.items():
+            if (first := self._shapes.setdefault(name, t.shape)) != t.shape:
+                raise FederatedRunError(
+                    f"Client {client} uploads {name} of shape {tuple(t.shape)}, and another {tuple(first)}.",
+                    "Uploads that are taken together have one shape: pad them and send a mask.",
+                )
+            self._dtypes[name] = t.dtype
+            if self.rule(name) == "stack":
+                if name not in self._stacks:
+                    self._stacks[name] = ([], t.new_empty((self._clients, *t.shape)))
+                order, stack = self._stacks[name]
+                stack[len(order)] = t
+                order.append(client)
+            else:
+                self._accumulate(name, t, self.factor(name, weight))
+
+    def factor(self, name: str, weight: float) -> float:
+        """What multiplies the upload of a client of that weight."""
+        return weight if self.rule(name) == "mean" else 1.0
+
+    def weigh(self, weights: Sequence[float]) -> None:
+        """Count clients whose uploads come as sums alone."""
+        self._weight += sum(weights)
+        self._count += len(weights)
+
+    def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
+        """Add what is already the sum over some clients, each times its ``factor``.
+
+        Clients are counted by ``add`` or ``weigh``.
+
+        Args:
+            name: of the uploads.
+            total: their sum.
+            dtype: of the uploads.
+        """
+        self._dtypes[name] = dtype
+        self._accumulate(name, total, 1.0)
+
+    def _accumulate(self, name: str, t: Tensor, weight: float) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            total = self._sums[name] = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
+        total.add_(t, alpha=weight)
+
+    def done(self) -> Tree:
+        """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
+        out: Tree = {}
+        for name, (order, stack) in self._stacks.items():
+            place = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=stack.device)
+            out[name] = stack[: len(order)] if order == sorted(order) else stack[place]
+        for name, total in self._sums.items():
+            rule = self.rule(name)
+            scale = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}.get(rule, 1.0)
+            out[name] = (total / scale).to(self._dtypes[name])
+        return out
+
+
+@dataclass(frozen=True)
+class RejectedUpload:
+    """An upload that did not reach ``aggregate``; ``round`` counts from 1."""
+
+    round: int
     client: int
-    rows: float
-    tree: Tree
+    why: str
+
+
+@dataclass(frozen=True)
+class UploadRound:
+    """What is known of a round before its uploads come.
+
+    Attributes:
+        method: whose uploads they are.
+        hp: its hyperparameters.
+        policy: what is done with uploads.
+        expected: what the method declares of an upload.
+        broadcast: what the clients were sent.
+        number: of the round, from 1.
+        seed: of the run.
+        names: of all clients of the run.
+        rows: n_i of all clients of the run.
+        clients: how many take part.
+        expected_clients: how many take part on average, which noise is accounted for.
+        expected_rows: the training rows of all clients that may take part.
+        attackers: clients that lie.
+        noise: the generator of privacy noise.
+    """
+
+    method: Method
+    hp: Hp
+    policy: TrustPolicy
+    expected: Uploads
+    broadcast: Tree
+    number: int
+    seed: int
+    names: Sequence[str]
+    rows: Sequence[float]
+    clients: int
+    expected_clients: float
+    expected_rows: float
+    attackers: frozenset[int]
+    noise: torch.Generator | None
 
 
 class UploadPipeline:
@@ -55,15 +169,13 @@ class UploadPipeline:
         self.round = round_
         self.policy, self.method, self.expected = round_.policy, round_.method, round_.expected
         self.validation = UpdateValidation(round_.expected, round_.number)
-        self._pooling = self.method.pool(round_.hp)
-        self._pool = UploadPool(self._pooling, max(1, round_.clients))
-        self._kept: list[_KeptUpload] = []
+        self._pool = UploadPool(self.method.pool(round_.hp), max(1, round_.clients))
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = 0
 
     def rule(self, name: str) -> Pooling:
         """How an engine hands over the uploads of that name: one by one where they are kept or stacked."""
-        return self._pool.rule(name) if self.policy.plain else "stack"
+        return self._pool.rule(name)
 
     def factor(self, name: str, weight: float) -> float:
         """What multiplies the upload of a client of that weight in a sum."""
@@ -78,6 +190,8 @@ class UploadPipeline:
     ) -> bool:
         """Validate names, shapes, types and counts of a batch of clients at once, before it is taken apart.
 
+        Raises FederatedRunError, naming the round and the first client that is concerned.
+
         Args:
             up: what ``fit`` returned.
             clients: on the axis of clients, in this order.
@@ -86,39 +200,32 @@ class UploadPipeline:
 
         Returns:
             False when all of them are rejected, and there is nothing to ``add``.
-
-        Raises:
-            FederatedRunError, naming the round and the first client that is concerned.
         """
         why = self.validation.structure_problem(up, lead, coordinates)
         if why is not None:  # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
             self.rejected += [self._rejection(client, why) for client in sorted(clients)]
             return False
-        if self.policy.plain:
-            assert isinstance(up, dict)
-            wrong = self.validation.count_problems(up, [self.round.rows[c] for c in clients])
-            for client, why in sorted((clients[place], why) for place, why in wrong.items()):
-                raise self.validation.refusal(client, self.round.names[client], why)
-        return True  # a policy that keeps uploads validates each by itself, as one may be rejected alone
+        self._check_counts(up, clients)
+        return True
+
+    def _check_counts(self, up: object, clients: Sequence[int]) -> None:
+        assert isinstance(up, dict)
+        wrong = self.validation.count_problems(up, [self.round.rows[c] for c in clients])
+        for client, why in sorted((clients[place], why) for place, why in wrong.items()):
+            raise self.validation.refusal(client, self.round.names[client], why)
 
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
         """Take the upload of one client, perhaps with a leading axis of the points of a grid.
+
+        Raises FederatedRunError for a malformed upload, naming client and round; under a policy that keeps uploads it
+        is raised by ``pooled``.
 
         Args:
             up: what it sends.
             client: its number.
             validated: whether it is known to be sound.
-
-        Raises:
-            FederatedRunError for a malformed upload, naming client and round; under a policy that keeps uploads
-                it is raised by ``pooled``.
         """
         rows = self.round.rows[client]
-        if not self.policy.plain:
-            # A copy: an executor may write the next client's upload to the same memory.
-            copy = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
-            self._kept.append(_KeptUpload(client, rows, copy))
-            return
         if not validated and not self.validation.is_sound(up, rows):
             name = self.round.names[client]
             if why := self.validation.problem(up, rows, finite=True):
@@ -135,13 +242,12 @@ class UploadPipeline:
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
         """Add what is already the sum over some clients, each times its ``factor``, for a policy that only sums.
 
+        Raises FederatedRunError, when it is not the sum of what the method declares.
+
         Args:
             name: of the uploads.
             total: their sum, perhaps with a leading axis of points.
             dtype: of the uploads.
-
-        Raises:
-            FederatedRunError, when it is not the sum of what the method declares.
         """
         expected = self.expected[name]
         core = tuple(total.shape[total.dim() - len(expected.shape) :])
@@ -153,34 +259,9 @@ class UploadPipeline:
     def pooled(self) -> Tree:
         """What the method's own pool gives of the uploads that survive, as the policy sees them.
 
-        Raises:
-            FederatedRunError for a refused upload where that fails the run, and when all are refused.
+        Raises FederatedRunError for a refused upload where that fails the run, and when all are refused.
         """
-        if self.policy.plain:
-            return self._pool.done()
-        self._kept.sort(key=lambda kept: kept.client)
-        if not self._kept and not self.rejected:
-            return self._noise_alone()
-        if not self.expected:
-            raise self.policy.refused(self.method, "its clients send nothing")
-        layout = self._layout()
-        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows, finite=True))
-        if self.policy.attack is not None:
-            self._simulate_attack(layout)
-        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows) or self._too_long(layout, kept))
-        self.rejected.sort(key=lambda rejected: rejected.client)
-        if not self._kept:
-            raise FederatedRunError(
-                f"Round {self.round.number}: all {len(self.rejected)} uploads were refused, so there is nothing to "
-                f"aggregate; the first because {self.rejected[0].why}.",
-                "Lower the learning rate, or look at the clients.",
-            )
-        changed = self.policy.rule.text != "mean" or self.policy.privacy is not None
-        if self.method.merges == "classes" and changed:
-            return self._merged_classes()
-        if self.policy.privacy is not None:
-            return self._private(layout)
-        return self._aggregated(layout)
+        return self._pool.done()
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
         """What a person is told of the uploads that were rejected, and of classes that the rule does not protect.
@@ -189,188 +270,10 @@ class UploadPipeline:
             named: rejected uploads of earlier rounds; the first of a run are named, and the records count all.
             unprotected: unprotected classes of earlier rounds; the first round that has some is told.
         """
-        said = []
-        if self.unprotected_classes and not unprotected:
-            said.append(
-                f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
-                f"{self.policy.rule.text} expects no liar among them: their prototypes are not protected"
-            )
-        for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
-            name = self.round.names[r.client]
-            said.append(f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}")
-        return said
-
-    def _layout(self) -> UploadLayout:
-        rules = {name: self._pool.rule(name) for name in self.expected}
-        return UploadLayout(self.expected, self.round.broadcast, rules)
+        return []
 
     def _rejection(self, client: int, why: str) -> RejectedUpload:
         """The record of a malformed upload; raises where the policy does not leave such uploads out."""
         if self.policy.on_bad == "fail":
             raise self.validation.refusal(client, self.round.names[client], why)
         return RejectedUpload(self.round.number, client, why)
-
-    def _reject(self, problem: Callable[[_KeptUpload], str | None]) -> None:
-        """Leave out the kept uploads that have a problem."""
-        sound = []
-        for kept in self._kept:
-            why = problem(kept)
-            if why is None:
-                sound.append(kept)
-            else:
-                self.rejected.append(self._rejection(kept.client, why))
-        self._kept = sound
-
-    def _too_long(self, layout: UploadLayout, kept: _KeptUpload) -> str | None:
-        """Whether the norm of an update is above the bound of the policy, in words."""
-        bound = self.policy.max_norm
-        if bound is None or (norm := float(layout.vector(kept.tree, kept.rows).norm())) <= bound:
-            return None
-        return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
-
-    def _rows(self, layout: UploadLayout) -> Tensor:
-        """V [m, d] of the kept uploads."""
-        return torch.stack([layout.vector(kept.tree, kept.rows) for kept in self._kept])
-
-    def _simulate_attack(self, layout: UploadLayout) -> None:
-        """Replace what attackers send; they know what all clients of the round would send."""
-        attack = self.policy.attack
-        if attack is None or not layout.names or not self._kept:
-            return
-        lying = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
-        lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
-        for i in lying.nonzero().flatten().tolist():
-            kept = self._kept[i]
-            self._kept[i] = _KeptUpload(kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree))
-
-    def _aggregated(self, layout: UploadLayout) -> Tree:
-        """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
-        rule, pool = self.policy.rule, UploadPool(self._pooling, len(self._kept))
-        for kept in self._kept:
-            pool.add(kept.tree, kept.rows, kept.client)
-        pooled = pool.done()
-        if rule.text == "mean":
-            return pooled
-        liars = self._expected_liars()
-        self._check_rule(rule, len(self._kept), liars)
-        V = self._rows(layout)
-        if rule.votes:
-            total = sum(kept.rows for kept in self._kept)
-            made = _with_definite_gram(layout.tree(rule(V, liars), total, pooled))
-            return {name: made[name] for name in pooled}
-        # A mean of changed rows keeps each name's own weights.
-        pool = UploadPool(self._pooling, len(self._kept))
-        for v, kept in zip(rule.rows(V, liars), self._kept, strict=True):
-            pool.add(layout.tree(v, kept.rows, kept.tree), kept.rows, kept.client)
-        return pool.done()
-
-    def _expected_liars(self) -> int:
-        """f of this round: of all its clients, less those that are rejected already."""
-        return max(0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected))
-
-    def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
-        """Refuse a rule that what is left of a round cannot carry.
-
-        Args:
-            rule: of the policy.
-            m: uploads that are left.
-            f: liars that are expected among them.
-            of: of which class, in words.
-
-        Raises:
-            FederatedRunError, with the round and who was rejected.
-        """
-        try:
-            rule.check(m, f)
-        except FedcacheError as error:
-            if not self.rejected and not of:
-                raise
-            gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
-            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
-            said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
-            raise FederatedRunError(said, error.hint) from error
-
-    def _private(self, layout: UploadLayout) -> Tree:
-        """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
-        privacy = self.policy.privacy
-        assert privacy is not None
-        counts = sorted(n for n in self.expected if n not in layout.names)
-        if counts:
-            switches = [f"--set {h.name}={w}" for h in self.method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
-            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
-            raise UsageError(
-                f"{self.method.name} sends {', '.join(counts)} beside what noise is added to.",
-                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
-            )
-        mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
-        return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
-
-    def _noise_alone(self) -> Tree:
-        """A round in which nobody was drawn: the noise, on what was broadcast."""
-        privacy = self.policy.privacy
-        assert privacy is not None  # else somebody is always drawn
-        if self.method.merges == "classes":
-            proto, count = self._prototype_names()
-            (C, width), dtype = self.expected[proto].shape, self.expected[proto].dtype
-            nobody = torch.zeros(1, C, width, dtype=torch.float64)
-            means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
-            return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
-        layout = self._layout()
-        noise = privacy.noisy_sum(torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise)
-        return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
-
-    def _prototype_names(self) -> tuple[str, str]:
-        """Names of the prototypes and of their counts, where the server merges by class."""
-        tensors = self.expected.items()
-        return next(n for n, t in tensors if not t.counts_rows), next(n for n, t in tensors if t.counts_rows)
-
-    def _merged_classes(self) -> Tree:
-        """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
-        proto, count = self._prototype_names()
-        P = torch.stack([kept.tree[proto].double() for kept in self._kept])  # [m, C, P]
-        N = torch.stack([kept.tree[count].double() for kept in self._kept])  # [m, C]
-        if self.policy.privacy is not None:
-            means, total = self._private_classes(P, (N > 0).double())
-        else:
-            means, total = self._robust_classes(P, N)
-        expected = self.expected
-        return {
-            proto: means.unsqueeze(0).to(expected[proto].dtype),
-            count: total.unsqueeze(0).to(expected[count].dtype),
-        }
-
-    def _robust_classes(self, P: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
-        """The rule on the owners of each class: prototypes [C, P] and rows [C] of all of them."""
-        means = torch.zeros_like(P[0])
-        for c in range(P.shape[1]):
-            owners = (N[:, c] > 0).nonzero().flatten()
-            if len(owners):
-                f = self.policy.liars_of(len(owners))
-                self.unprotected_classes += self.policy.byzantine > 0 and f == 0
-                self._check_rule(self.policy.rule, len(owners), f, f", class {c}")
-                means[c] = self.policy.rule(P[owners, c], f, N[owners, c])
-        return means, N.sum(0)
-
-    def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of prototypes and of who owns a class, made noisy together; a class that too few own is left out."""
-        privacy = self.policy.privacy
-        assert privacy is not None
-        m, C, width = P.shape
-        V = torch.cat([(P * own.unsqueeze(-1)).reshape(m, -1), own], 1)
-        total = privacy.noisy_sum(V, self.round.noise)
-        sums, owners = total[: C * width].view(C, width), total[C * width :]
-        known = owners > max(0.5, privacy.deviation)
-        return torch.where(known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0), owners * known
-
-
-def _with_definite_gram(pooled: Tree) -> Tree:
-    """With the Gram matrix nearest to what noise, or a rule that takes coordinate by coordinate, has made of one.
-
-    Where class sums and counts came too, the scatter within classes is what cannot be negative.
-    """
-    if "gram" not in pooled or pooled["gram"].dim() != 1:
-        return pooled
-    between = torch.zeros_like(pooled["gram"])
-    if {"class_sum", "count"} <= pooled.keys():
-        between = gram(pooled["class_sum"] / pooled["count"].clamp(min=1.0).sqrt().unsqueeze(-1))
-    return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.trust.attacks import Attack, parse_attack
 from fedcache.federate.trust.privacy import Privacy
-from fedcache.federate.trust.robust_rules import RobustRule, parse_rule
+from fedcache.federate.trust.robust_rules import MEAN, RobustRule, parse_rule
 
 BYZANTINE = 0.2
 """The share of clients that robust rules expect to lie where nothing is said."""
@@ -33,7 +33,7 @@ class TrustPolicy:
         privacy: clipping and noise.
     """
 
-    rule: RobustRule = field(default_factory=lambda: parse_rule("mean"))
+    rule: RobustRule = MEAN
     attack: Attack | None = None
     on_bad: str = "fail"
     byzantine: float = BYZANTINE
@@ -47,11 +47,7 @@ class TrustPolicy:
         return plain and self.on_bad == "fail" and self.max_norm is None
 
     def check(self, method: Method, hp: Hp) -> None:
-        """Refuse what the method's uploads do not allow.
-
-        Raises:
-            UsageError, with the reason.
-        """
+        """Refuse what the method's uploads do not allow. Raises UsageError, with the reason."""
         if self.plain:
             return
         if method.central:
@@ -63,10 +59,10 @@ class TrustPolicy:
     def check_round(self, clients: int) -> None:
         """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
 
-        Raises:
-            UsageError, with the number that can.
+        Raises UsageError, with the number that can.
         """
-        self.rule.check(clients, self.liars_of(clients))
+        if self.rule is not MEAN:
+            self.rule.check(clients, self.liars_of(clients))
 
     def liars_of(self, clients: int) -> int:
         """f: how many of so many clients the rule expects to lie."""
@@ -98,18 +94,14 @@ def parse_policy(
     max_update_norm: float | None = None,
     privacy: Privacy | None = None,
 ) -> TrustPolicy:
-    """From the words of the command line.
-
-    Raises:
-        UsageError.
-    """
+    """From the words of the command line. Raises UsageError."""
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
     if not 0.0 <= byzantine < 0.5:
         raise UsageError(f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2")
     if max_update_norm is not None and not max_update_norm > 0:
         raise UsageError(f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
-    rule = parse_rule(aggregate)
+    rule = MEAN if aggregate == MEAN.text else parse_rule(aggregate)
     if privacy is not None and rule.text != "mean":
         raise UsageError(
             f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "

@@ -46,11 +46,7 @@ class Privacy:
         return total + self.deviation * drawn.to(total.device)
 
     def require(self) -> None:
-        """Refuse noise where nobody can say what it is worth.
-
-        Raises:
-            MachineError when dp-accounting is not installed.
-        """
+        """Refuse noise whose worth nobody can say. Raises MachineError when dp-accounting is not installed."""
         if self.noise and find_spec("dp_accounting") is None:
             raise MachineError(
                 "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
@@ -60,11 +56,10 @@ class Privacy:
     def cost(self, rounds: int, share: float) -> dict[str, float | str]:
         """What ``rounds`` rounds with a share of clients cost, by two accountants.
 
+        Raises MachineError when dp-accounting is not installed.
+
         Returns:
             ``epsilon_pld`` (privacy loss distribution, the tighter) and ``epsilon_rdp`` (Renyi), and what they are of.
-
-        Raises:
-            MachineError when dp-accounting is not installed.
         """
         known: dict[str, float | str] = {
             "clip": self.bound, "noise": self.noise, "delta": self.delta, "rounds": rounds, "share": share,
@@ -103,11 +98,7 @@ def _epsilons(noise: float, delta: float, rounds: int, share: float) -> tuple[fl
 
 
 def parse_privacy(bound: float | None, noise: float | None, delta: float | None) -> Privacy | None:
-    """From the words of the command line; None when none is said.
-
-    Raises:
-        UsageError.
-    """
+    """From the words of the command line; None when none is said. Raises UsageError."""
     if bound is None and noise is None:
         if delta is not None:
             raise UsageError("--dp-delta says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")

@@ -103,11 +103,7 @@ class RobustRule:
         return self.last != "mean" or any(name == "nnm" for name, _ in self.before)
 
     def check(self, m: int, f: int) -> None:
-        """Refuse a rule that m clients, f of them liars, cannot carry.
-
-        Raises:
-            UsageError, with the number that can.
-        """
+        """Refuse a rule that m clients, f of them liars, cannot carry. Raises UsageError, with the number that can."""
         needed = {"median": 2 * f + 1, "geomedian": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(self.last)
         if self.last == "trimmed":
             needed = 2 * self.left_out(m) + 1
@@ -160,12 +156,12 @@ class RobustRule:
         return V
 
 
-def parse_rule(text: str) -> RobustRule:
-    """``nnm+trimmed:0.1`` and the like.
+MEAN = RobustRule("mean", (), "mean")
+"""The method's own way of pooling."""
 
-    Raises:
-        UsageError for an unknown name or a number out of range.
-    """
+
+def parse_rule(text: str) -> RobustRule:
+    """``nnm+trimmed:0.1`` and the like. Raises UsageError for an unknown name or a number out of range."""
     steps = [_step(text, word) for word in text.split("+")]
     ends = steps[-1][0] in RULES
     before, last = (steps[:-1], steps[-1]) if ends else (steps, ("mean", None))

@@ -24,7 +24,7 @@ COUNTS = ("up", "up_bytes", "paper_up", "down", "down_bytes", "paper_down", "fir
 SOURCES = (
     "federate/methods",
     "federate/engine/method.py",
-    "federate/engine/traffic.py",
+    "federate/engine/outcome.py",
     "heads",
     "report/methods/facts.py",
 )

@@ -14,18 +14,17 @@ from fedcache.config import Home
 from fedcache.extract import backbones
 from fedcache.extract.backbones.clip_towers import load_towers
 from fedcache.extract.planning.plan import memory_of
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.encoders import FrozenEncoders
+from fedcache.federate.engine.client_data import Data, FrozenEncoders
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.load import ExecutionPlan
-from fedcache.federate.execution.sequential import Sequential
 from fedcache.federate.methods import METHODS, module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.report.methods.sizes import Sizes
-from fedcache.runs.arrays import wants_encoders
-from fedcache.runs.prepare import with_schedule_rounds
+from fedcache.runs.spec import with_schedule_rounds
+from fedcache.runs.store_choice import wants_encoders
 
 CLIENTS = 3
 MOST_CLIENTS = 10

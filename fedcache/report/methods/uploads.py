@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.upload_probe import counts_rows
+from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods.facts import traffic_of
 from fedcache.report.methods.sizes import Sizes

@@ -12,16 +12,15 @@ from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import optim
-from fedcache.federate.engine.aggregate import UploadPool
 from fedcache.federate.engine.client_data import Data, prepare, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
-from fedcache.federate.engine.metrics import fairness, macro_f1
-from fedcache.federate.execution.choose import choose
-from fedcache.federate.execution.grid_cache import POOLED
-from fedcache.federate.execution.load import ExecutionPlan, Load
-from fedcache.federate.execution.memory import forecast
+from fedcache.federate.engine.outcome import fairness, macro_f1
+from fedcache.federate.engine.run import choose
+from fedcache.federate.execution.grid_batch import POOLED
+from fedcache.federate.execution.load import ExecutionPlan, Load, forecast
 from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.trust.pipeline import UploadPool
 
 
 def draws(*clients, axes=1, seed=0):

@@ -10,9 +10,7 @@ import torch
 from federation import C, D, difference, federation, gap, go, run, small
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_overrides import ClientOverrides
-from fedcache.federate.engine.method import everywhere
-from fedcache.federate.engine.uploads import sends_nothing
+from fedcache.federate.engine.method import ClientOverrides, everywhere, sends_nothing
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from federation import difference, go_tiny, wide
 
-from fedcache.federate.execution.names import FORMER, execution_name
+from fedcache.config import FORMER
+from fedcache.federate.engine.method import execution_name
 from fedcache.federate.methods import METHODS
 
 

@@ -16,8 +16,8 @@ from torchvision.models import resnet18
 from torchvision.transforms.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
+from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil

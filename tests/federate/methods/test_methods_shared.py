@@ -11,7 +11,7 @@ from federation import Rows, difference, federation, fitted, gap, go, run, run_p
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.execution.grid_cache import GridCache
+from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import solve, solve_spectrum, spectrum
 

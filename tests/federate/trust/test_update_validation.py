@@ -12,11 +12,10 @@ import torch
 from federation import difference, federation, fitted, go, run, run_points, scaled, small, tiny, wide
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.upload_probe import counts_rows
-from fedcache.federate.engine.uploads import UploadTensor
+from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
-from fedcache.federate.trust.update_validation import UpdateValidation
+from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows
 
 QUIET = {"solo", "supcon", "clip-zs", "local-prompt", "local-supervised", "min-local", "non-fl", "tip-local"}
 """Clients of these send nothing."""

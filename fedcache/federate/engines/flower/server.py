@@ -21,14 +21,14 @@ from fedcache.errors import FedcacheError, FederatedRunError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
+from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.engine.training_run import TrainingRun
 from fedcache.federate.engines.flower.messages import SiteMessage
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.federate.engines.flower.site_rows import score_counts
 from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, refusal_of, rows_of
-from fedcache.federate.trust.upload_round import RejectedUpload
+from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]

@@ -23,8 +23,7 @@ from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.metrics import classes_owned
-from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.outcome import Evaluation, classes_owned
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.messages import SiteMessage
 from fedcache.federate.engines.flower.plan import check_suited
@@ -35,9 +34,9 @@ from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 from fedcache.progress import Silent
-from fedcache.runs.arrays import arrays_for, feat_post_for
 from fedcache.runs.features import text_of
-from fedcache.runs.plugin_code import code_of
+from fedcache.runs.identity import code_of
+from fedcache.runs.store_choice import arrays_for, feat_post_for
 from fedcache.store.files import make_private, sha256_hex, write_atomic
 from fedcache.store.store import Store
 

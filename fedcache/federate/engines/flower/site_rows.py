@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.client_overrides import ClientOverrides
 from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.sites import RowCounts, SiteFacts

@@ -32,11 +32,11 @@ from fedcache.federate.methods import find_method
 from fedcache.grids.grid import GridRequest, GridRun
 from fedcache.grids.points import point_groups
 from fedcache.progress import Observer, Silent
-from fedcache.runs.arrays import wants_encoders
 from fedcache.runs.directory import check_files, measured_of, read_result
 from fedcache.runs.events import replay_stored
 from fedcache.runs.loop import train
 from fedcache.runs.run import Run
+from fedcache.runs.store_choice import wants_encoders
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
-from fedcache.federate.engine.uploads import Uploads, UploadTensor
+from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.heads.linear import Tree, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits

@@ -1,10 +1,22 @@
-"""What can be configured: each field is a key of ``fedcache.toml`` and an option of the command line, declared once."""
+"""Configuration: what can be set, where things live (``$FEDCACHE_HOME``), and ``fedcache.toml`` under the flags.
+
+Each field is a key of ``fedcache.toml`` and an option of the command line, declared once. Precedence: flag, then
+``fedcache.toml`` of the working directory (or ``--config FILE``), then the default. An unknown section or key is an
+error, because a misspelt hyperparameter that is silently ignored costs a day.
+"""
 
 from __future__ import annotations
 
+import os
+import tomllib
+import types
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedcache.errors import UsageError, unknown
 
 
 @dataclass(frozen=True)
@@ -129,19 +141,6 @@ class PartitionConfig:
 
 
 @dataclass(frozen=True)
-class SchemeArguments:
-    """Arguments of partition schemes that have an option of their own; ``PartitionConfig.options`` holds them."""
-
-    alpha: float | None = option(
-        None, "Concentration of Dirichlet schemes; small is skewed.", CLIENTS, said="the scheme's"
-    )
-    shards: int | None = option(None, "Label shards per client (scheme shards).", CLIENTS, said="the scheme's")
-    shots: int | None = option(
-        None, "Examples per class (few-shot, feature-shift, feature-label-shift).", CLIENTS, said="the scheme's"
-    )
-
-
-@dataclass(frozen=True)
 class TrainConfig:
     """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
 
@@ -217,28 +216,178 @@ class TrainConfig:
     dp_delta: float | None = option(None, "The delta for which epsilon is given.", TRUST, said="1e-5")
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What ``train`` and ``grid`` take besides the configuration: where results go, and whether to compute at all."""
-
-    repartition: bool = option(False, "Every seed draws its own partition.", CLIENTS)
-    runs: str | None = option(
-        None,
-        "Directory of results, instead of the one under FEDCACHE_HOME.",
-        RESULTS,
-        path=True,
-        said="$FEDCACHE_HOME/runs",
-    )
-    track: str | None = option(
-        None,
-        "tensorboard[:DIR]: also write accuracy, bytes and settings of every seed there, in "
-        "<runs>/tensorboard without DIR (extra tensorboard).",
-        RESULTS,
-        said="nowhere",
-    )
-    no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
-    dry_run: bool = option(False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS)
-    fresh: bool = option(False, "Run again although the result is there.", RESULTS)
-
-
 SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
+
+FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
+"""Word of an earlier release -> the word now."""
+
+
+def execution_name(word: str) -> str:
+    """The word now for an execution that a user, a stored configuration or a result names."""
+    return FORMER.get(word, word)
+
+
+@dataclass(frozen=True)
+class Home:
+    """``$FEDCACHE_HOME``: stores and results, which are data and not a cache that may vanish."""
+
+    root: Path
+    offline: bool = False
+
+    @classmethod
+    def from_environment(cls) -> Home:
+        """``FEDCACHE_HOME``, else the XDG data directory; ``FEDCACHE_OFFLINE`` forbids downloads."""
+        offline = os.environ.get("FEDCACHE_OFFLINE", "") not in ("", "0")
+        root = os.environ.get("FEDCACHE_HOME")
+        if root:
+            return cls(Path(root).expanduser(), offline)
+        from platformdirs import user_data_path
+
+        return cls(user_data_path("fedcache"), offline)
+
+    @property
+    def stores(self) -> Path:
+        """Feature stores."""
+        return self.root / "stores"
+
+    def store(self, slug: str, digest: str) -> Path:
+        """``stores/<slug>-<8 hex of the content digest>.zarr``."""
+        return self.stores / f"{slug}-{digest[:8]}.zarr"
+
+    @property
+    def runs(self) -> Path:
+        """Results."""
+        return self.root / "runs"
+
+    @property
+    def data(self) -> Path:
+        """Datasets found by name."""
+        return self.root / "data"
+
+    @property
+    def digests(self) -> Path:
+        """Remembered digests of files."""
+        return self.root / "digests"
+
+    @property
+    def last(self) -> Path:
+        """Which store was extracted last."""
+        return self.root / "last.json"
+
+
+FILE_NAME = "fedcache.toml"
+C = TypeVar("C")
+
+
+def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
+
+    Raises UsageError, when the file is missing, is not TOML, or has an unknown section.
+    """
+    if path is None:
+        path = Path(FILE_NAME)
+        if not path.exists():
+            return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.", "Check --config FILE.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.", "Mend that line and run again.") from error
+    for name, section in data.items():
+        if name not in SECTIONS:
+            raise unknown(f"section in {path}", name, SECTIONS)
+        if not isinstance(section, dict):
+            raise UsageError(f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own.")
+    return data
+
+
+def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME) -> C:
+    """A configuration from a file's section and the flags; a flag that is None or empty was not given.
+
+    Raises UsageError, for an unknown key or a value of the wrong type.
+    """
+    hints, known = typing.get_type_hints(kind), field_names(kind)
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        key = known.get(name.replace("-", "_"))
+        if key is None:
+            raise unknown(f"key in {where}", name, hints)
+        values[key] = _typed(name, value, hints[key], where)
+    for name, value in flags.items():
+        if value is None or value == () or value == [] or value == {}:
+            continue
+        values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
+    return kind(**values)
+
+
+def field_names(kind: type) -> dict[str, str]:
+    """What a field may be called in ``fedcache.toml`` and in Python -> its name; other names of its option count."""
+    found: dict[str, str] = {}
+    for item in fields(kind):
+        found |= {name.removeprefix("--").replace("-", "_"): item.name for name in item.metadata["option"].names}
+        found[item.name] = item.name
+    return found
+
+
+def _typed(name: str, value: Any, hint: Any, where: str) -> Any:
+    """``value`` as the field's type, or a usage error naming both."""
+    choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for choice in choices:
+        origin = typing.get_origin(choice) or choice
+        if origin is tuple:
+            if isinstance(value, str):
+                return tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+                return tuple(value)
+        elif origin is Mapping and isinstance(value, Mapping):
+            return dict(value)
+        elif origin in (bool, int) and type(value) is origin:  # a bool is no int here
+            return value
+        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif origin is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+        elif value is None and choice is types.NoneType:
+            return None
+    wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
+    raise UsageError(
+        f"{name} in {where} is {value!r}; expected {wanted}.", "See `fedcache config` for every key and its value."
+    )
+
+
+def to_table(config: Any) -> dict[str, Any]:
+    """A configuration as a TOML table: None and empty values are left out."""
+    table: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if value is None or value in ((), {}):
+            continue
+        table[item.name] = (
+            list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+        )
+    return table
+
+
+def to_toml(section: str, config: Any) -> list[str]:
+    """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
+    import tomli_w
+
+    values = to_table(config)
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
+    tables: list[str] = []
+    hints = typing.get_type_hints(type(config))
+    for item in fields(config):
+        if item.name in values:
+            if item.name not in plain:
+                tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
+            continue
+        info: OptionInfo = item.metadata["option"]
+        meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
+        if typing.get_origin(hints[item.name]) is Mapping:
+            tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
+        else:
+            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
+            lines.append(f"# {item.name} = {shape}  # {meaning}")
+    return [*lines, *tables]

@@ -1,0 +1,311 @@
+"""Uploads that a policy compares with one another: attack simulation, clipping and noise, robust rules.
+
+A rule, an attack, noise, rejection, or a bound on norms keeps the uploads of a round until the last is there and works
+on rows V [m, d] of them: updates (upload minus broadcast) where the method pools means, statistics per row of data
+where it pools sums, prototypes of each class where its server merges them by class (``Method.merges``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcache.errors import FedcacheError, FederatedRunError, UsageError
+from fedcache.federate.engine.method import Pooling, Uploads
+from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool, UploadRound
+from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.heads.linear import Tree
+from fedcache.heads.ridge import gram, nearest_gram
+
+WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
+"""Switches, and the values under which a method sends no counts."""
+
+NAMED_REJECTIONS = 5
+"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
+
+
+class UploadLayout:
+    """Which numbers of an upload stand in a row of V, and where: all floats but counts, tensor by tensor by name.
+
+    Args:
+        expected: what the method declares.
+        broadcast: what clients were sent; a tensor that is averaged stands in V as its difference from this.
+        rules: name -> how the method pools it; what is summed stands in V per row of the client's data.
+    """
+
+    def __init__(self, expected: Uploads, broadcast: Tree, rules: Mapping[str, Pooling]) -> None:
+        self.rules = rules
+        self.expected = expected
+        self.names = sorted(n for n, t in expected.items() if t.dtype.is_floating_point and not t.counts_rows)
+        self.base = {
+            n: broadcast[n].double()
+            for n in self.names
+            if n in broadcast and tuple(broadcast[n].shape) == expected[n].shape and rules[n] in ("mean", "uniform")
+        }
+
+    def vector(self, up: Tree, rows: float) -> Tensor:
+        """[d] float64 of an upload by a client with that many rows."""
+        parts = []
+        for name in self.names:
+            t = up[name].double()
+            t = t - self.base[name] if name in self.base else t
+            parts.append((t / rows if self.rules[name] == "sum" else t).flatten())
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
+        """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
+        out, start = dict(rest), 0
+        for name in self.names:
+            shape = self.expected[name].shape
+            size = math.prod(shape)
+            t = v[start : start + size].view(shape)
+            start += size
+            t = t * rows if self.rules[name] == "sum" else t
+            out[name] = (t + self.base[name] if name in self.base else t).to(self.expected[name].dtype)
+        return out
+
+    @property
+    def size(self) -> int:
+        """d, numbers in a row."""
+        return sum(math.prod(self.expected[name].shape) for name in self.names)
+
+
+@dataclass
+class _KeptUpload:
+    """An upload that waits for the last one of its round."""
+
+    client: int
+    rows: float
+    tree: Tree
+
+
+class KeptUploads(UploadPipeline):
+    """The pipeline of a policy that is not plain."""
+
+    def __init__(self, round_: UploadRound) -> None:
+        super().__init__(round_)
+        self._kept: list[_KeptUpload] = []
+
+    def rule(self, name: str) -> Pooling:
+        """Kept one by one."""
+        return "stack"
+
+    def _check_counts(self, up: object, clients: Sequence[int]) -> None:
+        """Each upload is validated by itself when all are there, as one may be rejected alone."""
+
+    def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
+        """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
+        # A copy: an executor may write the next client's upload to the same memory.
+        copy = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()} if isinstance(up, dict) else up
+        self._kept.append(_KeptUpload(client, self.round.rows[client], copy))
+
+    def pooled(self) -> Tree:
+        """What the policy makes of the uploads that survive it."""
+        self._kept.sort(key=lambda kept: kept.client)
+        if not self._kept and not self.rejected:
+            return self._noise_alone()
+        if not self.expected:
+            raise self.policy.refused(self.method, "its clients send nothing")
+        layout = self._layout()
+        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows, finite=True))
+        if self.policy.attack is not None:
+            self._simulate_attack(layout)
+        self._reject(lambda kept: self.validation.problem(kept.tree, kept.rows) or self._too_long(layout, kept))
+        self.rejected.sort(key=lambda rejected: rejected.client)
+        if not self._kept:
+            raise FederatedRunError(
+                f"Round {self.round.number}: all {len(self.rejected)} uploads were refused, so there is nothing to "
+                f"aggregate; the first because {self.rejected[0].why}.",
+                "Lower the learning rate, or look at the clients.",
+            )
+        changed = self.policy.rule.text != "mean" or self.policy.privacy is not None
+        if self.method.merges == "classes" and changed:
+            return self._merged_classes()
+        if self.policy.privacy is not None:
+            return self._private(layout)
+        return self._aggregated(layout)
+
+    def warnings(self, named: int, unprotected: int) -> list[str]:
+        """The first rejected uploads of a run, and the first round with unprotected classes."""
+        said = []
+        if self.unprotected_classes and not unprotected:
+            said.append(
+                f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
+                f"{self.policy.rule.text} expects no liar among them: their prototypes are not protected"
+            )
+        for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
+            name = self.round.names[r.client]
+            said.append(f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}")
+        return said
+
+    def _layout(self) -> UploadLayout:
+        rules = {name: self._pool.rule(name) for name in self.expected}
+        return UploadLayout(self.expected, self.round.broadcast, rules)
+
+    def _reject(self, problem: Callable[[_KeptUpload], str | None]) -> None:
+        """Leave out the kept uploads that have a problem."""
+        sound = []
+        for kept in self._kept:
+            why = problem(kept)
+            if why is None:
+                sound.append(kept)
+            else:
+                self.rejected.append(self._rejection(kept.client, why))
+        self._kept = sound
+
+    def _too_long(self, layout: UploadLayout, kept: _KeptUpload) -> str | None:
+        """Whether the norm of an update is above the bound of the policy, in words."""
+        bound = self.policy.max_norm
+        if bound is None or (norm := float(layout.vector(kept.tree, kept.rows).norm())) <= bound:
+            return None
+        return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
+
+    def _rows(self, layout: UploadLayout) -> Tensor:
+        """V [m, d] of the kept uploads."""
+        return torch.stack([layout.vector(kept.tree, kept.rows) for kept in self._kept])
+
+    def _simulate_attack(self, layout: UploadLayout) -> None:
+        """Replace what attackers send; they know what all clients of the round would send."""
+        attack = self.policy.attack
+        if attack is None or not layout.names or not self._kept:
+            return
+        lying = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
+        lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
+        for i in lying.nonzero().flatten().tolist():
+            kept = self._kept[i]
+            self._kept[i] = _KeptUpload(kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree))
+
+    def _aggregated(self, layout: UploadLayout) -> Tree:
+        """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
+        rule, pool = self.policy.rule, UploadPool(self.method.pool(self.round.hp), len(self._kept))
+        for kept in self._kept:
+            pool.add(kept.tree, kept.rows, kept.client)
+        pooled = pool.done()
+        if rule.text == "mean":
+            return pooled
+        liars = self._expected_liars()
+        self._check_rule(rule, len(self._kept), liars)
+        V = self._rows(layout)
+        if rule.votes:
+            total = sum(kept.rows for kept in self._kept)
+            made = _with_definite_gram(layout.tree(rule(V, liars), total, pooled))
+            return {name: made[name] for name in pooled}
+        # A mean of changed rows keeps each name's own weights.
+        pool = UploadPool(self.method.pool(self.round.hp), len(self._kept))
+        for v, kept in zip(rule.rows(V, liars), self._kept, strict=True):
+            pool.add(layout.tree(v, kept.rows, kept.tree), kept.rows, kept.client)
+        return pool.done()
+
+    def _expected_liars(self) -> int:
+        """f of this round: of all its clients, less those that are rejected already."""
+        return max(0, self.policy.liars_of(len(self._kept) + len(self.rejected)) - len(self.rejected))
+
+    def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
+        """Refuse a rule that what is left of a round cannot carry.
+
+        Raises FederatedRunError, with the round and who was rejected.
+
+        Args:
+            rule: of the policy.
+            m: uploads that are left.
+            f: liars that are expected among them.
+            of: of which class, in words.
+        """
+        try:
+            rule.check(m, f)
+        except FedcacheError as error:
+            if not self.rejected and not of:
+                raise
+            gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
+            lost = f" after {len(self.rejected)} were rejected ({gone})" if gone else ""
+            said = f"Round {self.round.number}{of}: {m} uploads are left{lost}. {error.message}"
+            raise FederatedRunError(said, error.hint) from error
+
+    def _private(self, layout: UploadLayout) -> Tree:
+        """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
+        privacy = self.policy.privacy
+        assert privacy is not None
+        counts = sorted(n for n in self.expected if n not in layout.names)
+        if counts:
+            switches = [f"--set {h.name}={w}" for h in self.method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
+            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
+            raise UsageError(
+                f"{self.method.name} sends {', '.join(counts)} beside what noise is added to.",
+                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
+            )
+        mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
+        return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
+
+    def _noise_alone(self) -> Tree:
+        """A round in which nobody was drawn: the noise, on what was broadcast."""
+        privacy = self.policy.privacy
+        assert privacy is not None  # else somebody is always drawn
+        if self.method.merges == "classes":
+            proto, count = self._prototype_names()
+            (C, width), dtype = self.expected[proto].shape, self.expected[proto].dtype
+            nobody = torch.zeros(1, C, width, dtype=torch.float64)
+            means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
+            return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
+        layout = self._layout()
+        noise = privacy.noisy_sum(torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise)
+        return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
+
+    def _prototype_names(self) -> tuple[str, str]:
+        """Names of the prototypes and of their counts, where the server merges by class."""
+        tensors = self.expected.items()
+        return next(n for n, t in tensors if not t.counts_rows), next(n for n, t in tensors if t.counts_rows)
+
+    def _merged_classes(self) -> Tree:
+        """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
+        proto, count = self._prototype_names()
+        P = torch.stack([kept.tree[proto].double() for kept in self._kept])  # [m, C, P]
+        N = torch.stack([kept.tree[count].double() for kept in self._kept])  # [m, C]
+        if self.policy.privacy is not None:
+            means, total = self._private_classes(P, (N > 0).double())
+        else:
+            means, total = self._robust_classes(P, N)
+        expected = self.expected
+        return {
+            proto: means.unsqueeze(0).to(expected[proto].dtype),
+            count: total.unsqueeze(0).to(expected[count].dtype),
+        }
+
+    def _robust_classes(self, P: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+        """The rule on the owners of each class: prototypes [C, P] and rows [C] of all of them."""
+        means = torch.zeros_like(P[0])
+        for c in range(P.shape[1]):
+            owners = (N[:, c] > 0).nonzero().flatten()
+            if len(owners):
+                f = self.policy.liars_of(len(owners))
+                self.unprotected_classes += self.policy.byzantine > 0 and f == 0
+                self._check_rule(self.policy.rule, len(owners), f, f", class {c}")
+                means[c] = self.policy.rule(P[owners, c], f, N[owners, c])
+        return means, N.sum(0)
+
+    def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of prototypes and of who owns a class, made noisy together; a class that too few own is left out."""
+        privacy = self.policy.privacy
+        assert privacy is not None
+        m, C, width = P.shape
+        V = torch.cat([(P * own.unsqueeze(-1)).reshape(m, -1), own], 1)
+        total = privacy.noisy_sum(V, self.round.noise)
+        sums, owners = total[: C * width].view(C, width), total[C * width :]
+        known = owners > max(0.5, privacy.deviation)
+        return torch.where(known.unsqueeze(-1), sums / owners.clamp(min=0.5).unsqueeze(-1), 0.0), owners * known
+
+
+def _with_definite_gram(pooled: Tree) -> Tree:
+    """With the Gram matrix nearest to what noise, or a rule that takes coordinate by coordinate, has made of one.
+
+    Where class sums and counts came too, the scatter within classes is what cannot be negative.
+    """
+    if "gram" not in pooled or pooled["gram"].dim() != 1:
+        return pooled
+    between = torch.zeros_like(pooled["gram"])
+    if {"class_sum", "count"} <= pooled.keys():
+        between = gram(pooled["class_sum"] / pooled["count"].clamp(min=1.0).sqrt().unsqueeze(-1))
+    return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}
