@@ -10,8 +10,10 @@ from collections import Counter
 from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from arrays import embeddings
 from command import environment, fedcache, ok
 from pty_run import on_a_terminal, plain
@@ -72,6 +74,18 @@ def test_an_import_that_fails_is_told_with_what_mends_it() -> None:
     assert pair[0] == "fail"
     assert "--force-reinstall torch torchvision" in pair[1]
     assert (device[0], cuda[0]) == ("ok", "ok")
+
+
+def test_a_torchvision_built_for_another_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "_C.so").write_bytes(b"not what this torch can load")
+    monkeypatch.setattr(doctor, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(folder)]))
+    with pytest.raises(OSError, match="torchvision") as info:
+        doctor.load_operators(torch)
+    row = doctor.pair_row(None, str(info.value))
+    assert row["status"] == "fail"
+    assert "--force-reinstall torch torchvision" in row["hint"]
 
 
 def test_a_package_that_is_too_old_or_missing_names_the_line_that_installs_it() -> None:
