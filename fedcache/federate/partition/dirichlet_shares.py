@@ -37,28 +37,19 @@ STICKS = 0.05  # below this alpha a row of gammas can underflow to 0 / 0; numpy'
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How shares become counts, and which counts are accepted.
+    """How shares become counts, and which counts are accepted."""
 
-    Args:
-        quota: int64 [C], rows of each class to deal.
-        clients: M.
-        alpha: Dirichlet concentration, the same for every client.
-        minimum: smallest number of rows of an accepted client.
-        exact: cut the quota at floor(cumulative share x quota), so that every row is dealt; otherwise every client
-            gets floor(share x quota) and the rest stays.
-        gate: a client that already holds this many rows gets none of the next class; None for no gate.
-        limit: int64 [C, M], rows that exist for a client; None for no limit.
-        least_share: a client's shares summed over classes must exceed this.
-    """
-
-    quota: np.ndarray
-    clients: int
-    alpha: float
-    minimum: int = 1
+    quota: np.ndarray  # int64 [C], rows of each class to deal
+    clients: int  # M
+    alpha: float  # Dirichlet concentration, the same for every client
+    minimum: int = 1  # smallest number of rows of an accepted client
+    # cut the quota at floor(cumulative share x quota), so that every row is dealt; otherwise every client gets
+    # floor(share x quota) and the rest stays
     exact: bool = True
+    # a client that already holds this many rows gets none of the next class; None for no gate
     gate: float | None = None
-    limit: np.ndarray | None = None
-    least_share: float = 0.0
+    limit: np.ndarray | None = None  # int64 [C, M], rows that exist for a client; None for no limit
+    least_share: float = 0.0  # a client's shares summed over classes must exceed this
 
     def counts(self, shares: np.ndarray) -> np.ndarray:
         """Rows of every class and client, int64 [B, C, M], of shares [B, C, M]."""
@@ -96,19 +87,12 @@ def gated(share: np.ndarray, is_open: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The outcome of drawing.
+    """The outcome of drawing."""
 
-    Args:
-        counts: int64 [C, M] of the accepted draw, or None.
-        draws: how many were tried.
-        largest: largest smallest client seen.
-        hopeless: drawing stopped early because no acceptance was to be expected within the cap.
-    """
-
-    counts: np.ndarray | None
-    draws: int
-    largest: int
-    hopeless: bool = False
+    counts: np.ndarray | None  # int64 [C, M] of the accepted draw, or None
+    draws: int  # how many were tried
+    largest: int  # largest smallest client seen
+    hopeless: bool = False  # drawing stopped early because no acceptance was to be expected within the cap
 
 
 def draw(rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int) -> np.ndarray:
@@ -166,22 +150,20 @@ def _blocks(cap: int, largest: int) -> Iterator[int]:
         size *= 4
 
 
-def counts_or_error(
-    scheme: Scheme, args: Values, rule: Rule, streams: Streams, rule_of: Callable[[Values], Rule]
-) -> np.ndarray:
+def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> np.ndarray:
     """The accepted counts, int64 [C, M].
 
     Args:
         scheme: for the message.
         args: resolved arguments; must hold ``alpha``.
-        rule: of these arguments.
         streams: the search draws from ``shares``.
-        rule_of: the rule of other arguments, to look for some that work.
+        rule_of: the rule of these arguments, and of others, to look for some that work.
 
     Raises:
         InfeasibleError: naming the largest smallest client seen and the smallest alpha (or, where no alpha works, the
             number of clients) found to work with the same seed.
     """
+    rule = rule_of(args)
     wanted = f"{rule.minimum} rows" if rule.minimum > 1 else "1 row"
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {rule.clients} clients"
     rows = int(rule.quota.sum())

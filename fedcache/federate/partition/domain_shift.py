@@ -30,7 +30,6 @@ from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,
     Scheme,
-    Value,
     Values,
     alpha_argument,
     clients_argument,
@@ -70,8 +69,7 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
         quota = np.full(len(limit), len(domains) * count_of(args, "shots"), np.int64)
         return Rule(quota, len(domains), number_of(args, "alpha"), exact=False, limit=limit)
 
-    rule = rule_of(args)
-    counts = counts_or_error(FEATURE_LABEL_SHIFT, args, rule, streams, rule_of)
+    counts = counts_or_error(FEATURE_LABEL_SHIFT, args, streams, rule_of)
     train = [
         np.concatenate([rows[:n] for rows, n in zip(of_domain, count, strict=True)])
         for of_domain, count in zip(classes, counts.T, strict=True)
@@ -105,12 +103,11 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
         # ceil(ratio) rows are one training row and, as ratio > 1, at least one test row.
-        return Rule(
-            quota_of(args), clients, number_of(args, "alpha"), minimum=math.ceil(ratio), gate=len(source) / clients
-        )
+        least, gate = math.ceil(ratio), len(source) / clients
+        return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
 
     quota = quota_of(args)
-    counts = counts_or_error(LABEL_SHIFT, args, rule_of(args), streams, rule_of)
+    counts = counts_or_error(LABEL_SHIFT, args, streams, rule_of)
     held = deal_rows([rows[:q] for rows, q in zip(classes, quota, strict=True)], counts, streams("rows"))
     shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
@@ -150,7 +147,7 @@ def _label_shift_remedy(args: Values, least: int) -> str:
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """The chosen domains. Raises UsageError, unless they are two or more, each with training and test rows."""
-    names = [pool.columns.domains[code] for code in pool.domains]
+    names = _names(pool)
     if len(names) < 2:
         raise UsageError(
             f"Scheme {scheme.name} makes each domain a client: found {len(names)} ({', '.join(names)}), expected at "
@@ -178,11 +175,8 @@ def _names(pool: RowPool) -> list[str]:
 
 def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
     """Classes with fewer rows than asked for."""
-    return [
-        f"{name} ({len(r)})"
-        for name, r in zip(pool.columns.classes, pool.by_class(rows), strict=True)
-        if len(r) < shots
-    ]
+    held = zip(pool.columns.classes, pool.by_class(rows), strict=True)
+    return [f"{name} ({len(r)})" for name, r in held if len(r) < shots]
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:
@@ -191,11 +185,10 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 def _ratio(args: Values) -> Values:
     """The released ratios of pool to training rows, which fall as the clients grow so that the pool suffices."""
-    derived: dict[str, Value] = dict(args)
-    if derived["ratio"] is None:
-        clients = count_of(args, "clients")
-        derived["ratio"] = 11.0 if clients <= 10 else 5.5 if clients <= 20 else 3.0 if clients <= 40 else 1.5
-    return derived
+    if args["ratio"] is not None:
+        return args
+    clients = count_of(args, "clients")
+    return {**args, "ratio": 11.0 if clients <= 10 else 5.5 if clients <= 20 else 3.0 if clients <= 40 else 1.5}
 
 
 _PER_CLASS = "training rows of each class a client has on average"

@@ -40,17 +40,11 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client's rows of the store.
+    """One client's rows of the store."""
 
-    Args:
-        name: a domain, or ``client-07``.
-        train: int64, ascending.
-        test: int64, ascending; the rows a personalised evaluation of this client uses.
-    """
-
-    name: str
-    train: np.ndarray
-    test: np.ndarray
+    name: str  # a domain, or ``client-07``
+    train: np.ndarray  # int64, ascending
+    test: np.ndarray  # int64, ascending; the rows a personalised evaluation of this client uses
 
 
 @dataclass(frozen=True)

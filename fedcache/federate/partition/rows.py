@@ -17,27 +17,16 @@ SPLITS = {TRAIN: "training", TEST: "test"}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What a partition may know of a dataset: one entry per row of the store, no features.
+    """What a partition may know of a dataset: one entry per row of the store, no features."""
 
-    Args:
-        label: int [N], -1 unknown.
-        domain: int [N], index into ``domains``.
-        split: int [N], 0 train, 1 test, 2 validation.
-        ok: int or bool [N]; rows with 0 have no features and are never dealt.
-        uid: uint8 [N, 16], the identity of the image.
-        classes: class names, C of them.
-        domains: domain names.
-        digest: of the dataset's content.
-    """
-
-    label: np.ndarray
-    domain: np.ndarray
-    split: np.ndarray
-    ok: np.ndarray
-    uid: np.ndarray
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    digest: str
+    label: np.ndarray  # int [N], -1 unknown
+    domain: np.ndarray  # int [N], index into ``domains``
+    split: np.ndarray  # int [N], 0 train, 1 test, 2 validation
+    ok: np.ndarray  # int or bool [N]; rows with 0 have no features and are never dealt
+    uid: np.ndarray  # uint8 [N, 16], the identity of the image
+    classes: tuple[str, ...]  # class names, C of them
+    domains: tuple[str, ...]  # domain names
+    digest: str  # of the dataset's content
 
     def __post_init__(self) -> None:
         rows = len(self.label)
@@ -74,21 +63,13 @@ class Streams:
 
 @dataclass(frozen=True, eq=False)
 class RowPool:
-    """Rows with ok = 1 in the chosen domains, in stored order.
+    """Rows with ok = 1 in the chosen domains, in stored order."""
 
-    Args:
-        columns: of the dataset.
-        domains: codes of the chosen domains, in the user's order.
-        train: int64, rows of split train.
-        test: int64, rows of split test.
-        dealt: int64, rows of the split that is dealt, with those left out because their label is unknown.
-    """
-
-    columns: Columns
-    domains: tuple[int, ...]
-    train: np.ndarray
-    test: np.ndarray
-    dealt: np.ndarray
+    columns: Columns  # of the dataset
+    domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
+    train: np.ndarray  # int64, rows of split train
+    test: np.ndarray  # int64, rows of split test
+    dealt: np.ndarray  # int64, rows of the split that is dealt, with those left out because their label is unknown
     notes: list[str] = field(default_factory=list)
 
     def by_class(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -108,19 +89,13 @@ FEWER = "fewer than"
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """What a scheme returns.
+    """What a scheme returns."""
 
-    Args:
-        train: training rows of each client, in any order.
-        test: the clients' own test rows; None when the scheme leaves them to ``test_protocol``.
-        names: names of the clients; None numbers them.
-        notes: what a reader of the partition should know.
-    """
-
-    train: Sequence[np.ndarray]
+    train: Sequence[np.ndarray]  # training rows of each client, in any order
+    # the clients' own test rows; None when the scheme leaves them to ``test_protocol``
     test: Sequence[np.ndarray] | None = None
-    names: Sequence[str] | None = None
-    notes: Sequence[str] = ()
+    names: Sequence[str] | None = None  # names of the clients; None numbers them
+    notes: Sequence[str] = ()  # what a reader of the partition should know
 
 
 def fewer_shots(shots: int, otherwise: str = "") -> str:

@@ -43,31 +43,18 @@ class InfeasibleError(UsageError):
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a scheme.
+    """One argument of a scheme."""
 
-    Args:
-        name: as a Python keyword; ``--name`` or ``--option name=`` on the command line.
-        kind: int, float, bool, choice (one of ``choices``) or names (one or several strings).
-        default: used when the argument is not given; None means "derived from the others", or "all" for names.
-        help: one sentence.
-        low: smallest value; not itself allowed when ``above`` is set.
-        high: largest value.
-        above: the range is open below.
-        choices: the values of a choice.
-        tag: letters that name the argument in a partition's default name.
-        named: the default name shows the argument even at its default value.
-    """
-
-    name: str
-    kind: Kind
-    default: Value
-    help: str
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    choices: tuple[str, ...] = ()
-    tag: str = ""
-    named: bool = False
+    name: str  # as a Python keyword; ``--name`` or ``--option name=`` on the command line
+    kind: Kind  # int, float, bool, choice (one of ``choices``) or names (one or several strings)
+    default: Value  # used when the argument is not given; None means "derived from the others", or "all" for names
+    help: str  # one sentence
+    low: float = -math.inf  # smallest value; not itself allowed when ``above`` is set
+    high: float = math.inf  # largest value
+    above: bool = False  # the range is open below
+    choices: tuple[str, ...] = ()  # the values of a choice
+    tag: str = ""  # letters that name the argument in a partition's default name
+    named: bool = False  # the default name shows the argument even at its default value
 
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
@@ -123,25 +110,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way of dealing rows to clients.
+    """One way of dealing rows to clients."""
 
-    Args:
-        name: as on the command line.
-        summary: one sentence for lists and help.
-        paper: where the scheme comes from.
-        arguments: what it reads; an argument it does not declare is an error.
-        deal: the rows of every client, from a pool and resolved arguments.
-        needs_labels: rows with unknown label cannot be dealt.
-        derive: fills the arguments whose default depends on others.
-    """
-
-    name: str
-    summary: str
-    paper: str
-    arguments: tuple[Argument, ...]
-    deal: Callable[[RowPool, Values, Streams], Dealt]
-    needs_labels: bool = True
-    derive: Callable[[Values], Values] = dict
+    name: str  # as on the command line
+    summary: str  # one sentence for lists and help
+    paper: str  # where the scheme comes from
+    arguments: tuple[Argument, ...]  # what it reads; an argument it does not declare is an error
+    deal: Callable[[RowPool, Values, Streams], Dealt]  # the rows of every client, from a pool and resolved arguments
+    needs_labels: bool = True  # rows with unknown label cannot be dealt
+    derive: Callable[[Values], Values] = dict  # fills the arguments whose default depends on others
 
     def argument(self, name: str) -> Argument:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""

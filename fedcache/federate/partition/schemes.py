@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -33,58 +34,41 @@ from fedcache.federate.partition.scheme import (
 )
 
 
-def _deal(scheme: Scheme, pool: RowPool, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> Dealt:
-    need_rows(pool.train, "train", scheme.name)
-    counts = counts_or_error(scheme, args, rule_of(args), streams, rule_of)
-    return Dealt(deal_rows(present(pool, pool.train), counts, streams("rows")))
+def deal_by_shares(
+    scheme: str, rule_of: Callable[[np.ndarray, Values], Rule], pool: RowPool, args: Values, streams: Streams
+) -> Dealt:
+    """Dirichlet shares of every class, rounded and accepted by the rule of (rows of each class, arguments)."""
+    need_rows(pool.train, "train", scheme)
+    classes = present(pool, pool.train)
+    quota = np.array([len(rows) for rows in classes], np.int64)
+    counts = counts_or_error(SCHEMES[scheme], args, streams, partial(rule_of, quota))
+    return Dealt(deal_rows(classes, counts, streams("rows")))
 
 
-def _quota(pool: RowPool) -> np.ndarray:
-    return np.array([len(rows) for rows in present(pool, pool.train)], np.int64)
-
-
-def deal_dirichlet(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+def dirichlet_rule(quota: np.ndarray, args: Values) -> Rule:
     """Every row dealt; the only condition is that no client is empty."""
-    quota = _quota(pool)
-
-    def rule_of(args: Values) -> Rule:
-        return Rule(quota, count_of(args, "clients"), number_of(args, "alpha"))
-
-    return _deal(DIRICHLET, pool, args, streams, rule_of)
+    return Rule(quota, count_of(args, "clients"), number_of(args, "alpha"))
 
 
-def deal_lda(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+def lda_rule(quota: np.ndarray, args: Values) -> Rule:
     """Latent Dirichlet allocation as FedNTD's code does it: a balance gate, and redraws until min_size is reached.
 
     With the gate, a client that already holds N / M rows gets nothing of the next class, and the shares of the others
     are renormalised. Without it this is the plain draw of the papers' text.
     """
-    quota = _quota(pool)
-
-    def rule_of(args: Values) -> Rule:
-        clients = count_of(args, "clients")
-        gate = float(quota.sum()) / clients if args["gate"] else None
-        return Rule(quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate)
-
-    return _deal(LDA, pool, args, streams, rule_of)
+    clients = count_of(args, "clients")
+    gate = float(quota.sum()) / clients if args["gate"] else None
+    return Rule(quota, clients, number_of(args, "alpha"), minimum=count_of(args, "min_size"), gate=gate)
 
 
-def deal_flesd(pool: RowPool, args: Values, streams: Streams) -> Dealt:
+def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
     """FLESD: redraw until min_i sum_c p_ic > 0.5 / M; counts are rounded down, what remains is left out."""
-    quota = _quota(pool)
-
-    def rule_of(args: Values) -> Rule:
-        clients = count_of(args, "clients")
-        return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
-
-    return _deal(FLESD, pool, args, streams, rule_of)
+    clients = count_of(args, "clients")
+    return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
 
 
 def _min_size(args: Values) -> Values:
-    derived: dict[str, Value] = dict(args)
-    if derived["min_size"] is None:
-        derived["min_size"] = 10 if derived["gate"] else 1
-    return derived
+    return {**args, "min_size": 10 if args["gate"] else 1} if args["min_size"] is None else args
 
 
 DIRICHLET = Scheme(
@@ -92,7 +76,7 @@ DIRICHLET = Scheme(
     "each class in Dirichlet shares over the clients; every row is dealt and no client is empty",
     "Li et al. 2022, arXiv:2102.02079",
     (clients_argument(100), alpha_argument(0.1), SHARED_TESTS, DOMAIN),
-    deal_dirichlet,
+    partial(deal_by_shares, "dirichlet", dirichlet_rule),
 )
 LDA = Scheme(
     "lda",
@@ -114,7 +98,7 @@ LDA = Scheme(
         SHARED_TESTS,
         DOMAIN,
     ),
-    deal_lda,
+    partial(deal_by_shares, "lda", lda_rule),
     derive=_min_size,
 )
 FLESD = Scheme(
@@ -122,7 +106,7 @@ FLESD = Scheme(
     "Dirichlet shares rounded down, redrawn until every client has enough in shares; the remainder is left out",
     "FLESD, Towards Communication-Efficient and Privacy-Preserving Federated Representation Learning",
     (clients_argument(6), alpha_argument(1.0), SHARED_TESTS, DOMAIN),
-    deal_flesd,
+    partial(deal_by_shares, "flesd", flesd_rule),
 )
 
 
@@ -295,7 +279,7 @@ def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Stream
         quota = np.array([min(clients * count_of(args, "shots"), len(rows)) for rows in classes], np.int64)
         return Rule(quota, clients, number_of(args, "alpha"), exact=False)
 
-    counts = counts_or_error(FEW_SHOT, args, rule_of(args), streams, rule_of)
+    counts = counts_or_error(FEW_SHOT, args, streams, rule_of)
     notes = _short(classes, count_of(args, "shots"), count_of(args, "clients"))
     return Dealt(deal_rows(classes, counts, streams("rows")), notes=notes)
 
