@@ -29,10 +29,8 @@ def is_ingested(store: Store) -> bool:
 def resolve_path(home: Home, path: Path) -> Path:
     """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
 
-    The working directory comes first, then the stores of the home, then the names of ingested datasets.
-
-    Returns:
-        a store if there is one of that name, else the path itself.
+    The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
+    the name, the path itself is returned.
     """
     bare = len(path.parts) == 1
     places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
@@ -69,8 +67,8 @@ def ingested_stores(home: Home) -> dict[str, Path]:
 
 def ingest_command(store: Store) -> str:
     """The command that replaces an ingested dataset by a file that holds more."""
-    arguments = ["fedcache", "ingest", "FILE", "--name", str(store.dataset["slug"]), "--replace", *store_option(store)]
-    return shlex.join(arguments)
+    name = str(store.dataset["slug"])
+    return shlex.join(["fedcache", "ingest", "FILE", "--name", name, "--replace", *store_option(store)])
 
 
 def store_option(store: Store) -> list[str]:

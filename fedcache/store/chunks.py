@@ -192,9 +192,8 @@ def decode_strings(raw: bytes) -> tuple[str, ...]:
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:
     """A chunk file's payload, its size and both checksums verified. Raises CorruptionError, naming the file."""
     try:
-        found = path.stat().st_size
-        if size is not None and found != size + CRC_BYTES:
-            raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
+        if size is not None:
+            check_size(path.stat().st_size, size, path, what)
         raw = read_whole(path)
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
@@ -204,6 +203,12 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
     if crc is not None and checksum(payload) != crc:
         raise damaged(what, path, "is whole but not the file the manifest lists at this place")
     return payload
+
+
+def check_size(found: int, size: int, path: Path, what: str) -> None:
+    """Refuse a chunk file of ``found`` bytes in the place of ``size`` and a checksum. Raises CorruptionError."""
+    if found != size + CRC_BYTES:
+        raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
 
 
 def array_bytes(shape: Sequence[int], dtype: str) -> int:
@@ -225,11 +230,9 @@ def map_file(path: Path, size: int, what: str) -> NDArray[np.uint8]:
     """A chunk file's bytes mapped read-only, payload and checksum. Raises CorruptionError, unless they are as many."""
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size + CRC_BYTES:
-                raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
+            check_size(os.fstat(file.fileno()).st_size, size, path, what)
             # Not np.memmap, which resolves the path first: one system call for each of its parts.
-            return np.frombuffer(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ), np.uint8)
+            return np.frombuffer(mmap.mmap(file.fileno(), size + CRC_BYTES, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
         raise damaged(what, path, "is missing or unreadable") from error
 
@@ -249,17 +252,12 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
 def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes:
     """Fill ``out`` with the first bytes of a chunk file of ``size`` bytes and its checksum; nothing is verified.
 
-    Returns:
-        what follows: rows beyond the end of the array, and the checksum.
-
-    Raises:
-        CorruptionError, for a missing file or a wrong size.
+    Returns what follows: rows beyond the end of the array, and the checksum. Raises CorruptionError, for a missing file
+    or a wrong size.
     """
     try:
         with open(path, "rb", buffering=0, opener=at_once) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size + CRC_BYTES:
-                raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
+            check_size(os.fstat(file.fileno()).st_size, size, path, what)
             at, view = 0, out.data
             while at < len(out):
                 got = file.readinto(view[at:])
@@ -272,17 +270,10 @@ def read_file(path: Path, out: NDArray[np.uint8], size: int, what: str) -> bytes
 
 
 def verify_payload(payload: NDArray[np.uint8], rest: bytes, crc: int, path: Path, what: str) -> None:
-    """Compare a payload with the checksum in its file and with the one listed for its place.
+    """Compare a payload with the checksum in its file and with ``crc``, the one listed for its place.
 
-    Args:
-        payload: the first bytes of the file.
-        rest: those that follow; the last four are the checksum of all before.
-        crc: the checksum listed.
-        path: of the file, for messages.
-        what: the chunk, for messages.
-
-    Raises:
-        CorruptionError.
+    ``rest`` are the bytes that follow it in the file; the last four are the checksum of all before. Raises
+    CorruptionError, naming ``what``.
     """
     found = checksum(payload)
     if len(rest) > CRC_BYTES:

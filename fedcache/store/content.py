@@ -27,18 +27,12 @@ CHUNK_ROWS = 512
 
 @dataclass
 class Content:
-    """Embeddings in the order and the types of a store, not yet on disk.
+    """Embeddings in the order and the types of a store, not yet on disk."""
 
-    Attributes:
-        samples: the rows, sorted by name.
-        arrays: per key of the store the values [N, V, D] and their recipe.
-        texts: [C, D] per backbone name, unit rows.
-        dataset: what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split.
-    """
-
-    samples: Samples
-    arrays: dict[str, tuple[NDArray[Any], dict[str, Any]]]
-    texts: dict[str, NDArray[np.float32]]
+    samples: Samples  # the rows, sorted by name
+    arrays: dict[str, tuple[NDArray[Any], dict[str, Any]]]  # per key of the store the values [N, V, D] and their recipe
+    texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, unit rows
+    # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split
     dataset: dict[str, Any]
 
     @property

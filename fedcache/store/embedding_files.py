@@ -28,26 +28,16 @@ SPLITS = ("train", "test", "validation")
 
 @dataclass
 class Embeddings:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        features: [N, V, D] per backbone name.
-        labels: int [N], -1 unknown.
-        domains: int [N].
-        splits: int [N], 0 train, 1 test, 2 validation; None when the file does not say.
-        names: N names.
-        classes: class names.
-        domain_names: domain names.
-        texts: [C, D] per backbone name, features of the class names.
-    """
-
-    features: dict[str, NDArray[Any]]
-    labels: NDArray[np.int32]
-    domains: NDArray[np.int16]
-    splits: NDArray[np.uint8] | None
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-    domain_names: tuple[str, ...]
+    features: dict[str, NDArray[Any]]  # [N, V, D] per backbone name
+    labels: NDArray[np.int32]  # int [N], -1 unknown
+    domains: NDArray[np.int16]  # int [N]
+    splits: NDArray[np.uint8] | None  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
+    names: tuple[str, ...]  # N names
+    classes: tuple[str, ...]  # class names
+    domain_names: tuple[str, ...]  # domain names
+    # [C, D] per backbone name, features of the class names
     texts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 

@@ -109,13 +109,9 @@ def write_shards(
 
 
 def export(store: Store, out: Path, keys: Sequence[str]) -> int:
-    """Write the readable rows of some arrays to a file; its ending chooses the format.
+    """Write the readable rows of some arrays to a file, whose ending chooses the format; returns how many they are.
 
-    Returns:
-        rows written.
-
-    Raises:
-        UsageError for an unknown ending or a folder that is not there.
+    Raises UsageError for an unknown ending or a folder that is not there.
     """
     if out.suffix not in WRITERS:
         raise unknown("file ending", out.suffix, WRITERS)

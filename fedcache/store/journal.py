@@ -19,36 +19,25 @@ PREFIX, SUFFIX = "journal-", ".jsonl"
 
 @dataclass(frozen=True)
 class JournaledChunk:
-    """A chunk whose file was on disk when its line was written.
+    """A chunk whose file was on disk when its line was written."""
 
-    Attributes:
-        crc: crc32c of the rows.
-        bad: (name, reason) per row of the store that could not be read.
-    """
-
-    crc: int
-    bad: dict[int, tuple[str, str]]
+    crc: int  # crc32c of the rows
+    bad: dict[int, tuple[str, str]]  # (name, reason) per row of the store that could not be read
 
 
 @dataclass
 class Journal:
-    """What a journal vouches for.
+    """What a journal vouches for."""
 
-    Attributes:
-        path: of the file.
-        header: format, recipe digest, how, shape, dtype, chunk_rows; None when there is no usable header.
-        chunks: per finished chunk; the last line of a chunk counts.
-        commits: checksums of ``samples/ok`` and ``quarantine.jsonl`` that were about to be put in place.
-        valid_bytes: length of the part that can be believed.
-        torn: whether more follows it.
-    """
-
-    path: Path
+    path: Path  # of the file
+    # format, recipe digest, how, shape, dtype, chunk_rows; None when there is no usable header
     header: dict[str, Any] | None = None
+    # per finished chunk; the last line of a chunk counts
     chunks: dict[int, JournaledChunk] = field(default_factory=dict)
+    # checksums of ``samples/ok`` and ``quarantine.jsonl`` that were about to be put in place
     commits: list[dict[str, Any]] = field(default_factory=list)
-    valid_bytes: int = 0
-    torn: bool = False
+    valid_bytes: int = 0  # length of the part that can be believed
+    torn: bool = False  # whether more follows it
 
     @property
     def key(self) -> str:
@@ -67,7 +56,7 @@ class Journal:
 
     def begin(self, header: dict[str, Any]) -> None:
         """Write the header of a new journal."""
-        append_line(self.path, to_signed({"header": header}))
+        append_line(self.path, header_line(header))
         fsync_directory(self.path.parent)
         self.header = header
 

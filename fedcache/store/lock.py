@@ -67,15 +67,9 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
-    """Hold the lock file ``path`` while the block runs.
+    """Hold the lock file ``path``, ``locks/<name>.lock``, while the block runs.
 
-    Args:
-        path: ``locks/<name>.lock``.
-        what: the thing that is locked, for the message.
-        wait: wait for the holder instead of failing.
-
-    Raises:
-        StoreError, naming the holder.
+    With ``wait`` its holder is waited for; else raises StoreError, naming the holder and ``what`` is locked.
     """
     lock = FileLock(path, timeout=-1 if wait else 0)
     try:
@@ -107,9 +101,7 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
 def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
     """Hold the lock of a store's manifest, for a moment; others wait.
 
-    Args:
-        store: whose manifest is read, changed and replaced.
-        needed: bytes that are written meanwhile, for the message of a full disk.
+    ``needed`` bytes are written meanwhile, for the message of a full disk.
     """
     lock = store / "locks" / "manifest.lock"
     with hold_lock(lock, f"the manifest of {store}", wait=True), explain_disk_errors(store, needed):

@@ -17,14 +17,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
-    """Turn the operating system's refusal of a write into an error with its figures.
+    """Turn the operating system's refusal to write ``needed`` bytes to ``place`` into an error with its figures.
 
-    Args:
-        place: what is written.
-        needed: bytes this write needs.
-
-    Raises:
-        MachineError, with needed and free bytes when the disk is full.
+    Raises MachineError, with needed and free bytes when the disk is full.
     """
     try:
         yield

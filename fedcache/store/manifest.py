@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,14 @@ CRC_LIMIT = 1 << 32
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """One complete feature array.
+    """One complete feature array."""
 
-    Attributes:
-        recipe: what determines its values; JSON.
-        how: how it was computed; never part of a look-up.
-        shape: (N, V, D), or (N, V, H, W, 3) for pixels.
-        dtype: float16 | float32 | uint8.
-        chunk_rows: rows per chunk file.
-        chunks: crc32c per chunk file.
-    """
-
-    recipe: dict[str, Any]
-    how: dict[str, Any]
-    shape: tuple[int, ...]
-    dtype: str
-    chunk_rows: int
-    chunks: tuple[int, ...]
+    recipe: dict[str, Any]  # what determines its values; JSON
+    how: dict[str, Any]  # how it was computed; never part of a look-up
+    shape: tuple[int, ...]  # (N, V, D), or (N, V, H, W, 3) for pixels
+    dtype: str  # float16 | float32 | uint8
+    chunk_rows: int  # rows per chunk file
+    chunks: tuple[int, ...]  # crc32c per chunk file
 
     @property
     def digest(self) -> str:
@@ -63,30 +55,28 @@ class ArrayInfo:
         }
 
 
+def journal_header(
+    recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
+) -> dict[str, Any]:
+    """What the journal of an array in flight begins with: everything on which the values of its rows depend."""
+    where = {"shape": list(shape), "dtype": dtype, "chunk_rows": chunk_rows}
+    return {"format": FORMAT, "recipe": digest_of(recipe), "how": how, **where}
+
+
 @dataclass
 class Manifest:
-    """What a store holds.
+    """What a store holds."""
 
-    Attributes:
-        dataset: slug, digest, template and whatever else identifies the data.
-        rows: N, and rows_ok of them readable.
-        classes: names, in label order.
-        domains: names, in domain order.
-        samples: crc32c per column of ``samples/``.
-        arrays: complete feature arrays by key.
-        texts: per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}.
-        files: sha256 of every sidecar by its path in the store.
-    """
-
-    dataset: dict[str, Any]
-    rows: int
+    dataset: dict[str, Any]  # slug, digest, template and whatever else identifies the data
+    rows: int  # N, and rows_ok of them readable
     rows_ok: int
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    samples: dict[str, int]
-    arrays: dict[str, ArrayInfo] = field(default_factory=dict)
+    classes: tuple[str, ...]  # names, in label order
+    domains: tuple[str, ...]  # names, in domain order
+    samples: dict[str, int]  # crc32c per column of ``samples/``
+    arrays: dict[str, ArrayInfo] = field(default_factory=dict)  # complete feature arrays by key
+    # per backbone slug the text features, the current ones last: {id, templates, shape, crc, meta}
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # sha256 of every sidecar by its path in the store
 
     @property
     def partitions(self) -> list[str]:
@@ -209,22 +199,15 @@ def _count(value: Any, limit: int = 1 << 40) -> int:
     return value
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"{value!r:.40} is not a string")
+def _typed(value: Any, kind: type, called: str) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{value!r:.40} is not {called}")
     return value
 
 
-def _sequence(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise ValueError(f"{value!r:.40} is not a list")
-    return value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise ValueError(f"{value!r:.40} is not an object")
-    return value
+_text = partial(_typed, kind=str, called="a string")
+_sequence = partial(_typed, kind=list, called="a list")
+_mapping = partial(_typed, kind=dict, called="an object")
 
 
 def _corrupt(store: Path, why: str) -> FedcacheError:

@@ -20,6 +20,7 @@ from fedcache.errors import FedcacheError, StoreError
 from fedcache.store.chunks import (
     CRC_BYTES,
     array_bytes,
+    check_size,
     chunk_path,
     damaged,
     empty,
@@ -49,13 +50,7 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
 
 
 class Reader:
-    """One complete feature array.
-
-    Args:
-        path: of the array.
-        key: its name, for messages.
-        info: from the manifest.
-    """
+    """One complete feature array; ``key`` is for messages."""
 
     def __init__(self, path: Path, key: str, info: ArrayInfo) -> None:
         self.path, self.key, self.info = path, key, info
@@ -210,6 +205,4 @@ class Reader:
             found = self._file(number).stat().st_size
         except OSError as error:
             raise damaged(self._what(number), self._file(number), "is missing or unreadable") from error
-        if found != self._size() + CRC_BYTES:
-            why = f"has {found:,} bytes, expected {self._size() + CRC_BYTES:,}"
-            raise damaged(self._what(number), self._file(number), why)
+        check_size(found, self._size(), self._file(number), self._what(number))

@@ -19,27 +19,17 @@ from fedcache.store.manifest import COLUMNS, Manifest
 
 @dataclass(frozen=True)
 class Samples:
-    """One entry per row of the store.
+    """One entry per row of the store."""
 
-    Attributes:
-        uid: uint8 [N, 16], identity of the image.
-        name: N names inside the dataset, sorted; of a store that grew, those it had and then the new ones.
-        label: int32 [N], -1 unknown.
-        domain: int16 [N].
-        split: uint8 [N], 0 train, 1 test, 2 validation.
-        ok: uint8 [N], 0 where the image could not be read.
-        classes: names in label order.
-        domains: names in domain order.
-    """
-
-    uid: NDArray[np.uint8]
+    uid: NDArray[np.uint8]  # uint8 [N, 16], identity of the image
+    # N names inside the dataset, sorted; of a store that grew, those it had and then the new ones
     name: tuple[str, ...]
-    label: NDArray[np.int32]
-    domain: NDArray[np.int16]
-    split: NDArray[np.uint8]
-    ok: NDArray[np.uint8]
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
+    label: NDArray[np.int32]  # int32 [N], -1 unknown
+    domain: NDArray[np.int16]  # int16 [N]
+    split: NDArray[np.uint8]  # uint8 [N], 0 train, 1 test, 2 validation
+    ok: NDArray[np.uint8]  # uint8 [N], 0 where the image could not be read
+    classes: tuple[str, ...]  # names in label order
+    domains: tuple[str, ...]  # names in domain order
 
     def checked(self) -> Samples:
         """Itself in the stored dtypes. Raises UsageError, when lengths or codes do not fit each other."""

@@ -10,32 +10,25 @@ from typing import Any
 from fedcache.errors import FedcacheError
 from fedcache.store import chunks as files
 from fedcache.store.create import sidecars_of
-from fedcache.store.files import digest_of, file_sha256, sha256_hex, to_signed, write_atomic
+from fedcache.store.files import file_sha256, sha256_hex, to_signed, write_atomic
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.machine import explain_disk_errors
-from fedcache.store.manifest import COLUMNS, FORMAT, NAME, Manifest, read_manifest
+from fedcache.store.manifest import COLUMNS, NAME, Manifest, journal_header, read_manifest
 from fedcache.store.sidecars import HISTORY, QUARANTINE, read_history, read_quarantine
 from fedcache.store.store import Store
 
 
 @dataclass
 class VerifyReport:
-    """What ``verify`` found.
+    """What ``verify`` found."""
 
-    Attributes:
-        path: of the store.
-        problems: {file, what} for everything that is not what the manifest says.
-        notes: unfinished arrays and files the manifest does not know.
-        checked: files read.
-        bytes: read.
-    """
-
-    path: Path
+    path: Path  # of the store
+    # {file, what} for everything that is not what the manifest says
     problems: list[dict[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    checked: int = 0
-    bytes: int = 0
+    notes: list[str] = field(default_factory=list)  # unfinished arrays and files the manifest does not know
+    checked: int = 0  # files read
+    bytes: int = 0  # read
 
     @property
     def ok(self) -> bool:
@@ -82,8 +75,7 @@ def verify(path: Path) -> VerifyReport:
     """
     store = Store.open(path)
     report = VerifyReport(path)
-    ok = files.chunk_path(path / "samples" / "ok", 0, 1)
-    known = {path / NAME, path / HISTORY, path / QUARANTINE, ok}
+    known = {path / NAME, path / HISTORY, path / QUARANTINE, files.chunk_path(path / "samples" / "ok", 0, 1)}
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         known.add(place)
         report.read(place)
@@ -93,21 +85,14 @@ def verify(path: Path) -> VerifyReport:
             report.add(place, error.message)
     report.read(path / NAME)
     for relative, digest in sorted(store.manifest.files.items()):
-        place = path / relative
-        if place in known:
-            continue
-        known.add(place)
-        report.read(place)
-        why = _sidecar(place, digest)
-        if why:
-            report.add(place, why)
+        if path / relative not in known:
+            report.read(path / relative)
+            if why := _sidecar(path / relative, digest):
+                report.add(path / relative, why)
     _check_rows(store, report)
     _check_history(path, report)
-    known |= _check_journals(store, report)
-    for file in sorted(path.rglob("*")):
-        inside = file.relative_to(path)
-        if not file.is_dir() and file not in known and inside.parts[0] != "locks":
-            report.notes.append(f"{inside} is not part of the store")
+    _check_journals(store, report)
+    report.notes += [f"{file.relative_to(path)} is not part of the store" for file in leftover_files(store)]
     return report
 
 
@@ -151,15 +136,12 @@ def _check_history(path: Path, report: VerifyReport) -> None:
         report.add(path / HISTORY, f"line {number} is torn or does not have the digest it ends with")
 
 
-def _check_journals(store: Store, report: VerifyReport) -> set[Path]:
-    known = set()
+def _check_journals(store: Store, report: VerifyReport) -> None:
     for journal in journals(store.path):
-        known.add(journal.path)
         report.read(journal.path)
         if journal.key in store.arrays:
             continue  # complete; only the removal of its journal is outstanding
         folder = store.path / "features" / journal.key
-        known.update(f for f in folder.rglob("*") if f.is_file() and not f.name.endswith(".partial"))
         if journal.header is None or journal.torn:
             report.add(journal.path, "has a line that is torn or damaged; the extract command makes its chunks again")
         if journal.header is None:
@@ -176,7 +158,6 @@ def _check_journals(store: Store, report: VerifyReport) -> set[Path]:
         report.notes.append(
             f"{journal.key} is unfinished: {len(journal.chunks)} of {journal.count} chunks; its extract command goes on"
         )
-    return known
 
 
 def _sidecar(place: Path, digest: str) -> str | None:
@@ -271,17 +252,9 @@ def _reopen(path: Path, key: str) -> list[str]:
         info = now.arrays.pop(key, None)
         if info is None:
             return []
-        header = {
-            "format": FORMAT,
-            "recipe": digest_of(info.recipe),
-            "how": info.how,
-            "shape": list(info.shape),
-            "dtype": info.dtype,
-            "chunk_rows": info.chunk_rows,
-        }
         bad = read_quarantine(path, now)
         size = files.array_bytes((info.chunk_rows, *info.shape[1:]), info.dtype)
-        lines = [header_line(header)]
+        lines = [header_line(journal_header(info.recipe, info.how, info.shape, info.dtype, info.chunk_rows))]
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
             try:

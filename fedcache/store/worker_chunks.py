@@ -25,22 +25,14 @@ class WorkerArray:
     A worker holds no lock and puts nothing in place: it writes each chunk as a ``.partial`` file and reports its
     checksum. The process that holds the array's lock commits the file; what nobody commits, also of a writer that is
     gone, the next writer removes.
-
-    Attributes:
-        store: the store's directory, on a path that all workers share.
-        key: name of the array.
-        shape: (N, V, D).
-        dtype: stored dtype.
-        chunk_rows: rows per chunk file.
-        header: digest of the journal's header, so that another array at this path is not taken for this one.
     """
 
-    store: Path
-    key: str
-    shape: tuple[int, ...]
-    dtype: str
-    chunk_rows: int
-    header: str
+    store: Path  # the store's directory, on a path that all workers share
+    key: str  # name of the array
+    shape: tuple[int, ...]  # (N, V, D)
+    dtype: str  # stored dtype
+    chunk_rows: int  # rows per chunk file
+    header: str  # digest of the journal's header, so that another array at this path is not taken for this one
 
     @property
     def path(self) -> Path:
@@ -96,18 +88,10 @@ class WorkerArray:
 
 @dataclass(frozen=True)
 class UncommittedChunk:
-    """A chunk file that waits to be committed.
+    """A chunk file that waits to be committed."""
 
-    Attributes:
-        key: its array.
-        chunk: its number.
-        crc: of its rows.
-        file: where it lies.
-        bad: reason per bad row of the store.
-    """
-
-    key: str
-    chunk: int
-    crc: int
-    file: Path
-    bad: dict[int, str]
+    key: str  # its array
+    chunk: int  # its number
+    crc: int  # of its rows
+    file: Path  # where it lies
+    bad: dict[int, str]  # reason per bad row of the store

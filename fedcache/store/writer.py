@@ -23,7 +23,7 @@ from fedcache.store.files import digest_of, fsync_directory, link_atomic, sha256
 from fedcache.store.journal import Journal, journal_path, read_journal
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.machine import explain_disk_errors
-from fedcache.store.manifest import FORMAT, ArrayInfo, Manifest, read_manifest
+from fedcache.store.manifest import ArrayInfo, Manifest, journal_header, read_manifest
 from fedcache.store.samples import Samples
 from fedcache.store.sidecars import commit_of, read_quarantine, replace_sidecars
 from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
@@ -135,14 +135,7 @@ class ArrayWriter:
         if self._fresh:
             self._discard()
         # Everything on which the values of the rows depend: an array is gone on with only where all of it is equal.
-        header = {
-            "format": FORMAT,
-            "recipe": digest_of(self.recipe),
-            "how": self.how,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "chunk_rows": self.chunk_rows,
-        }
+        header = journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
         self.journal = read_journal(self.journal.path)
         if self.journal.header is None:
             # No journal, or one torn in its first line: chunk files that may lie here are vouched for by nobody.
@@ -192,10 +185,10 @@ class ArrayWriter:
 
     def _confirm(self) -> None:
         """Keep only chunks whose file has the checksum the journal vouches for."""
-        size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
+        array = self.for_workers()
         for chunk, line in list(self.journal.chunks.items()):
             try:
-                files.read_checked(files.chunk_path(self.path, chunk, len(self.shape)), line.crc, self.key, size=size)
+                files.read_checked(array.chunk_file(chunk), line.crc, self.key, size=array.chunk_bytes)
             except FedcacheError:
                 del self.journal.chunks[chunk]
 
@@ -270,23 +263,17 @@ class ArrayWriter:
         Raises:
             CorruptionError, when the other store's file is damaged; MachineError, when the disk refuses.
         """
-        size = files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
-        payload = files.read_checked(source, crc, self.key, size=size)
+        array = self.for_workers()
+        payload = files.read_checked(source, crc, self.key, size=array.chunk_bytes)
         place = files.chunk_path(self.path, chunk, len(self.shape))
-        with explain_disk_errors(place, size):
+        with explain_disk_errors(place, array.chunk_bytes):
             files.make_directories(place.parent)
             if not link_atomic(source, place):
                 files.write_payload(place, payload)
             self.add_to_journal(chunk, crc, bad)
 
     def add_to_journal(self, chunk: int, crc: int, bad: Mapping[int, str]) -> None:
-        """Append the journal line of a chunk file that is on disk, here or by a worker in another process.
-
-        Args:
-            chunk: its number.
-            crc: what ``write_chunk_file`` returned.
-            bad: reason per bad row of the store.
-        """
+        """Append the journal line of a chunk file that is on disk; ``bad`` is the reason per bad row of the store."""
         names = self.store.samples.name if bad else ()
         self.journal.add(chunk, crc, {row: (names[row], why) for row, why in bad.items()})
 
