@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
+from fedcache.federate.engines.flower.messages import pack, refused, unpack
 from fedcache.federate.engines.flower.site import ShardSite, state_of
 from fedcache.federate.engines.flower.transport import KINDS, from_record, to_record
 from fedcache.store.store import Store
@@ -38,8 +38,7 @@ def answered(kind: str, message: Message, context: Context) -> Message:
     try:
         answer = site_of(context).answer(kind, unpack(from_record(message.content)))
     except FedcacheError as error:  # the store itself cannot be opened
-        words = {"code": int(error.code), "message": error.message, "hint": error.hint}
-        answer = SiteMessage({"refused": words})
+        answer = refused(error)
     return Message(to_record(pack(answer)), reply_to=message)
 
 

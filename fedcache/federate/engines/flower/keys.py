@@ -31,13 +31,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Keys:
-    """A folder of keys.
+    """A folder of keys."""
 
-    Attributes:
-        path: of the folder.
-    """
-
-    path: Path
+    path: Path  # of the folder
 
     @property
     def ca(self) -> Path:

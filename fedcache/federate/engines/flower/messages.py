@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcache.errors import Exit, FedcacheError
 from fedcache.heads.linear import Tree
 
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -44,15 +45,10 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class SiteMessage:
-    """A message's content.
+    """A message's content."""
 
-    Attributes:
-        words: JSON values.
-        trees: one for each point and seed that the message is about.
-    """
-
-    words: dict[str, Any]
-    trees: Sequence[Tree] = field(default=())
+    words: dict[str, Any]  # JSON values
+    trees: Sequence[Tree] = field(default=())  # one for each point and seed that the message is about
 
 
 @dataclass(frozen=True)
@@ -158,3 +154,23 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
     out = np.zeros((count, shape[-1]), values.dtype)
     out[there] = values
     return out.reshape(shape)
+
+
+def refused(error: FedcacheError) -> SiteMessage:
+    """The answer of a site that cannot do what it was asked."""
+    return SiteMessage({"refused": error_words(error)})
+
+
+def error_words(error: FedcacheError) -> dict[str, Any]:
+    """An error as JSON values."""
+    return {"code": int(error.code), "message": error.message, "hint": error.hint}
+
+
+def refusal_of(answer: SiteMessage) -> FedcacheError | None:
+    """The error that a site answers with, or None."""
+    found = answer.words.get("refused")
+    if not isinstance(found, dict):
+        return None
+    code = found.get("code")
+    known = Exit(code) if code in list(Exit) else Exit.FEDERATED
+    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])

@@ -37,17 +37,11 @@ EVERYWHERE = "0.0.0.0"  # nosec B104
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink listens.
+    """Where a SuperLink listens."""
 
-    Attributes:
-        host: an address or a name.
-        port: of it.
-        ca: the certificate it is checked with; None without TLS.
-    """
-
-    host: str
-    port: int
-    ca: Path | None = None
+    host: str  # an address or a name
+    port: int  # of it
+    ca: Path | None = None  # the certificate it is checked with; None without TLS
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -115,7 +109,7 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
 def start_supernode(
     address: Address, config: Mapping[str, str], key: Path | None, folder: Path, port: int, name: str = "site"
 ) -> Process:
-    """Start a site; it looks for the server until it is there.
+    """Start a site; it looks for the server until it is there. Raises MachineError, when the port is taken.
 
     Args:
         address: of the server.
@@ -124,9 +118,6 @@ def start_supernode(
         folder: of its log.
         port: of loopback, for the site's own processes.
         name: of the process.
-
-    Raises:
-        MachineError, when the port is taken.
     """
     check_port("127.0.0.1", port, "--port")
     words = " ".join(f"{k}={json.dumps(str(v))}" for k, v in config.items())
@@ -141,12 +132,8 @@ def start_supernode(
 def connection(address: Address) -> Iterator[dict[str, str]]:
     """The environment of ``flwr`` with one connection, ``fedcache``."""
     with tempfile.TemporaryDirectory(prefix="fedcache-flower-") as folder:
-        entry: dict[str, Any] = {"address": str(address)}
-        if address.ca is None:
-            entry["insecure"] = True
-        else:
-            entry["root-certificates"] = str(address.ca)
-        table = {"superlink": {"default": "fedcache", "fedcache": entry}}
+        trust = {"insecure": True} if address.ca is None else {"root-certificates": str(address.ca)}
+        table = {"superlink": {"default": "fedcache", "fedcache": {"address": str(address), **trust}}}
         (Path(folder) / "config.toml").write_text(tomli_w.dumps(table))
         yield environment(Path(folder))
 
@@ -181,18 +168,10 @@ def register(address: Address, publics: Sequence[Path]) -> None:
 
 
 def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Start a run of an app and follow its log until it ends.
+    """Start a run of an app and follow its log until it ends; returns its last words, ``done`` or ``error``.
 
-    Args:
-        path: of the app.
-        address: of the server.
-        told: called with every note and warning of the run.
-
-    Returns:
-        the last words: ``done`` or ``error``.
-
-    Raises:
-        MachineError, when the run cannot be started or is lost on its way.
+    ``told`` is called with every note and warning of the run. Raises MachineError, when the run cannot be started or is
+    lost on its way.
     """
     if not address.check():
         raise MachineError(f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000")

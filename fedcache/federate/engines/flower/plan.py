@@ -7,6 +7,7 @@ every method.
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -59,17 +60,8 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "--dp-clip draws its noise from the run's seed, which every site is told, so here it would hide nothing.",
             IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 shows what noise costs",
         )
-    given = [
-        name
-        for name, value in (
-            ("--client-backbones", config.client_backbones),
-            ("--client-set", config.client_set),
-            ("--domain", config.domain),
-            ("--partition", config.partition),
-        )
-        if value
-    ]
-    if given:
+    dealt = ("client_backbones", "client_set", "domain", "partition")
+    if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
         raise UsageError(f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client.")
 
 
@@ -82,31 +74,18 @@ TRAIN = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, or a grid of runs that travel together, and how long the server waits.
+    """A run, or a grid of runs that travel together, and how long the server waits."""
 
-    Attributes:
-        train: of every point; ``lift`` is ``sequential``, as each site is one client.
-        sweep: hyperparameter -> values.
-        sites: how many the federation is of.
-        start_with: how many are enough to begin when ``wait`` is over; None for all.
-        quorum: sites without whose sound uploads a round does not count.
-        wait: seconds for the sites to come.
-        timeout: seconds for an answer.
-        runs: directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME.
-        fresh: run again although results are there.
-        answer: file that is told how it ended, on the server's machine; "" for none.
-    """
-
-    train: TrainConfig
-    sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    sites: int = 2
-    start_with: int | None = None
-    quorum: int = 1
-    wait: float = 120.0
-    timeout: float = 600.0
-    runs: str = ""
-    fresh: bool = False
-    answer: str = ""
+    train: TrainConfig  # of every point; ``lift`` is ``sequential``, as each site is one client
+    sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
+    sites: int = 2  # how many the federation is of
+    start_with: int | None = None  # how many are enough to begin when ``wait`` is over; None for all
+    quorum: int = 1  # sites without whose sound uploads a round does not count
+    wait: float = 120.0  # seconds for the sites to come
+    timeout: float = 600.0  # seconds for an answer
+    runs: str = ""  # directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME
+    fresh: bool = False  # run again although results are there
+    answer: str = ""  # file that is told how it ended, on the server's machine; "" for none
 
     @property
     def terms(self) -> Terms:
@@ -142,13 +121,10 @@ class Plan:
             )
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)
-        for name, value, low in (
-            ("--sites", self.sites, 1),
-            ("--quorum", self.quorum, 1),
-            ("--start-with", self.terms.start_with, 1),
-        ):
-            if not low <= value <= self.sites:
-                raise UsageError(f"{name} {value}, and there are {self.sites} sites.", f"From {low} to {self.sites}.")
+        terms = self.terms
+        for name, value in (("--sites", terms.sites), ("--quorum", terms.quorum), ("--start-with", terms.start_with)):
+            if not 1 <= value <= self.sites:
+                raise UsageError(f"{name} {value}, and there are {self.sites} sites.", f"From 1 to {self.sites}.")
         check_participation(self.train, self.sites)
         for name, seconds, usual in (("--wait", self.wait, 120), ("--timeout", self.timeout, 600)):
             if not seconds > 0:
@@ -164,11 +140,9 @@ class Plan:
             made[name.replace("_", "-")] = ",".join(value) if isinstance(value, list) else value
         made["set"] = " ".join(f"{k}={v}" for k, v in self.train.set.items())
         made["sweep"] = " ".join(f"{k}={','.join(v)}" for k, v in self.sweep.items())
-        for item in fields(self):
-            if item.name in ("train", "sweep"):
-                continue
-            value = getattr(self, item.name)
-            made[item.name.replace("_", "-")] = "" if value is None else value
+        for name in (f.name for f in fields(self) if f.name not in ("train", "sweep")):
+            value = getattr(self, name)
+            made[name.replace("_", "-")] = "" if value is None else value
         return made
 
     @classmethod
@@ -179,9 +153,9 @@ class Plan:
         sweep = {k: tuple(v.split(",")) for k, v in (p.split("=", 1) for p in str(given.pop("sweep", "")).split())}
         own = {f.name for f in fields(cls)}
         train = {k: v for k, v in given.items() if k not in own}
-        for name in ("rounds", "participation", "seeds", "byzantine", "max_update_norm"):
+        for name in ("participation", "seeds"):
             if name in train:  # `--run-config seeds=3` is a number to Flower
-                train[name] = str(train[name]) if name in ("participation", "seeds") else train[name]
+                train[name] = str(train[name])
         section = {**train, "set": settings, "lift": "sequential", "device": "cpu"}
         try:
             rest = {k: v for k, v in given.items() if k in own}
@@ -209,15 +183,10 @@ README = """# {name}
 
 @dataclass(frozen=True)
 class App:
-    """An app on disk.
+    """An app on disk."""
 
-    Attributes:
-        path: its directory.
-        plan: what it does.
-    """
-
-    path: Path
-    plan: Plan
+    path: Path  # its directory
+    plan: Plan  # what it does
 
 
 def write_app(plan: Plan, path: Path) -> App:
@@ -260,8 +229,6 @@ def write_app(plan: Plan, path: Path) -> App:
 
 def read_app(path: Path) -> App:
     """The app of a directory. Raises UsageError, when there is none."""
-    import tomllib
-
     file = path / "pyproject.toml"
     try:
         table = tomllib.loads(file.read_text())

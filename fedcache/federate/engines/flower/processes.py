@@ -66,17 +66,11 @@ def environment(flwr_home: Path) -> dict[str, str]:
 
 @dataclass
 class Process:
-    """A running program of Flower.
+    """A running program of Flower."""
 
-    Attributes:
-        name: for messages.
-        popen: of it.
-        log: what it prints.
-    """
-
-    name: str
-    popen: subprocess.Popen[bytes]
-    log: Path
+    name: str  # for messages
+    popen: subprocess.Popen[bytes]  # of it
+    log: Path  # what it prints
 
     @property
     def alive(self) -> bool:

@@ -24,10 +24,10 @@ from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, 
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.federate.engines.flower.site_rows import score_counts
-from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, refusal_of, rows_of
+from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, rows_of
 from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
 
@@ -37,35 +37,20 @@ OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]]
 
 @dataclass
 class ServerJob:
-    """One point and seed on its way.
+    """One point and seed on its way."""
 
-    Attributes:
-        id: names it to the sites.
-        run: the server's end of it.
-        rounds: how many there will be.
-        participation: as ``RunState.sample`` takes it.
-        records: of the rounds so far.
-        outline: shapes of what a client holds.
-        evaluation: of the last round that was scored.
-        dealt: the labels that ``evaluation`` is about.
-        failed: what ended it.
-        on_round: called after every round.
-        shapes: of what the server held at the beginning.
-        latest: client -> the last round in which the server has its upload.
-    """
-
-    id: str
-    run: RunState
-    rounds: int
-    participation: int | float | None
-    on_round: OnRound
-    records: list[RoundRecord] = field(default_factory=list)
-    outline: Tree = field(default_factory=dict)
-    evaluation: Evaluation | None = None
-    dealt: Data | None = None
-    failed: FedcacheError | None = None
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    latest: dict[int, int] = field(default_factory=dict)
+    id: str  # names it to the sites
+    run: RunState  # the server's end of it
+    rounds: int  # how many there will be
+    participation: int | float | None  # as ``RunState.sample`` takes it
+    on_round: OnRound  # called after every round
+    records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
+    outline: Tree = field(default_factory=dict)  # shapes of what a client holds
+    evaluation: Evaluation | None = None  # of the last round that was scored
+    dealt: Data | None = None  # the labels that ``evaluation`` is about
+    failed: FedcacheError | None = None  # what ended it
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what the server held at the beginning
+    latest: dict[int, int] = field(default_factory=dict)  # client -> the last round in which the server has its upload
 
     @property
     def open(self) -> bool:
@@ -74,11 +59,7 @@ class ServerJob:
 
 
 class Server:
-    """A federation as its server sees it.
-
-    Args:
-        sites: the sites, gathered.
-    """
+    """A federation as its server sees it; ``sites`` have been gathered."""
 
     def __init__(self, sites: Sites) -> None:
         self.sites = sites
@@ -88,12 +69,7 @@ class Server:
     ) -> ServerJob:
         """One point and seed, from the beginning or from a snapshot.
 
-        Args:
-            spec: as in ``engine.run``; its data has no row: widths, views, classes and text are read of it.
-            hp: hyperparameters.
-            job_id: names it to the sites.
-            on_round: called after every round.
-            state: a snapshot to go on from.
+        ``spec`` is as in ``engine.run``, and its data has no row: widths, views, classes and text are read of it.
         """
         clients = [rows_of(m.facts) for m in self.sites.members]
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=spec.trust)
@@ -107,15 +83,10 @@ class Server:
         return made
 
     def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
-        """All rounds of all jobs, as many as are open in one message to each site.
+        """All rounds of all jobs, as many as are open in one message to each site; also scored every k-th round.
 
-        Args:
-            jobs: from ``start``; each ends with ``evaluation`` or ``failed``.
-            eval_every: also score after every k-th round.
-            common: words of every message.
-
-        Raises:
-            FederatedRunError, when too few sites answer.
+        Each job, from ``start``, ends with ``evaluation`` or ``failed``. ``common`` are words of every message. Raises
+        FederatedRunError, when too few sites answer.
         """
         while going := [job for job in jobs if job.open]:
             for member in self.sites.newcomers(going[0].run.round + 1):
@@ -157,14 +128,12 @@ class Server:
                 about[member.node] = (client, mine)
         for node, answer in self.sites.ask("fit", messages).items():
             client, mine = about[node]
-            why = answer if isinstance(answer, str) else None
-            if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
-                why = refusal.message
+            sound = _sound(answer)
             for place, g in enumerate(mine):
-                if why is None and not isinstance(answer, str):
-                    found[g][client] = self._checked(jobs[g], client, answer, place)
+                if isinstance(sound, str):
+                    found[g][client] = f"{NO_ANSWER}{sound}"
                 else:
-                    found[g][client] = f"{NO_ANSWER}{why}"
+                    found[g][client] = self._checked(jobs[g], client, sound, place)
         return found
 
     def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
@@ -246,21 +215,16 @@ class Server:
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
             for client, member in enumerate(self.sites.members):
-                answer = answers[member.node]
-                problem = answer if isinstance(answer, str) else None
-                if not isinstance(answer, str) and (refusal := refusal_of(answer)) is not None:
-                    problem = refusal.message
-                if problem is None and not isinstance(answer, str):
-                    read = checked_counts(answer, g, member.facts)
-                    if isinstance(read, Tensor):
-                        counts[client] = read
-                        continue
-                    problem = read
-                entry = MissedSite(job.run.round, member.facts.name, f"not scored: {problem}")
+                answer = _sound(answers[member.node])
+                read = answer if isinstance(answer, str) else checked_counts(answer, g, member.facts)
+                if isinstance(read, Tensor):
+                    counts[client] = read
+                    continue
+                entry = MissedSite(job.run.round, member.facts.name, f"not scored: {read}")
                 if entry not in self.sites.missed:
                     self.sites.missed.append(entry)
-                    self.sites.say(f"warning: site {member.facts.name!r} is not scored: {problem}.")
-                job.run.warnings.append(f"site {member.facts.name!r} is not scored: {problem}")
+                    self.sites.say(f"warning: site {member.facts.name!r} is not scored: {read}.")
+                job.run.warnings.append(f"site {member.facts.name!r} is not scored: {read}")
             job.evaluation, job.dealt = score_counts(job.run, [m.facts for m in self.sites.members], counts)
 
     def _record(self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
@@ -292,15 +256,10 @@ class Server:
                 )
                 self.sites.missed.append(MissedSite(number, name, "came late, and the method has no place for it"))
                 return
-            wider.server, wider.round, wider.warnings, wider.rejected = (
-                run.server,
-                run.round,
-                run.warnings,
-                run.rejected,
-            )
-            wider.traffic.up[: len(run.traffic.up)], wider.traffic.down[: len(run.traffic.down)] = (
-                run.traffic.up, run.traffic.down,
-            )  # fmt: skip
+            wider.server, wider.round = run.server, run.round
+            wider.warnings, wider.rejected = run.warnings, run.rejected
+            wider.traffic.up[: len(run.traffic.up)] = run.traffic.up
+            wider.traffic.down[: len(run.traffic.down)] = run.traffic.down
             wider.traffic.rounds = run.traffic.rounds
             wider.met[: len(run.met)] = run.met
             wider.warnings.append(f"site {name!r} joined in round {number}")
@@ -312,6 +271,12 @@ class Server:
 
 NO_ANSWER = "no answer: "
 """Marks why a site has no upload at all, apart from why an upload is refused."""
+
+
+def _sound(answer: SiteMessage | str) -> SiteMessage | str:
+    """An answer that is no refusal, else why there is none."""
+    refusal = None if isinstance(answer, str) else refusal_of(answer)
+    return answer if refusal is None else refusal.message
 
 
 def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.messages import error_words
 from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.transport import FlowerTransport
@@ -54,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
         plan = Plan.from_config(context.run_config)
         runs = federate(plan, FlowerTransport(grid), Home.from_environment(), Logged())
     except FedcacheError as error:
-        tell(error={"code": int(error.code), "message": error.message, "hint": error.hint})
+        tell(error=error_words(error))
         raise FailedError(error.message) from None
     tell(done=[
         {"path": str(run.path), "reused": run.reused, "sweep": swept, "result": _short(run.result)}

@@ -117,21 +117,13 @@ Told = Callable[[dict[str, Any]], None]
 
 @dataclass
 class Loopback:
-    """A running federation.
+    """A running federation."""
 
-    Attributes:
-        folder: of logs and keys.
-        address: of the server.
-        keys: None without TLS.
-        link: the server's process.
-        nodes: name -> process of each site.
-    """
-
-    folder: Path
-    address: Address
-    keys: Keys | None
-    link: Process
-    nodes: dict[str, Process] = field(default_factory=dict)
+    folder: Path  # of logs and keys
+    address: Address  # of the server
+    keys: Keys | None  # None without TLS
+    link: Process  # the server's process
+    nodes: dict[str, Process] = field(default_factory=dict)  # name -> process of each site
 
     def add(self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None) -> Process:
         """Start a site on a shard; ``called`` is the name of its key and of its log."""
@@ -181,7 +173,7 @@ def up(
     port: int | None = None,
     keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a plan over the shards of a directory, each a site of its own, on loopback.
+    """Run a plan over the shards of a directory, each a site of its own, on loopback; returns the run's last words.
 
     Args:
         plan: what is run; it is of as many sites as there are shards.
@@ -191,9 +183,6 @@ def up(
         tls: with certificates and keys made for it.
         port: of the server; None for a free one.
         keep: directory of logs, kept; None keeps those of a run that failed.
-
-    Returns:
-        the run's last words: ``done`` or ``error``.
 
     Raises:
         UsageError for a plan that these shards cannot have; StoreError without shards; MachineError.

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 import fedcache
@@ -25,7 +27,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, classes_owned
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.federate.engines.flower.messages import SiteMessage, refused
 from fedcache.federate.engines.flower.plan import check_suited
 from fedcache.federate.engines.flower.sites import SiteFacts
 from fedcache.federate.execution.load import shares_uploads
@@ -44,33 +46,15 @@ NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Another client, of whom a site knows nothing."""
 
 
-class ClientMemory(Protocol):
-    """Where a site keeps what its client holds between rounds, one tree per job and round."""
-
-    def load(self, job: str, round_: int) -> Tree | None:
-        """What the client held after that round; None when it is not there."""
-
-    def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
-        """Keep what it holds after a round; what is older than ``since`` is not asked for again."""
-
-
 @dataclass(frozen=True)
 class SiteJob:
-    """One point and seed of a message.
+    """One point and seed of a message."""
 
-    Attributes:
-        id: names it among all runs.
-        hp: resolved hyperparameters.
-        seed: of every stream.
-        round: 1-based, the one to fit, or the last that was fitted.
-        since: the last round in which the server has an upload of this site; 0 for none.
-    """
-
-    id: str
-    hp: dict[str, Value]
-    seed: int
-    round: int
-    since: int
+    id: str  # names it among all runs
+    hp: dict[str, Value]  # resolved hyperparameters
+    seed: int  # of every stream
+    round: int  # 1-based, the one to fit, or the last that was fitted
+    since: int  # the last round in which the server has an upload of this site; 0 for none
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
@@ -92,21 +76,13 @@ class _Alone(RunState):
 
 @dataclass(frozen=True)
 class Site:
-    """A client on its own machine.
+    """A client on its own machine."""
 
-    Attributes:
-        method: of the run.
-        data: its own rows.
-        client: its name, and which of the rows train and test.
-        memory: what it keeps between rounds.
-        domains: how many the site's rows may have.
-    """
-
-    method: Method
-    data: Data
-    client: Client
-    memory: ClientMemory
-    domains: int = 1
+    method: Method  # of the run
+    data: Data  # its own rows
+    client: Client  # its name, and which of the rows train and test
+    memory: StoredClientMemory  # what it keeps between rounds
+    domains: int = 1  # how many the site's rows may have
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
@@ -119,7 +95,8 @@ class Site:
             run = self._run(job, *where, getattr(torch, dtype))
             if kind == "score":
                 run.round = job.round
-                trees.append({"counts": counts_of(self._scored(run, down), self.data, self.domains)})
+                run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
+                trees.append({"counts": counts_of(score_job(run), self.data, self.domains)})
                 told.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
@@ -151,10 +128,6 @@ class Site:
                 run.states[number] = held
         return run
 
-    def _scored(self, run: RunState, down: Tree) -> Evaluation:
-        run.down = lambda: down  # type: ignore[method-assign]  # the server's tree is not here
-        return score_job(run)
-
 
 def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
     """Labelled test rows by (domain, label, predicted class); the last class stands for no prediction. int64."""
@@ -169,19 +142,11 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StoredClientMemory:
-    """What a client holds between rounds, one file per job and round.
+    """What a client holds between rounds, one file per job and round."""
 
-    Attributes:
-        folder: of this site's state.
-    """
-
-    folder: Path
+    folder: Path  # of this site's state
 
     def load(self, job: str, round_: int) -> Tree | None:
-        """What it held after that round, or None."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         try:
             return dict(load(self._path(job, round_).read_bytes()))
         except (OSError, SafetensorError):
@@ -189,8 +154,6 @@ class StoredClientMemory:
 
     def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
         """Keep what it holds after a round, and what it held at ``since``, in case the answer is lost on its way."""
-        from safetensors.torch import save
-
         path = self._path(job, round_)
         for folder in (self.folder, path.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -208,22 +171,17 @@ class StoredClientMemory:
 
 @dataclass(frozen=True)
 class ShardSite:
-    """A store that answers messages.
+    """A store that answers messages."""
 
-    Attributes:
-        path: of the store.
-        state: where the client keeps what it holds between rounds.
-        name: of the client, for a store that was not cut out of another.
-    """
-
-    path: Path
-    state: Path
-    name: str | None = None
+    path: Path  # of the store
+    state: Path  # where the client keeps what it holds between rounds
+    name: str | None = None  # of the client, for a store that was not cut out of another
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """What is sent back; what cannot be done comes back as a refusal, in words."""
         try:
-            request = SiteRequest.of(message.words, Store.open(self.path))
+            config = resolve(TrainConfig, dict(message.words["train"]), {}, "the message")
+            request = SiteRequest(Store.open(self.path), config)
             if kind == "facts":
                 return SiteMessage({"facts": request.facts(self.name).to_words()})
             if kind == "text":
@@ -239,8 +197,7 @@ class ShardSite:
             domains = len(request.store.samples.domains)
             return Site(request.method, data, client, StoredClientMemory(self.state), domains).answer(kind, message)
         except FedcacheError as error:
-            words = {"code": int(error.code), "message": error.message, "hint": error.hint}
-            return SiteMessage({"refused": words})
+            return refused(error)
 
 
 @dataclass(frozen=True)
@@ -253,30 +210,21 @@ class SiteRequest:
     def __post_init__(self) -> None:
         check_suited(self.method, self.hp, self.config)
 
-    @classmethod
-    def of(cls, words: Mapping[str, Any], store: Store) -> SiteRequest:
-        """From the words of a message."""
-        return cls(store, resolve(TrainConfig, dict(words["train"]), {}, "the message"))
-
     @property
     def method(self) -> Any:
-        """The method of the run."""
         return find_method(str(self.config.method))
 
     @property
     def hp(self) -> dict[str, Any]:
-        """Its hyperparameters, as far as the choice of features needs them."""
         resolved: dict[str, Any] = self.method.resolve(self.config.preset, self.config.set)
         return resolved
 
     @property
     def keys(self) -> list[str]:
-        """The arrays to train on."""
         return arrays_for(self.method, self.hp, self.store, self.config.backbones, Silent())
 
     @property
     def recipes(self) -> list[str]:
-        """Digests of their recipes."""
         return [str(self.store.arrays[key].digest) for key in self.keys]
 
     def text(self) -> np.ndarray | None:

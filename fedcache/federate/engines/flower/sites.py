@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
-from fedcache.federate.engines.flower.messages import SiteMessage
+from fedcache.errors import FedcacheError, FederatedRunError, StoreError
+from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 
 MOST_NAME = 200
 """Characters of a site's name."""
@@ -24,57 +24,31 @@ MOST_NAME = 200
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site says of itself.
+    """What a site says of itself."""
 
-    Attributes:
-        name: of its client; keys its random streams.
-        number: its place among the shards of one store; None for a store of its own.
-        train: rows it trains on.
-        test: rows it is scored on.
-        owned: classes among its training rows.
-        tests: digest of which rows those of ``test`` are; sites with the same have the same test set.
-        classes: names, in order.
-        domains: names, in the order in which it counts.
-        keys: arrays it would train on.
-        backbones: their names.
-        recipes: their recipes' digests, in that order.
-        widths: features of each.
-        views: stored views per row.
-        text: digest of the class text features, "" for none.
-        templates: what they were made from.
-        feat_post: what is done to features.
-        dataset: digest of its own content.
-        parent: digest of the store it was cut from; "" for a store of its own.
-        slug: name of the dataset.
-        rows: of its store.
-        ok: rows without a defect.
-        code: digest of the code its uploads depend on.
-        version: of fedcache.
-    """
-
-    name: str
-    number: int | None
-    train: int
-    test: int
-    owned: int
-    tests: str
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    keys: tuple[str, ...]
-    backbones: tuple[str, ...]
-    recipes: tuple[str, ...]
-    widths: tuple[int, ...]
-    views: int
-    text: str
-    templates: tuple[str, ...]
-    feat_post: str
-    dataset: str
-    parent: str
-    slug: str
-    rows: int
-    ok: int
-    code: str
-    version: str
+    name: str  # of its client; keys its random streams
+    number: int | None  # its place among the shards of one store; None for a store of its own
+    train: int  # rows it trains on
+    test: int  # rows it is scored on
+    owned: int  # classes among its training rows
+    tests: str  # digest of which rows those of ``test`` are; sites with the same have the same test set
+    classes: tuple[str, ...]  # names, in order
+    domains: tuple[str, ...]  # names, in the order in which it counts
+    keys: tuple[str, ...]  # arrays it would train on
+    backbones: tuple[str, ...]  # their names
+    recipes: tuple[str, ...]  # their recipes' digests, in that order
+    widths: tuple[int, ...]  # features of each
+    views: int  # stored views per row
+    text: str  # digest of the class text features, "" for none
+    templates: tuple[str, ...]  # what they were made from
+    feat_post: str  # what is done to features
+    dataset: str  # digest of its own content
+    parent: str  # digest of the store it was cut from; "" for a store of its own
+    slug: str  # name of the dataset
+    rows: int  # of its store
+    ok: int  # rows without a defect
+    code: str  # digest of the code its uploads depend on
+    version: str  # of fedcache
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteFacts:
@@ -159,14 +133,8 @@ def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tupl
     if not kinds:
         return [], []
     usual = ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
-    kept, refused = [], []
-    for member in ordered:
-        found = difference(member.facts, usual.facts)
-        if found is None:
-            kept.append(member)
-        else:
-            refused.append((member, *found))
-    return kept, refused
+    found = [(member, difference(member.facts, usual.facts)) for member in ordered]
+    return [m for m, why in found if why is None], [(m, *why) for m, why in found if why is not None]
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
@@ -176,14 +144,13 @@ def in_client_order(members: Sequence[Member]) -> list[Member]:
 
 def duplicate_name_error(members: Sequence[Member]) -> FedcacheError | None:
     """Two sites of one name: an error that names them."""
-    names = Counter(m.facts.name for m in members)
-    twice = next((name for name, count in names.items() if count > 1), None)
-    if twice is None:
-        return None
-    return FederatedRunError(
-        f"{names[twice]} sites say that they are {twice!r}: names key the random draws and must differ.",
-        "Stop all but one of them, or give each a name: fedcache flower site --name NAME",
-    )
+    for name, count in Counter(m.facts.name for m in members).items():
+        if count > 1:
+            return FederatedRunError(
+                f"{count} sites say that they are {name!r}: names key the random draws and must differ.",
+                "Stop all but one of them, or give each a name: fedcache flower site --name NAME",
+            )
+    return None
 
 
 def _short(value: Any) -> str:
@@ -217,23 +184,14 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a federation waits.
+    """How a federation waits."""
 
-    Attributes:
-        sites: how many it is of.
-        start_with: how many are enough to begin when ``wait`` is over.
-        quorum: sites without whose sound uploads a round does not count.
-        wait: seconds for the sites to come.
-        timeout: seconds for an answer.
-        poll: seconds between looks for new nodes.
-    """
-
-    sites: int
-    start_with: int
-    quorum: int = 1
-    wait: float = 120.0
-    timeout: float = 600.0
-    poll: float = 1.0
+    sites: int  # how many it is of
+    start_with: int  # how many are enough to begin when ``wait`` is over
+    quorum: int = 1  # sites without whose sound uploads a round does not count
+    wait: float = 120.0  # seconds for the sites to come
+    timeout: float = 600.0  # seconds for an answer
+    poll: float = 1.0  # seconds between looks for new nodes
 
 
 @dataclass
@@ -277,23 +235,20 @@ class Sites:
             StoreError when sites lack what was asked for or differ; FederatedRunError when too few come.
         """
         self._question = dict(question)
-        came: dict[int, Member] = {}
-        lacking: dict[int, FedcacheError | str] = {}
+        came: list[Member] = []
+        lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
         self.say(f"Waiting for {self.terms.sites} sites.")
         while True:
-            self._ask_facts(set(self.transport.nodes()) - self._met, came, lacking)
-            kept, refused = compatible_sites(list(came.values()))
-            if len(kept) >= self.terms.sites:
-                break
-            if time.monotonic() >= last:
+            came += self._ask_facts(lacking)
+            kept, refused = compatible_sites(came)
+            if len(kept) >= self.terms.sites or time.monotonic() >= last:
                 break
             time.sleep(self.terms.poll)
         if twice := duplicate_name_error(kept):
             raise twice
         for member, why, hint in refused:
-            self.say(f"warning: site {member.facts.name!r} is refused: {why}. {hint}")
-            self.missed.append(MissedSite(0, member.facts.name, f"refused: {why}"))
+            self._refuse(0, member.facts.name, why, hint)
         enough = self.terms.sites if time.monotonic() < last else self.terms.start_with
         if len(kept) < enough:
             raise self._too_few(kept, refused, lacking)
@@ -302,39 +257,41 @@ class Sites:
         self.members = kept
         return kept
 
-    def _ask_facts(self, nodes: set[int], came: dict[int, Member], lacking: dict[int, FedcacheError | str]) -> None:
-        if not nodes:
-            return
-        answers = self.ask("facts", {n: SiteMessage(self._question) for n in nodes})
-        for node, answer in answers.items():
+    def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
+        self.say(f"warning: site {name!r} is refused: {why}. {hint}")
+        self.missed.append(MissedSite(round_, name, f"refused: {why}"))
+
+    def _ask_facts(self, lacking: list[FedcacheError | str]) -> list[Member]:
+        """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``."""
+        came = []
+        new = set(self.transport.nodes()) - self._met
+        for node, answer in self.ask("facts", {n: SiteMessage(self._question) for n in new}).items():
             self._met.add(node)
             if isinstance(answer, str):
-                lacking[node] = answer
+                lacking.append(answer)
                 self.say(f"warning: a node says nothing of itself: {answer}.")
                 continue
             if (refusal := refusal_of(answer)) is not None:
-                lacking[node] = refusal
+                lacking.append(refusal)
                 self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
                 facts = SiteFacts.from_words(answer.words["facts"])
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                lacking[node] = f"its facts are malformed: {error}"
+                lacking.append(f"its facts are malformed: {error}")
                 continue
-            came[node] = Member(node, facts)
+            came.append(Member(node, facts))
             self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
+        return came
 
     def _too_few(
-        self,
-        kept: Sequence[Member],
-        refused: Sequence[tuple[Member, str, str]],
-        lacking: Mapping[int, FedcacheError | str],
+        self, kept: Sequence[Member], refused: Sequence[tuple[Member, str, str]], lacking: Sequence[FedcacheError | str]
     ) -> FedcacheError:
         names = ", ".join(m.facts.name for m in kept) or "none"
         said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
         for member, why, hint in refused:
             return StoreError(f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
-        for problem in lacking.values():
+        for problem in lacking:
             if isinstance(problem, FedcacheError):
                 return FedcacheError(problem.code, f"{said} {problem.message}", problem.hint)
             return FederatedRunError(f"{said} A node says nothing of itself: {problem}.", START)
@@ -354,16 +311,12 @@ class Sites:
 
     def newcomers(self, round_: int) -> list[Member]:
         """Sites that have come since and are not of the members yet; one that came back takes its place again."""
-        new = set(self.transport.nodes()) - self._met
-        came: dict[int, Member] = {}
-        self._ask_facts(new, came, {})
         fresh: list[Member] = []
-        for member in in_client_order(list(came.values())):
+        for member in in_client_order(self._ask_facts([])):
             name = member.facts.name
             place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
             if (found := difference(member.facts, self.members[0].facts)) is not None:
-                self.say(f"warning: site {name!r} is refused: {found[0]}. {found[1]}")
-                self.missed.append(MissedSite(round_, name, f"refused: {found[0]}"))
+                self._refuse(round_, name, *found)
             elif place is not None and self.members[place].facts == member.facts:
                 self.members[place] = member
                 self.say(f"Site {name!r} is back.")
@@ -376,13 +329,3 @@ class Sites:
     def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
         """See ``Transport.ask``, with the terms' timeout."""
         return self.transport.ask(kind, messages, self.terms.timeout) if messages else {}
-
-
-def refusal_of(answer: SiteMessage) -> FedcacheError | None:
-    """The error that a site answers with, or None."""
-    found = answer.words.get("refused")
-    if not isinstance(found, dict):
-        return None
-    code = found.get("code")
-    known = Exit(code) if code in list(Exit) else Exit.FEDERATED
-    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])

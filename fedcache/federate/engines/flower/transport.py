@@ -84,9 +84,7 @@ class FlowerTransport:
             for number in self._grid.push_messages([message]):
                 if number:
                     waiting[number] = node
-        for node in contents:
-            if node not in waiting.values():
-                found[node] = "the SuperLink did not take the message"
+        found |= {n: "the SuperLink did not take the message" for n in contents if n not in waiting.values()}
         last = time.monotonic() + timeout
         while waiting and time.monotonic() < last:
             time.sleep(PULL_EVERY)
@@ -104,6 +102,4 @@ class FlowerTransport:
                     found[of] = unpack(packed)
                 except MalformedError as error:
                     found[of] = f"its answer is malformed: {error}"
-        for node in waiting.values():
-            found[node] = f"it did not answer within {timeout:g} s"
-        return found
+        return found | dict.fromkeys(waiting.values(), f"it did not answer within {timeout:g} s")

@@ -59,10 +59,7 @@ PREFIX, HELD = "fedcache-ray-", "held.lock"
 def need_ray() -> None:
     """Refuse where Ray is not installed; nothing is imported. Raises MachineError, with the line that installs it."""
     if find_spec("ray") is None:
-        raise MachineError(
-            "--engine ray needs the package ray, which is not installed.",
-            "pip install 'fedcache[ray]'",
-        )  # fmt: skip
+        raise MachineError("--engine ray needs the package ray, which is not installed.", "pip install 'fedcache[ray]'")
 
 
 def check_address(address: str) -> None:
@@ -150,7 +147,8 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
     where = f"the Ray cluster at {address}" if address is not None else "this machine's Ray"
     with redirect_stdout(sys.stderr), _surroundings(address) as folder:  # Ray tells of dead workers on stdout
         with _own_signals():  # Ray reads its token once, when it is imported
-            ray = _imported()
+            import ray
+        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             with _own_signals():
                 _start(ray, address, folder, cpus, gpus)
@@ -160,39 +158,24 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
                 ray.shutdown()
 
 
-def _imported() -> Any:
-    import ray
-
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    return ray
-
-
 def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: int) -> None:
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address is not None:
             ray.init(address=address, **common)
         else:
-            ray.init(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                include_dashboard=False,
-                object_store_memory=OBJECTS,
-                _temp_dir=str(folder),
-                **common,
-            )
+            ray.init(num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=OBJECTS,
+                     _temp_dir=str(folder), **common)  # fmt: skip
     except (Exception, SystemExit) as error:
+        what, hint = "Ray could not be started", "Free some memory and disk space, or leave --engine ray out."
+        if address is not None:
+            what = f"The Ray cluster at {address} could not be joined"
+            hint = (
+                "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
+                f"ray status --address {address}   looks at it"
+            )
         said = str(error).strip().splitlines()
-        what = (
-            f"The Ray cluster at {address} could not be joined" if address is not None else "Ray could not be started"
-        )
-        raise MachineError(
-            f"{what}: {said[0] if said else type(error).__name__}.",
-            "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
-            f"ray status --address {address}   looks at it"
-            if address is not None
-            else "Free some memory and disk space, or leave --engine ray out.",
-        ) from error
+        raise MachineError(f"{what}: {said[0] if said else type(error).__name__}.", hint) from error
 
 
 @contextmanager

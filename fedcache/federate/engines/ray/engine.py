@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,45 +37,6 @@ from fedcache.runs.events import replay_stored
 from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 from fedcache.runs.store_choice import wants_encoders
-
-
-@dataclass(frozen=True)
-class RayEngine:
-    """A Ray cluster to work on.
-
-    Attributes:
-        address: HOST:PORT of the cluster to join; None starts one on this machine.
-    """
-
-    address: str | None = None
-
-    def check_extraction(self, workers: int | None) -> None:
-        """Refuse ``--workers 0``; see ``check_workers``."""
-        check_workers(workers)
-
-    @contextmanager
-    def extraction_workers(self, spec: TaskSpec, workers: int | None, observer: Observer) -> Iterator[RayWorkerPool]:
-        """Workers for the chunk tasks of an extraction; see ``open_pool``."""
-        with open_pool(self.address, spec, workers, observer) as pool:
-            yield pool
-
-    def run_grid(self, grid: GridRun, jobs: int) -> None:
-        """Train every point of a grid; see ``train_grid``."""
-        train_grid(grid, self.address, jobs)
-
-    def run_configurations(
-        self, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
-    ) -> set[Path]:
-        """Train runs that are no grid; see ``train_runs``."""
-        return train_runs(self.address, todo, home, runs, observer, stop)
-
-
-def check_workers(workers: int | None) -> None:
-    """Refuse ``--workers 0``, which keeps everything in this process. Raises UsageError."""
-    if workers == 0:
-        raise UsageError(
-            "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
-        )
 
 
 @contextmanager
@@ -108,8 +69,6 @@ def needs_gpus(settings: ComputeSettings) -> bool:
 
 
 def _gpus() -> int:
-    import torch
-
     return torch.cuda.device_count()
 
 
@@ -150,6 +109,16 @@ def slices(request: GridRequest) -> list[Slice]:
     return [tuple(groups) for groups in found.values()]
 
 
+@contextmanager
+def _asked_by_sigint() -> Iterator[Stop]:
+    stop = Stop()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def set_up_grid(task: GridTask) -> GridRun:
     """The grid in a worker; what has to be extracted has been extracted."""
     keep_freed_memory()
@@ -159,54 +128,17 @@ def set_up_grid(task: GridTask) -> GridRun:
 
 def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
     """Train a slice; what ended how, in a few words. An interruption keeps the last round of every point."""
-    stop, heard = Stop(), Warnings()
-    grid.stop, grid.observer = stop, heard
+    grid.observer = heard = Warnings()
     grid.ended.clear()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
-    try:
+    with _asked_by_sigint() as grid.stop:
         for group in piece:
             grid.train(group)
-    finally:
-        signal.signal(signal.SIGINT, before)
     lost = {out.message for out in grid.ended.values() if isinstance(out, FedcacheError)}
     ended = {n: (str(out.path), out.reused) if isinstance(out, Run) else out for n, out in grid.ended.items()}
     return {"ended": ended, "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost]}
 
 
-def train_grid(grid: GridRun, address: str | None, jobs: int) -> None:
-    """Train every point on a Ray cluster.
-
-    A slice has the threads it would have here: all of this process, or its share with ``jobs``. Raises as ``train``;
-    MachineError for the cluster; StoppedError after a stop: what is finished is kept.
-    """
-    request = grid.request
-    grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
-    threads = max(1, torch.get_num_threads() // jobs)
-    names = {name for name, _ in request.points}
-    live = request.config.device == "cuda" or any(wants_encoders(find_method(name)) for name in names)
-    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
-    pieces, many = slices(request), len(request.points)
-    cpus = threads * jobs if jobs > 1 else max(cores(), threads)
-    with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
-        task = GridTask(request, threads)
-        pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
-        _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
-        warned: set[str] = set()
-        grid.observer.start("points", many, "points")
-        try:
-            for answer in _answers(pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"):
-                for text in answer["warnings"]:
-                    if text not in warned:
-                        warned.add(text)
-                        grid.observer.warn(text)
-                for number, out in answer["ended"].items():
-                    _end_point(grid, number, out)
-        finally:
-            grid.observer.stop()
-
-
 def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
-    """Where the work is done."""
     nodes = len(pool.cluster.nodes())
     observer.note(
         f"Ray: {what}, {pool.slots} at once with {pool.cpus} thread{'s' * (pool.cpus > 1)} each on {nodes} "
@@ -279,42 +211,89 @@ def set_up_runs(task: RunsTask) -> RunsTask:
 
 def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
     """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
-    stop = Stop()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
     try:
-        done = train(one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop)
+        with _asked_by_sigint() as stop:
+            done = train(one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop)
     except FedcacheError as error:
         if error.code in (Exit.INTERRUPTED, Exit.BUG):
             raise
         return {}
-    finally:
-        signal.signal(signal.SIGINT, before)
     return {"path": str(done.path), "reused": done.reused}
 
 
-def train_runs(
-    address: str | None, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
-) -> set[Path]:
-    """Train runs on a Ray cluster, each with the threads of this process; returns those that were not there before.
+@dataclass(frozen=True)
+class RayEngine:
+    """A Ray cluster to work on."""
 
-    A run that cannot be trained is left out: whoever asks for it next is told why. Raises MachineError for the cluster;
-    StoppedError after a stop.
-    """
-    threads = torch.get_num_threads()
-    live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
-    gpus = torch.cuda.device_count() if live and torch.cuda.is_available() else 0
-    made: set[Path] = set()
-    with open_cluster(address, cpus=max(cores(), threads), gpus=gpus) as cluster:
-        pool = RayWorkerPool(
-            cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
-        )
-        _note_place(observer, pool, f"{len(todo)} runs")
-        observer.start("runs", len(todo), "runs")
-        try:
-            for answer in _answers(pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
-                if answer and not answer["reused"]:
-                    made.add(Path(answer["path"]))
-                observer.advance(1)
-        finally:
-            observer.stop()
-    return made
+    address: str | None = None  # HOST:PORT of the cluster to join; None starts one on this machine
+
+    def check_extraction(self, workers: int | None) -> None:
+        """Refuse ``--workers 0``, which keeps everything in this process. Raises UsageError."""
+        if workers == 0:
+            raise UsageError(
+                "--workers 0 keeps everything in this process, and --engine ray takes others.", "Leave one of them out."
+            )
+
+    def extraction_workers(
+        self, spec: TaskSpec, workers: int | None, observer: Observer
+    ) -> AbstractContextManager[RayWorkerPool]:
+        """Workers for the chunk tasks of an extraction; see ``open_pool``."""
+        return open_pool(self.address, spec, workers, observer)
+
+    def run_grid(self, grid: GridRun, jobs: int) -> None:
+        """Train every point of a grid.
+
+        A slice has the threads it would have here: all of this process, or its share with ``jobs``. Raises as
+        ``train``; MachineError for the cluster; StoppedError after a stop: what is finished is kept.
+        """
+        request = grid.request
+        grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
+        threads = max(1, torch.get_num_threads() // jobs)
+        names = {name for name, _ in request.points}
+        live = request.config.device == "cuda" or any(wants_encoders(find_method(name)) for name in names)
+        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        pieces, many = slices(request), len(request.points)
+        cpus = threads * jobs if jobs > 1 else max(cores(), threads)
+        with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
+            task = GridTask(request, threads)
+            pool = RayWorkerPool(cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0))
+            _note_place(grid.observer, pool, f"{len(pieces)} slice{'s' * (len(pieces) != 1)} of {many} points")
+            warned: set[str] = set()
+            grid.observer.start("points", many, "points")
+            try:
+                for answer in _answers(pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"):
+                    for text in answer["warnings"]:
+                        if text not in warned:
+                            warned.add(text)
+                            grid.observer.warn(text)
+                    for number, out in answer["ended"].items():
+                        _end_point(grid, number, out)
+            finally:
+                grid.observer.stop()
+
+    def run_configurations(
+        self, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
+    ) -> set[Path]:
+        """Train runs that are no grid, each with the threads of this process; returns those that were not there before.
+
+        A run that cannot be trained is left out: whoever asks for it next is told why. Raises MachineError for the
+        cluster; StoppedError after a stop.
+        """
+        threads = torch.get_num_threads()
+        live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
+        gpus = _gpus() if live and torch.cuda.is_available() else 0
+        made: set[Path] = set()
+        with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
+            pool = RayWorkerPool(
+                cluster, set_up_runs, train_one, RunsTask(home, runs, threads), cpus=threads, gpus=int(gpus > 0)
+            )
+            _note_place(observer, pool, f"{len(todo)} runs")
+            observer.start("runs", len(todo), "runs")
+            try:
+                for answer in _answers(pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"):
+                    if answer and not answer["reused"]:
+                        made.add(Path(answer["path"]))
+                    observer.advance(1)
+            finally:
+                observer.stop()
+        return made

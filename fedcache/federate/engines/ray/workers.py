@@ -161,17 +161,11 @@ class GpuActor:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What a worker takes over from the driver before it imports anything.
+    """What a worker takes over from the driver before it imports anything."""
 
-    Attributes:
-        code: ``package_digest``.
-        folder: working directory, so that relative paths mean the same.
-        variables: of the environment.
-    """
-
-    code: str
-    folder: str
-    variables: dict[str, str]
+    code: str  # ``package_digest``
+    folder: str  # working directory, so that relative paths mean the same
+    variables: dict[str, str]  # of the environment
 
 
 def worker_environment(home: str | None) -> WorkerEnvironment:
