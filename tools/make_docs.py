@@ -21,7 +21,7 @@ import typer.main
 from fedcache.cli import COMMANDS, app
 from fedcache.errors import MEANINGS, Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
-from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
 from fedcache.extract.datasets import digits, folder, info, known, paper, papers, torchvision
 from fedcache.extract.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from fedcache.extract.backbones.backbone import Backbone, Download, FrozenEncoder, Weights
-from fedcache.extract.backbones.download import import_weights, pull
-from fedcache.extract.backbones.loading import load
-from fedcache.extract.backbones.table import BACKBONES, lookup
-from fedcache.extract.backbones.weights import Caches, known, library_caches, locate, ready
+from fedcache.extract.backbones.table import BACKBONES, load, lookup
+from fedcache.extract.backbones.weights import Caches, import_weights, known, library_caches, locate, pull, ready
 
 __all__ = [
     "BACKBONES",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
-from fedcache.extract.backbones.loading import load
+from fedcache.extract.backbones.table import load
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:

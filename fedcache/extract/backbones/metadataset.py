@@ -9,15 +9,10 @@ of the features.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
-
-if TYPE_CHECKING:
-    pass
 
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
 FOLDERS = {"quickdraw": ("quickdraw-net",), "aircraft": ("aircraft-net",), "birds": ("birds-net", "cu_birds-net")}

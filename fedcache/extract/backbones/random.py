@@ -7,15 +7,11 @@ O(1 / sqrt(D)) (Johnson and Lindenstrauss, 1984). ``random-projection:D`` names 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
-
-if TYPE_CHECKING:
-    pass
 
 WIDTH = 64
 WIDEST = 65536

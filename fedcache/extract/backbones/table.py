@@ -1,4 +1,4 @@
-"""The table: every backbone with a name, and the two prefixes that open a library's own names.
+"""The table: every backbone with a name, the prefixes that open a library's own names, and how a row is loaded.
 
 Rows are data, so looking one up imports no torch; a library's name is derived from its configuration once and then
 remembered under ``<home>/recipes``.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import FedcacheError, unknown
 from fedcache.extract.backbones import (
@@ -24,9 +25,12 @@ from fedcache.extract.backbones import (
     timm,
     torchvision,
 )
-from fedcache.extract.backbones.backbone import Backbone
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.store.files import digest_of, make_private, write_atomic
+
+if TYPE_CHECKING:
+    import torch
 
 _ROWS = (
     *packaged.BACKBONES,
@@ -48,6 +52,29 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     "random-projection:": random.derive,
 }
 """What makes the row of a library's own name, by its prefix."""
+
+
+_RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
+PARAMETERS = {
+    "efficientnet-lite0": 3_371_008,
+    "efficientnet-lite1": 4_135_680,
+    "efficientnet-lite2": 4_811_072,
+    "glyph-clip": 1_360_664,
+    "clip-rn50": 38_316_896,
+    "clip-vit-b-16": 86_192_640,
+    "clip-vit-b-32": 87_849_216,
+    **{f"resnet18-{domain}{p}": _RESNET18 for domain in ("quickdraw", "aircraft", "birds") for p in ("", "-maxpool")},
+    "vit-tiny": 5_524_416,
+    "vit-tiny-in21k": 5_524_416,
+    "vit-small": 21_665_664,
+    "vit-base": 85_798_656,
+    "alexnet": 2_469_696,
+    "vgg11": 9_220_480,
+    "cnn2": 6_930_088,
+    "pixels": 0,
+}
+"""Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
+cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
 
 
 def lookup(name: str, *, home: Path | None = None) -> Backbone:
@@ -93,3 +120,28 @@ def _recall(path: Path, name: str) -> Backbone | None:
         return None
     # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
     return row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
+
+
+def load(
+    backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device = "cpu", dtype: str = "float32"
+) -> FrozenEncoder:
+    """Load a backbone for one recipe.
+
+    Args:
+        backbone: from ``lookup``.
+        weights: from ``locate``.
+        recipe: the native one, or an override of it.
+        device: where to run, already resolved.
+        dtype: compute dtype, ``float32`` | ``bfloat16`` | ``float16``; weights and features stay float32.
+
+    Returns:
+        the encoder, in evaluation mode; equal inputs give equal features.
+
+    Raises:
+        UsageError, when the backbone cannot follow the recipe; MachineError, when the weights are refused
+            or do not fit.
+    """
+    backbone.accepts(recipe)
+    provider = import_module(f"fedcache.extract.backbones.{backbone.provider}")
+    encoder: FrozenEncoder = provider.load(backbone, weights, recipe, device=str(device), dtype=dtype)
+    return encoder

@@ -6,15 +6,10 @@ size there is no published crop, and the image is squashed to the square.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import NORMS, Recipe
-
-if TYPE_CHECKING:
-    pass
 
 
 def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:

