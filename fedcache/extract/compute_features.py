@@ -24,9 +24,8 @@ from fedcache.extract.images import BadImage, decode
 from fedcache.extract.planning.incremental import IncrementalPlan
 from fedcache.extract.result import ExtractionStats, unreadable
 from fedcache.extract.stop import Stop
-from fedcache.extract.workers.batch_loop import BatchTask, run_batches
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
-from fedcache.extract.workers.local import open_workers
+from fedcache.extract.workers.local import BatchTask, open_workers, run_batches
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store
 

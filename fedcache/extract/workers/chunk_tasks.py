@@ -29,7 +29,7 @@ from fedcache.extract.how import how_record
 from fedcache.extract.images import BadImage
 from fedcache.extract.result import ExtractionStats
 from fedcache.extract.stop import Stop
-from fedcache.extract.workers.batch_loop import BatchTask
+from fedcache.extract.workers.local import BatchTask
 from fedcache.progress import Observer
 from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
 from fedcache.store.writer import ArrayWriter

@@ -1,4 +1,4 @@
-"""The processes of this machine that compute batches: this one, CPU workers, or decoders before a GPU.
+"""The processes of this machine that compute batches (this one, CPU workers, decoders before a GPU) and their loop.
 
 On a CPU each worker process decodes and runs the model single-threaded: two such processes beat one process with two
 threads by a quarter (docs/performance.md). On a GPU workers only decode and the model runs here. Small jobs run in
@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection, parent_process
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,37 +27,49 @@ from numpy.typing import NDArray
 from fedcache.allocator import keep_freed_memory
 from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
+from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
+from fedcache.extract.result import ExtractionStats
+from fedcache.extract.stop import Stop
+from fedcache.progress import Observer
 
 
-class BatchWorkers(Protocol):
+class BatchWorkers(ABC):
     """What computes batches, asynchronously.
 
     Attributes:
         depth: batches that may be under way at once.
         workers: processes that compute.
+        runner: of the models, where they run in this process.
     """
 
     depth: int
     workers: int
+    runner: BatchRunner
 
+    @abstractmethod
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Start a batch."""
 
     def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
         """The computed batch of a finished future."""
+        computed: ComputedBatch = result
+        return computed
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone of one process."""
+        return self.runner.warm()
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
         """Text features [C, D]."""
+        return self.runner.text(key, classes, templates)
 
+    @abstractmethod
     def close(self) -> None:
         """End the workers, at once."""
 
 
-class InProcess:
+class InProcess(BatchWorkers):
     """Everything in this process; for jobs too small to pay for workers."""
 
     depth = 1
@@ -73,19 +86,6 @@ class InProcess:
         future: Future[Any] = Future()
         future.set_result(self.runner.compute(batch, keys))
         return future
-
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
-        """The result itself."""
-        computed: ComputedBatch = result
-        return computed
-
-    def warm(self) -> dict[str, float]:
-        """See ``BatchWorkers``."""
-        return self.runner.warm()
-
-    def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``BatchWorkers``."""
-        return self.runner.text(key, classes, templates)
 
     def close(self) -> None:
         """Give the process its threads back."""
@@ -109,7 +109,7 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = real
 
 
-def worker_died(error: BaseException) -> FedcacheError:
+def _worker_died(error: BaseException) -> FedcacheError:
     """The error of a worker that was ended from outside."""
     return MachineError(
         f"An extraction worker ended ({error}).",
@@ -136,7 +136,7 @@ class WorkerProcesses:
             with without_main():
                 return self.pool.submit(call, *args)
         except BrokenProcessPool as error:
-            raise worker_died(error) from error
+            raise _worker_died(error) from error
 
     def ask(self, call: Callable[..., Any], *args: Any, times: int = 1) -> Any:
         """Run a call ``times`` times at once and return one answer; errors as ``submit``."""
@@ -144,7 +144,7 @@ class WorkerProcesses:
         try:
             return [answer.result() for answer in answers][-1]
         except BrokenProcessPool as error:
-            raise worker_died(error) from error
+            raise _worker_died(error) from error
 
     def close(self) -> None:
         """End the workers without waiting for what nobody will read."""
@@ -157,7 +157,7 @@ class WorkerProcesses:
             process.join(5)
 
 
-class CpuWorkers:
+class CpuWorkers(BatchWorkers):
     """Worker processes that each decode and run the models."""
 
     def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
@@ -166,30 +166,22 @@ class CpuWorkers:
         self.pool = WorkerProcesses(workers, init_cpu_worker, (jobs, data.source, data.uid, len(data.names), settings))
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
-        """See ``BatchWorkers``."""
         return self.pool.submit(call_runner, "compute", batch, keys)
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
-        """The result itself."""
-        computed: ComputedBatch = result
-        return computed
-
     def warm(self) -> dict[str, float]:
-        """See ``BatchWorkers``; every worker warms up, one answers."""
+        """Every worker warms up, one answers."""
         rates: dict[str, float] = self.pool.ask(call_runner, "warm", times=self.workers)
         return rates
 
     def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``BatchWorkers``."""
         matrix: NDArray[np.float32] = self.pool.ask(call_runner, "text", key, classes, templates)
         return matrix
 
     def close(self) -> None:
-        """See ``BatchWorkers``."""
         self.pool.close()
 
 
-class GpuFeeder:
+class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
 
     def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
@@ -206,14 +198,6 @@ class GpuFeeder:
         """Run the models on what a worker decoded."""
         inputs, bad, seconds = result
         return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
-
-    def warm(self) -> dict[str, float]:
-        """See ``BatchWorkers``."""
-        return self.runner.warm()
-
-    def text(self, key: str, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-        """See ``BatchWorkers``."""
-        return self.runner.text(key, classes, templates)
 
     def close(self) -> None:
         """End the decoders."""
@@ -284,3 +268,71 @@ def open_workers(
     if settings.device == "cuda":
         return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1))
     return CpuWorkers(jobs, data, settings, workers or max(1, cores // settings.threads))
+
+
+BatchTask = tuple[int, tuple[str, ...]]
+"""An absolute batch and the keys of the arrays that want it."""
+
+
+def run_batches(
+    tasks: Sequence[BatchTask],
+    workers: BatchWorkers,
+    collector: ChunkCollector,
+    *,
+    max_bad: int,
+    stop: Stop,
+    stats: ExtractionStats,
+    observer: Observer,
+) -> bool:
+    """Compute and store every batch; False when it was stopped on request (chunks begun are finished).
+
+    Args:
+        tasks: in order.
+        workers: that compute them.
+        collector: that writes their chunks.
+        max_bad: images that may be bad.
+        stop: looked at before each batch.
+        stats: counted here.
+        observer: told of progress.
+
+    Raises:
+        CorruptionError, as soon as more than ``max_bad`` images are bad; MachineError when a worker died.
+    """
+    queue: Iterator[BatchTask] = iter(tasks)
+    waiting: dict[Future[Any], BatchTask] = {}
+    begun: set[tuple[str, int]] = set()  # chunks of which a batch was submitted
+    following = next(queue, None)
+    while True:
+        collector.collect_writes()
+        # Submit while workers have room and no array is a whole chunk ahead of its journal.
+        while following is not None and len(waiting) < workers.depth:
+            batch, keys = following
+            chunks = {(k, collector.chunk_of(k, batch)) for k in keys}
+            if stop.requested and not chunks & begun:
+                following = None  # nothing new is begun, but the chunks under way get the batches they lack
+                break
+            if any(collector.unsaved[k] >= collector.limit(k) for k in keys):
+                break
+            begun |= chunks
+            for k in keys:
+                collector.unsaved[k] += 1
+            waiting[workers.submit(batch, keys)] = following
+            following = next(queue, None)
+        if not waiting and following is None:
+            break
+        # Wake when a batch is computed or a chunk is saved, and once a second to see a request to stop.
+        done, _ = wait([*waiting, *collector.saving], timeout=1.0, return_when=FIRST_COMPLETED)
+        for future in sorted((f for f in done if f in waiting), key=lambda f: waiting[f][0]):
+            batch, keys = waiting.pop(future)
+            try:
+                computed = workers.finish(batch, keys, future.result())
+            except BrokenProcessPool as error:
+                raise _worker_died(error) from error
+            stats.add(computed)
+            collector.add(batch, computed)
+            observer.advance(computed.decoded)
+            if len(stats.bad) > max_bad:
+                collector.collect_writes(block=True)  # what is whole is kept before the refusal
+                stats.check_bad(computed.bad, max_bad)
+    collector.collect_writes(block=True)
+    return not stop.requested
