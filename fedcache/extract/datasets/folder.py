@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
-from fedcache.extract.datasets import archives, dataset, layout, table, tree
+from fedcache.extract.datasets import archives, dataset, tree
 from fedcache.extract.datasets.dataset import TEST, TRAIN, VALIDATION, Context, Dataset, Source
+from fedcache.extract.datasets.labels import Labels, enter_top_folder, infer, parse_layout, read_csv
 from fedcache.extract.digests import stat_key
 from fedcache.extract.images import EXTENSIONS
 from fedcache.extract.recipe import slug as safe
@@ -34,7 +35,7 @@ class _Rows:
     """Rows in order of their names, before uids and splits are known."""
 
     names: list[str]
-    labels: layout.Labels
+    labels: Labels
     source: Source
     how: str
     ignored: Counter[str]
@@ -47,7 +48,7 @@ def key(rest: str, context: Context) -> list[Any]:
     if path.is_dir():
         return [*head, tree.listing_digest(path)]
     if _kind(path) == ".csv":
-        stats = [tree.stat_numbers(path.parent / p) for p in table.read(path).paths]
+        stats = [tree.stat_numbers(path.parent / p) for p in read_csv(path)[0]]
         return [*head, stat_key(path), digest_of(stats)]
     return [*head, stat_key(path)]
 
@@ -129,14 +130,14 @@ def _from_tree(path: Path, context: Context) -> _Rows:
             "Give the directory or archive that contains the images, one folder per class",
         )
     spelled = [tree.name_of(p) for p in found.paths]
-    keep = 1 if context.layout is None else len(layout.parse_layout(context.layout))
-    cut = layout.enter_top_folder(spelled, keep)
+    keep = 1 if context.layout is None else len(parse_layout(context.layout))
+    cut = enter_top_folder(spelled, keep)
     order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
     names = [spelled[i][cut:] for i in order]
     for a, b in pairwise(names):
         if a == b:
             raise UsageError(f"{path} has two files named {a!r}; names must differ.", "Rename or remove one of them")
-    labels = layout.infer(names, context.layout, where=str(path))
+    labels = infer(names, context.layout, where=str(path))
     source: Source
     if found.entries is None:
         source = tree.FilesSource(path.absolute(), [found.paths[i] for i in order])
@@ -152,9 +153,9 @@ def _from_csv(path: Path, context: Context) -> _Rows:
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    listed = table.read(path)
-    source = tree.FilesSource(path.parent.absolute(), listed.paths)
-    return _Rows(listed.names, listed.labels, source, listed.labels.layout, Counter())
+    paths, labels = read_csv(path)
+    source = tree.FilesSource(path.parent.absolute(), paths)
+    return _Rows([tree.name_of(p) for p in paths], labels, source, labels.layout, Counter())
 
 
 def _split(

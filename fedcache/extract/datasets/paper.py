@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError, unknown
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, Source
+from fedcache.extract.datasets.dataset import ONE_DOMAIN
 from fedcache.store.files import digest_of
 
 NAMES = (
@@ -49,7 +49,7 @@ class PaperFile:
 
 @dataclass(frozen=True)
 class PaperLayout:
-    """One way in which the dataset may lie on the disk.
+    """One way in which the dataset may lie on the disk; the first whose files are there is read.
 
     Attributes:
         name: for people; says so when the split is not the paper's.
@@ -139,34 +139,9 @@ class FoundLayout:
         return _below(self.base, self.root, name)
 
 
-@dataclass(frozen=True)
-class PaperIndex:
-    """The rows of a dataset, sorted by name.
-
-    Attributes:
-        names: [N].
-        label: [N] class numbers.
-        domain: [N] domain numbers.
-        split: [N] split codes; without any test row, a fifth of each class becomes the test set.
-        source: where the images are.
-        notes: what a reader of the results should know.
-    """
-
-    names: list[str]
-    label: list[int]
-    domain: list[int]
-    split: list[int]
-    source: Source
-    notes: tuple[str, ...] = ()
-
-
 @cache
 def read(name: str) -> Paper:
-    """The dataset of a name.
-
-    Raises:
-        UsageError, with the nearest name.
-    """
+    """The dataset of a name; UsageError, with the nearest name, for an unknown one."""
     if name not in NAMES:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
     file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
@@ -201,11 +176,7 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
-    """Of the layouts that were not recognised, the one most of whose files are there.
-
-    Returns:
-        the layout, what of it is there, and what is missing.
-    """
+    """Of the layouts that were not recognised, that of most files: itself, what of it is there, and what is missing."""
     best: tuple[PaperLayout, list[str], list[str]] = (paper.layouts[0], [], list(paper.layouts[0].needs))
     for layout in paper.layouts:
         for at in layout.at:

@@ -1,4 +1,4 @@
-"""The index of a paper's dataset: one entry per image, read from the lists, tables, pickles and folders it comes with.
+"""The index of a paper's dataset: its rows, read from the lists, tables, pickles and folders it comes with.
 
 Which of them a layout has, and how a line of a list is spelled, is data (``papers/NAME.toml``). A list may name images
 that are not there: those rows stay and are quarantined, as everywhere.
@@ -9,17 +9,41 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, MachineError
-from fedcache.extract.datasets import paper_arrays, plain_pickle, tree
-from fedcache.extract.datasets.layout import SPLITS
-from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex, damaged
+from fedcache.errors import CorruptionError, FedcacheError, MachineError
+from fedcache.extract.datasets import plain_pickle, tree
+from fedcache.extract.datasets.dataset import Source
+from fedcache.extract.datasets.labels import SPLITS
+from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
 from fedcache.extract.datasets.tree import FilesSource, name_of
+
+
+@dataclass(frozen=True)
+class PaperIndex:
+    """The rows of a dataset, sorted by name.
+
+    Attributes:
+        names: [N].
+        label: [N] class numbers.
+        domain: [N] domain numbers.
+        split: [N] split codes; without any test row, a fifth of each class becomes the test set.
+        source: where the images are.
+        notes: what a reader of the results should know.
+    """
+
+    names: list[str]
+    label: list[int]
+    domain: list[int]
+    split: list[int]
+    source: Source
+    notes: tuple[str, ...] = ()
 
 
 class ImageEntry(NamedTuple):
@@ -33,13 +57,9 @@ class ImageEntry(NamedTuple):
 
 
 def read_index(place: FoundLayout) -> PaperIndex:
-    """Every row of a layout.
-
-    Raises:
-        MachineError for what is missing; CorruptionError for a file that does not hold what it should.
-    """
+    """Every row of a layout; MachineError for a missing file, CorruptionError for one that is not what it should be."""
     if place.layout.format == "arrays":
-        return paper_arrays.read_arrays(place)
+        return _read_arrays(place)
     notes: list[str] = []
     entries = list(READERS[place.layout.format](place, notes))
     return _of_files(place, entries, tuple(notes))
@@ -48,7 +68,7 @@ def read_index(place: FoundLayout) -> PaperIndex:
 def files_of(place: FoundLayout) -> list[Path]:
     """The files and folders on which the index depends."""
     if place.layout.format == "arrays":
-        return [path for _, _, path in paper_arrays.array_files(place)]
+        return [path for _, _, path in _array_files(place)]
     lists, folders = [path for *_, path in _lists(place)], [folder for *_, folder in _class_folders(place)]
     if lists and not folders and "images" not in place.layout.options:
         folders = [place.base / domain / folder for domain in place.paper.domains for folder in place.paper.folders]
@@ -59,11 +79,7 @@ def files_of(place: FoundLayout) -> list[Path]:
 
 
 def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]) -> PaperIndex:
-    """The index of image files.
-
-    Raises:
-        CorruptionError, for no image, a path that leaves the folder, or an image listed twice.
-    """
+    """The index of image files; refuses no image, a path that leaves the folder, and an image listed twice."""
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
     listed = [path for *_, path in _lists(place)] or tables
@@ -188,7 +204,11 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError:
         raise damaged(path, "it is not text in UTF-8") from None
     except FileNotFoundError:
-        raise MachineError(f"{path} is missing.", "Download or unpack it again") from None
+        raise _missing(path) from None
+
+
+def _missing(path: Path) -> FedcacheError:
+    return MachineError(f"{path} is missing.", "Download or unpack it again")
 
 
 # CoOp's splits: format "coop"
@@ -274,10 +294,61 @@ def _mat(path: Path) -> dict[str, Any]:
     try:
         held: dict[str, Any] = scipy.io.loadmat(path)
     except FileNotFoundError:
-        raise MachineError(f"{path} is missing.", "Download or unpack it again") from None
+        raise _missing(path) from None
     except Exception as error:  # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
         raise damaged(path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})") from None
     return held
+
+
+# Arrays in pickles, CIFAR's Python batches and the digits of FedBN's release: format "arrays"
+
+
+def _read_arrays(place: FoundLayout) -> PaperIndex:
+    """Every row of a layout of pickled arrays.
+
+    A row is named by its place in its files, ``train/00017`` or ``svhn/test/00017``, so "the first n of each class"
+    means the order in which the files hold them.
+    """
+    labels_key = str(place.layout.options.get("labels", ""))
+    limit = place.layout.options.get("first")
+    found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
+    for domain, split, path in _array_files(place):
+        labels = plain_pickle.read_images(path, labels_key)[1]
+        if limit is not None and split == "train":
+            labels = labels[: int(limit)]
+        wrong = labels[(labels < 0) | (labels >= len(place.paper.classes))]
+        if len(wrong):
+            raise damaged(path, f"it has the label {int(wrong[0])}; expected 0 to {len(place.paper.classes) - 1}")
+        found.setdefault((split, domain), []).append((path, labels))
+    one = len(place.paper.domains) == 1
+    named = sorted((f"{s}/" if one else f"{place.paper.domains[d]}/{s}/", s, d) for s, d in found)
+    names: list[str] = []
+    label: list[int] = []
+    domain_of: list[int] = []
+    split_of: list[int] = []
+    files: list[tuple[Path, int]] = []
+    for prefix, split, domain in named:
+        whole = np.concatenate([labels for _, labels in found[split, domain]])
+        width = max(5, len(str(len(whole) - 1)))
+        names += [f"{prefix}{i:0{width}d}" for i in range(len(whole))]
+        label += whole.tolist()
+        domain_of += [domain] * len(whole)
+        split_of += [SPLITS[split]] * len(whole)
+        files += [(path, len(labels)) for path, labels in found[split, domain]]
+    source = plain_pickle.StackSource(
+        [str(path.absolute()) for path, _ in files], [count for _, count in files], labels_key
+    )
+    return PaperIndex(names, label, domain_of, split_of, source)
+
+
+def _array_files(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
+    """(domain, split, file) of every file, in the order of the rows within a domain and split."""
+    options = place.layout.options
+    folders = options.get("folders", {})
+    for number, domain in enumerate(place.paper.domains):
+        for split in ("train", "test"):
+            for name in options[split]:
+                yield number, split, place.base / folders.get(domain, "") / name
 
 
 READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {

@@ -18,9 +18,9 @@ from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
-from fedcache.extract.datasets.layout import SPLITS
-from fedcache.extract.datasets.paper import FoundLayout, Paper, PaperIndex
-from fedcache.extract.datasets.paper_index import files_of, read_index
+from fedcache.extract.datasets.labels import SPLITS
+from fedcache.extract.datasets.paper import FoundLayout, Paper
+from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_index
 from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out

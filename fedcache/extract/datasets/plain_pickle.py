@@ -1,4 +1,4 @@
-"""Pickles of arrays, lists, texts and numbers, read without running anything they name.
+"""Pickles of arrays, lists, texts and numbers, read without running anything they name, and the images in them.
 
 A pickle is a program that may call any function it names. Datasets of research code are often pickles (CIFAR's
 batches, the lists and digits of FedBN), and none of them needs more than the few numpy helpers below, which are
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, MachineError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError
+from fedcache.extract.datasets.paper import damaged
+from fedcache.extract.images import BadImage
 
 _DTYPE = re.compile(r"[<>=|]?[biufSUO]\d{0,6}")
 
@@ -138,3 +142,78 @@ def load(path: Path) -> Any:
         f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was run.",
         "Download it again from the address that `fedcache datasets info` gives",
     )
+
+
+def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """(images uint8 [n, H, W] or [n, H, W, 3], labels int64 [n]) of a pickle.
+
+    It holds ``{"data": uint8 [n, 3072], labels_key: [n]}`` (channels first, as CIFAR has them), or, where
+    ``labels_key`` is empty, the pair (images, labels).
+    """
+    held = load(path)
+    if labels_key:
+        if not isinstance(held, dict) or "data" not in held or labels_key not in held:
+            raise damaged(path, f"it does not hold 'data' and {labels_key!r}")
+        flat, raw = np.asarray(held["data"]), held[labels_key]
+        if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
+            raise damaged(path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]")
+        images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    else:
+        if not isinstance(held, tuple | list) or len(held) != 2:
+            raise damaged(path, "it does not hold the pair (images, labels)")
+        images, raw = np.asarray(held[0]), held[1]
+        if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
+            shape = list(images.shape)
+            raise damaged(path, f"its images are {images.dtype} {shape}; expected uint8 [n, H, W] or [n, H, W, 3]")
+    try:
+        labels = np.asarray(raw).astype(np.int64).reshape(-1)
+    except (TypeError, ValueError):
+        raise damaged(path, "its labels are not numbers") from None
+    if len(labels) != len(images):
+        raise damaged(path, f"it has {len(images):,} images and {len(labels):,} labels")
+    return images, labels
+
+
+_OPEN = 2  # files kept in memory: rows are read in order, by threads that may be a batch apart
+
+
+class StackSource:
+    """Images that follow each other in pickled arrays; a process unpickles a file when it first reads one of its rows.
+
+    Args:
+        files: paths, in the order of the rows.
+        counts: rows of each file.
+        labels: see ``read_images``.
+    """
+
+    def __init__(self, files: Sequence[str], counts: Sequence[int], labels: str) -> None:
+        self.files = tuple(files)
+        self.counts = tuple(counts)
+        self.labels = labels
+        self._starts = np.cumsum([0, *self.counts])
+        self._open: dict[int, NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """uint8 [H, W] or [H, W, 3]; raises ``BadImage`` when the file has changed."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        with self._lock:
+            images = self._open.get(part)
+            if images is None:
+                try:
+                    images = read_images(Path(self.files[part]), self.labels)[0]
+                except FedcacheError as error:
+                    raise BadImage(error.message) from None
+                for old in list(self._open)[: len(self._open) - _OPEN + 1]:
+                    del self._open[old]
+                self._open[part] = images
+        at = row - int(self._starts[part])
+        if at >= len(images):
+            raise BadImage(f"{self.files[part]} has {len(images):,} images, fewer than when it was listed")
+        return np.ascontiguousarray(images[at])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "counts": self.counts, "labels": self.labels}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]

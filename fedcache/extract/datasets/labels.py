@@ -1,33 +1,41 @@
-"""What the folder levels of a tree of images mean: pure functions on names.
+"""Class, domain and split of every image, from what the levels of its folders mean, or from a CSV that lists images.
 
 A level whose names are all in {train, test, val, valid, validation} is the split, the last level left is the class,
 and what remains is the domain. A single top folder is entered first, because archives usually have one and the
 directory they were made from does not; a split or a lone class is not entered, since it means something.
+
+A CSV has the columns path, and as wanted label, domain and split. Paths are relative to the folder of the CSV and stay
+below it, because they are also the names of the rows, and a name must not depend on where the data lies.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION
+from fedcache.extract.datasets.tree import name_of
 
 SPLITS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 """Split names, compared without case."""
 
 _ROLES = ("split", "domain", "class", "*")
+_COLUMNS = ("path", "label", "domain", "split")
+_FIRST_LINE = "Its first line should be: path,label,domain,split"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the names say about each row.
+    """What is known of each row.
 
     Attributes:
-        layout: role of each folder level, joined by ``/``.
-        classes: [N] class name of each row.
+        layout: role of each folder level, joined by ``/``, or the columns that are used.
+        classes: [N] class name of each row; empty unknown.
         domains: [N] domain name of each row.
-        splits: [N] split codes, or None when no level is a split.
+        splits: [N] split codes, or None when nothing says what they are.
     """
 
     layout: str
@@ -37,11 +45,7 @@ class Labels:
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
-    """``split/domain/class`` as roles; ``*`` is a level without meaning.
-
-    Raises:
-        UsageError, for an unknown role, or not exactly one class, or more than one split.
-    """
+    """``split/domain/class`` as roles, ``*`` for a level without meaning; refuses all but one class and one split."""
     roles = tuple(text.strip("/").split("/"))
     for role in roles:
         if role not in _ROLES:
@@ -128,11 +132,81 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
     at_domain = [i for i, role in enumerate(roles) if role == "domain"]
     splits = None
     if at_split is not None:
-        splits = []
-        for folder in folders:
-            name = folder[at_split]
-            if name.lower() not in SPLITS:
-                raise unknown("split", name, SPLITS, hint=f"{where} was read as {'/'.join(roles)}; correct --layout")
-            splits.append(SPLITS[name.lower()])
+        hint = f"{where} was read as {'/'.join(roles)}; correct --layout"
+        splits = _split_codes([folder[at_split] for folder in folders], hint)
     domains = ["/".join(f[i] for i in at_domain) for f in folders] if at_domain else [ONE_DOMAIN] * len(folders)
     return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits)
+
+
+def _split_codes(words: Sequence[str], hint: str) -> list[int]:
+    for word in words:
+        if word.lower() not in SPLITS:
+            raise unknown("split", word, SPLITS, hint=hint)
+    return [SPLITS[word.lower()] for word in words]
+
+
+def read_csv(path: Path) -> tuple[list[str], Labels]:
+    """The relative paths that a CSV lists, in order of their names, and what its other columns say.
+
+    Raises:
+        UsageError, with the line, for a wrong column, path or split, or a path given twice.
+    """
+    rows = sorted(_rows(path), key=lambda row: name_of(row["path"]))
+    used = [c for c in _COLUMNS[1:] if any(row.get(c) for row in rows)]
+    splits = None
+    if "split" in used:
+        splits = _split_codes([row["split"] for row in rows], f"Give every row of {path} a split, or none of them")
+    labels = Labels(
+        layout=f"columns {', '.join(['path', *used])}",
+        classes=[row.get("label", "") for row in rows],
+        domains=[row.get("domain", "") or ONE_DOMAIN for row in rows],
+        splits=splits,
+    )
+    paths = [row["path"] for row in rows]
+    if not any((path.parent / p).is_file() for p in paths):
+        raise UsageError(
+            f"None of the {len(rows):,} images of {path} exists, for example {path.parent / paths[0]}.",
+            "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
+        )
+    return paths, labels
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = [line for line in csv.reader(file, strict=True) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+    columns = [c.strip().lower() for c in lines[0]] if lines else []
+    for column in columns:
+        if column not in _COLUMNS:
+            raise unknown("CSV column", column, _COLUMNS, hint=_FIRST_LINE)
+    if "path" not in columns or len(set(columns)) != len(columns) or len(lines) < 2:
+        raise UsageError(
+            f"{path} has the columns {', '.join(columns) or '(none)'} and {max(0, len(lines) - 1):,} rows; "
+            "expected a path column, no column twice, and at least one row.",
+            _FIRST_LINE,
+        )
+    rows = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(columns):
+            raise _wrong(path, number, f"has {len(line)} fields; expected {len(columns)}", "Quote fields with commas")
+        row = {column: field.strip() for column, field in zip(columns, line, strict=True)}
+        image = row["path"]
+        if {"", ".", ".."} & set(image.split("/")) or "\0" in image:
+            raise _wrong(
+                path,
+                number,
+                f"has the path {image!r}; expected a plain path below {path.parent}",
+                "Put the CSV into the folder that contains the images and write relative paths",
+            )
+        first = seen.setdefault(name_of(image), number)
+        if first != number:
+            raise _wrong(path, number, f"repeats the path {image!r} of row {first:,}", "List every image once")
+        rows.append(row)
+    return rows
+
+
+def _wrong(path: Path, number: int, what: str, hint: str) -> FedcacheError:
+    return UsageError(f"Row {number:,} of {path} {what}.", hint)
