@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from fedcache.store.store import ArrayWriter, Store
 
 @dataclass(frozen=True)
 class ExtractionOptions:
-    """What a user may choose of how an extraction is run; nothing here changes a feature.
+    """What a caller may choose of how an extraction is run; nothing here changes a feature.
 
     Attributes:
         workers: processes; None chooses, 0 means this process.
@@ -40,6 +41,8 @@ class ExtractionOptions:
         max_bad: images that may be bad.
         wait: wait for another writer of the same array instead of exit 4.
         fresh: discard unfinished arrays.
+        stop: set by a signal handler.
+        observer: told what is done.
         engine: computes chunk tasks in the place of ``workers``, and takes that number as a limit.
     """
 
@@ -48,6 +51,8 @@ class ExtractionOptions:
     max_bad: int
     wait: bool
     fresh: bool
+    stop: Stop
+    observer: Observer
     engine: ExtractionEngine | None = None
 
 
@@ -60,8 +65,6 @@ def extract_arrays(
     *,
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
-    stop: Stop,
-    observer: Observer,
 ) -> ExtractionStats:
     """Compute what is missing of every job's array and write the text features asked for.
 
@@ -73,8 +76,6 @@ def extract_arrays(
         options: how it is run.
         earlier: the store whose chunks are taken over; None when there is none.
         text: templates per key whose text features are to be written.
-        stop: set by a signal handler.
-        observer: told what is done.
 
     Raises:
         StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
@@ -89,7 +90,7 @@ def extract_arrays(
             bad={row: why for writer in writers.values() for row, why in unreadable(writer.bad).items()},
             forward_batches=dict.fromkeys(writers, 0),
         )
-        run = _Run(data, jobs, settings, options, writers, tasks, stats, stop, observer)
+        run = _Run(data, jobs, settings, options, writers, tasks, stats)
         if tasks and options.engine is not None:
             run.on_engine(options.engine)
             run = replace(run, tasks=[])
@@ -145,22 +146,15 @@ class _Run:
     writers: Mapping[str, ArrayWriter]
     tasks: Sequence[BatchTask]
     stats: ExtractionStats
-    stop: Stop
-    observer: Observer
 
     def on_engine(self, engine: ExtractionEngine) -> None:
         """Have every batch computed by the workers of an engine, as chunk tasks."""
         spec = make_spec(self.jobs, self.data, self.settings, self.writers)
-        with engine.extraction_workers(spec, self.options.workers, self.observer) as pool:
+        with engine.extraction_workers(spec, self.options.workers, self.options.observer) as pool:
             self.stats.workers = pool.slots
             self._announce(pool.ask(None)["seconds"], pool.slots, pool.slots)
             tasks = plan_tasks(self.writers, self.tasks, len(self.data.names), self.settings.batch)
-            self._timed(
-                lambda: run_tasks(
-                    tasks, pool, self.writers, max_bad=self.options.max_bad, stop=self.stop, stats=self.stats,
-                    observer=self.observer,
-                )
-            )  # fmt: skip
+            self._timed(partial(run_tasks, tasks, pool, self.writers))
         for writer in self.writers.values():
             writer.remove_uncommitted()  # of calls that were repeated: their first file is not needed
 
@@ -175,28 +169,23 @@ class _Run:
             self._announce(sum(workers.warm().values()), workers.workers, parallel)
             collector = ChunkCollector(self.writers, len(self.data.names), self.settings.batch)
             stack.callback(collector.thread.shutdown, wait=True)
-            self._timed(
-                lambda: run_batches(
-                    self.tasks, workers, collector, max_bad=self.options.max_bad, stop=self.stop, stats=self.stats,
-                    observer=self.observer,
-                )
-            )  # fmt: skip
+            self._timed(partial(run_batches, self.tasks, workers, collector))
         jobs = {job.key: job for job in self.jobs}
         for key, templates in text.items():
             backbone, classes = jobs[key].backbone, self.data.classes
             meta = {"backbone": backbone, "weights": jobs[key].recipe.weights, "classes": list(classes)}
             store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
 
-    def _timed(self, compute: Callable[[], bool]) -> None:
+    def _timed(self, compute: Callable[..., bool]) -> None:
         """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
         begin = time.perf_counter()
-        rows, batch = len(self.data.names), self.settings.batch
-        self.observer.start("extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), "images")
+        rows, batch, o = len(self.data.names), self.settings.batch, self.options
+        o.observer.start("extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), "images")
         try:
-            finished = compute()
+            finished = compute(max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer)
         finally:
             self.stats.seconds = time.perf_counter() - begin
-            self.observer.stop()
+            o.observer.stop()
         if not finished:
             raise StoppedError(
                 f"Stopped on request after {self.stats.images:,} images; every finished chunk is kept.",
@@ -206,22 +195,19 @@ class _Run:
     def _announce(self, seconds: float, workers: int, parallel: int) -> None:
         """The first line: device, dtype, batch and the rate to expect of the models alone, if any.
 
-        Args:
-            seconds: per image, through every model.
-            workers: processes.
-            parallel: images that go through the models at once.
+        From the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
         """
         s, names = self.settings, " + ".join(job.recipe.label for job in self.jobs)
         models = any(job.recipe.dtype != "uint8" for job in self.jobs)  # else images are decoded and kept as they are
         rate = f"about {parallel / max(seconds, 1e-9):,.0f} images/s before decoding"
-        self.observer.note(
+        self.options.observer.note(
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
             f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "
             f"{f'expect {rate}' if models else 'no model runs'}."
         )
         for key, writer in self.writers.items():
             if writer.kept:
-                self.observer.note(
+                self.options.observer.note(
                     f"{key}: {len(writer.kept)} of {len(writer.kept) + len(writer.missing())} chunks kept, resuming."
                 )
 
@@ -238,11 +224,7 @@ def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> l
 
 
 def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
-    """Refuse chunks that would end within a batch.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse chunks that would end within a batch; UsageError."""
     if chunk_rows % batch:
         raise UsageError(
             f"--chunk-rows {chunk_rows} is not a multiple of the batch {batch} ({key}).",

@@ -33,22 +33,14 @@ def cores() -> int:
 
 
 def known_device(requested: str) -> str:
-    """``requested``, when it is a word for a device; whether that device is there is not looked at.
-
-    Raises:
-        UsageError.
-    """
+    """``requested``, when it is a word for a device (which need not be here); else UsageError."""
     if requested not in DEVICES:
         raise unknown("device", requested, DEVICES)
     return requested
 
 
 def known_dtype(requested: str) -> str:
-    """``requested``, when it is a compute dtype.
-
-    Raises:
-        UsageError.
-    """
+    """``requested``, when it is a compute dtype; else UsageError."""
     if requested not in ("auto", *DTYPES):
         raise unknown("dtype", requested, ("auto", *DTYPES))
     return requested

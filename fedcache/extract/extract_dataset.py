@@ -103,11 +103,11 @@ def extract(
         max_bad=parse_max_bad(config.max_bad, len(data.names)),  # of the dataset; what has vanished is not counted
         wait=wait,
         fresh=fresh,
+        stop=stop or Stop(),
+        observer=observer,
         engine=engine,
     )
-    extraction = compute(
-        path, data, planned, config, home, options, stop=stop or Stop(), observer=observer, keep_text=keep_text
-    )
+    extraction = compute(path, data, planned, config, home, options, keep_text=keep_text)
     extraction.skipped = skipped
     remember_last(home, path, spec)
     return extraction
@@ -191,11 +191,10 @@ def compute(
     home: Home,
     options: ExtractionOptions,
     *,
-    stop: Stop,
-    observer: Observer,
     keep_text: bool,
 ) -> Extraction:
     """Create or open the store and compute what it lacks."""
+    observer = options.observer
     device, settings = resolve_compute(config)
     observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
     if options.chunk_rows is not None:
@@ -215,9 +214,7 @@ def compute(
     wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
     text = missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
-    stats = extract_arrays(
-        store, data, jobs, settings, options, earlier=earlier, text=text, stop=stop, observer=observer
-    )
+    stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
     for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
             reused = earlier is not None and key in earlier.whole
@@ -245,20 +242,7 @@ def compute(
 def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPlan | None) -> Store:
     """The store of ``data`` at ``path``, made where there is none, with the text features of an earlier one."""
     make_private(home.stores) if path.parent == home.stores else path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store.create(
-        path,
-        samples_of(data),
-        dataset={**dataset_meta(data), **(earlier.meta() if earlier else {})},
-        reasons=earlier.data.vanished if earlier else None,
-    )
-    if earlier is not None:
-        earlier.carry_text(store)
-    return store
-
-
-def samples_of(data: Dataset) -> Samples:
-    """The store's samples of a dataset; every row that is there starts as readable."""
-    return Samples(
+    samples = Samples(
         uid=data.uid,
         name=data.names,
         label=data.label,
@@ -268,8 +252,9 @@ def samples_of(data: Dataset) -> Samples:
         classes=data.classes,
         domains=data.domains,
     )
-
-
-def dataset_meta(data: Dataset) -> dict[str, Any]:
-    """What the manifest says of the dataset: content, never a location."""
-    return {"slug": data.slug, "digest": data.digest, "template": data.template}
+    # Of the dataset the manifest says the content, never a location.
+    meta = {"slug": data.slug, "digest": data.digest, "template": data.template, **(earlier.meta() if earlier else {})}
+    store = Store.create(path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None)
+    if earlier is not None:
+        earlier.carry_text(store)
+    return store

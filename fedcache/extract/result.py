@@ -62,11 +62,7 @@ class ExtractionStats:
             self.forward_batches[key] = self.forward_batches.get(key, 0) + count
 
     def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
-        """Refuse more bad images than there may be; ``latest`` are those found last, by row, if any were.
-
-        Raises:
-            CorruptionError, with the last reason.
-        """
+        """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
         if len(self.bad) > max_bad:
             row, reason = sorted((latest or self.bad).items())[-1]
             raise CorruptionError(

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def prompts(classes: Sequence[str], template: str) -> list[str]:
-    """The template filled in for every class, with underscores of class names read as spaces.
-
-    Raises:
-        UsageError, when the template has no ``{}``.
-    """
+    """The template filled in for every class, underscores read as spaces; UsageError for one without ``{}``."""
     if "{}" not in template:
         raise UsageError(
             f"The template {template!r} has no {{}} for the class name.", 'For example --text "a photo of a {}."'

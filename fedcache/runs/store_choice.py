@@ -14,7 +14,7 @@ from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.command_lines import UnfinishedArray, extract_command, unfinished_arrays_of
-from fedcache.extract.planning.find_store import find_store, more_features, no_store_remembered
+from fedcache.extract.planning.find_store import locate_store, more_features, no_store_remembered
 from fedcache.extract.planning.plan import memory_of, plan, roots_of
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
@@ -282,7 +282,8 @@ def find_or_extract(
     completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
     and may not be extracted; as ``extract``.
     """
-    store = find_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
+    path = locate_store(home, path=Path(train.store) if train.store else None, dataset=train.dataset, observer=observer)
+    store = None if path is None else Store.open(path)
     needs_text = "text" in method.needs or wants_encoders(method)
     began = time.perf_counter()
     spent = 0.0

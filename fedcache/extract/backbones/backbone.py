@@ -73,11 +73,7 @@ class Backbone:
         return bool(self.files)
 
     def accepts(self, recipe: Recipe) -> None:
-        """Refuse a recipe this backbone cannot follow, before anything is loaded.
-
-        Raises:
-            UsageError, when a model of one input size is asked for another.
-        """
+        """Refuse, before anything is loaded, another size of a model that takes one size only; UsageError."""
         if self.fixed and recipe.size != self.recipe.size:
             raise UsageError(
                 f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
@@ -118,11 +114,7 @@ class Weights:
     download: Download | None = None
 
     def file(self, backbone: str) -> Path:
-        """The file, for a provider that cannot do without.
-
-        Raises:
-            MachineError, when it was not downloaded first.
-        """
+        """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""
         if self.path is None:
             raise MachineError(
                 f"{backbone} needs a weights file, and there is none ({self.origin}).",

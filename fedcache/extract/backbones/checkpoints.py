@@ -51,11 +51,7 @@ def read_state(path: Path, *, hub: str | None = None) -> dict[str, Tensor]:
 
 
 def kind_of(path: Path) -> str:
-    """``safetensors`` | ``npz`` | ``torch`` | ``torchscript``, from the file's content.
-
-    Raises:
-        MachineError, naming what the file is instead.
-    """
+    """``safetensors`` | ``npz`` | ``torch`` | ``torchscript``, by content; MachineError says what else it is."""
     try:
         with path.open("rb") as file:
             head = file.read(512)

@@ -130,11 +130,7 @@ class ClipTowers:
 
 
 def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers:
-    """The towers of a loaded encoder.
-
-    Raises:
-        UsageError, for one without a text tower, or with one that cannot read trained prompts.
-    """
+    """The towers of a loaded encoder; UsageError without a text tower, or with one that cannot read trained prompts."""
     if encoder.tokenize is None:
         raise no_text(name)
     clip: Any = encoder.module
@@ -145,11 +141,7 @@ def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers
 def load_towers(
     backbone: Backbone, weights: Weights, recipe: Recipe, template: str, *, device: str | torch.device = "cpu"
 ) -> ClipTowers:
-    """Load a backbone as two live towers; the arguments are those of ``backbones.load``.
-
-    Raises:
-        UsageError, for a backbone without a usable text tower; MachineError, for weights that do not fit.
-    """
+    """Load a backbone as two live towers; arguments and errors are those of ``backbones.load`` and ``split_towers``."""
     encoder = load(backbone, weights, recipe, device=device)
     if not isinstance(encoder, ModuleEncoder):
         raise no_text(backbone.name)

@@ -63,11 +63,7 @@ def build() -> nn.Module:
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The network with weights from a file, or drawn from the seed.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """The network with weights from a file, or drawn from the seed."""
     module = build()
     if weights.path is not None:
         load_strict(module, read_state(weights.path), backbone=backbone.name, path=weights.path, ignore=("fc2.",))

@@ -101,11 +101,7 @@ def build() -> Any:
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast).
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """Both towers; the file's float16 weights are computed with in float32 (or the compute dtype, under autocast)."""
     path = weights.file(backbone.name)
     model = build()
     load_strict(model, read_state(path), backbone=backbone.name, path=path)

@@ -49,11 +49,7 @@ BACKBONES = tuple(_row(domain, pooled) for pooled in (False, True) for domain in
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The ResNet-18 up to its average pool.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """The ResNet-18 up to its average pool."""
     from torch import nn
     from torchvision.models import resnet18
 

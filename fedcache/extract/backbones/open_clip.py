@@ -50,11 +50,7 @@ BACKBONES = (
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """Both towers; a transformer's position embeddings are resampled for another input size.
-
-    Raises:
-        MachineError, when the file is refused or does not fit, or the architecture needs a download.
-    """
+    """Both towers; position embeddings are resampled for another input size. An architecture may need a download."""
     path = weights.file(backbone.name)
     model, tokenizer = _build(backbone, recipe)
     state = _fit(read_state(path, hub=backbone.hub), model)
@@ -105,11 +101,7 @@ def _fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def derive(name: str) -> Backbone:
-    """The row of ``open_clip:<arch>@<tag>``, from open_clip's own configuration.
-
-    Raises:
-        UsageError, for an architecture or tag open_clip does not have, or preprocessing without a recipe.
-    """
+    """The row of ``open_clip:<arch>@<tag>``, by open_clip's configuration; UsageError for what it or a recipe lacks."""
     import open_clip
 
     architecture, _, tag = name.removeprefix(PREFIX).partition("@")

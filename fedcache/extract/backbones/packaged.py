@@ -105,9 +105,5 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The network up to its global average pool; any input size.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """The network up to its global average pool; any input size."""
     return ModuleEncoder(backbone.name, network(backbone, weights), recipe, device=device, dtype=dtype)

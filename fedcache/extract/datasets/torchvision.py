@@ -74,11 +74,7 @@ TABLE = _table()
 
 
 def entry_of(name: str) -> TorchvisionEntry:
-    """The entry of a name.
-
-    Raises:
-        UsageError, with the nearest name.
-    """
+    """The entry of a name; UsageError, with the nearest name, for an unknown one."""
     if name not in TABLE:
         raise unknown("torchvision dataset", name, TABLE)
     return TABLE[name]
@@ -99,11 +95,7 @@ def key(rest: str, context: Context) -> list[Any]:
 
 
 def load(rest: str, context: Context) -> Dataset:
-    """The dataset, all its splits.
-
-    Raises:
-        UsageError for an unknown name, MachineError when it is not there or torchvision refuses its files.
-    """
+    """The dataset, all its splits; MachineError when it is not there or torchvision refuses its files."""
     entry = entry_of(rest)
     root = _require(rest, context)
     facts = key(rest, context)
@@ -144,11 +136,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def pull(name: str, root: Path) -> None:
-    """Download a dataset into ``root``; the only function here that uses the network.
-
-    Raises:
-        UsageError for an unknown name, MachineError when torchvision cannot download it.
-    """
+    """Download a dataset into ``root``; MachineError when torchvision cannot. Only this function uses the network."""
     entry = entry_of(name)
     if not entry.pulls:
         raise MachineError(

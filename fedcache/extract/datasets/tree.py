@@ -61,11 +61,7 @@ class Tree:
 
 
 def scan(path: Path) -> Tree:
-    """The images of a directory, zip or tar.
-
-    Raises:
-        MachineError for a folder that cannot be listed, CorruptionError for a damaged or hostile archive.
-    """
+    """The images of a directory, zip or tar; MachineError for an unreadable folder, CorruptionError for an archive."""
     ignored: Counter[str] = Counter()
     if path.is_dir():
         paths = []

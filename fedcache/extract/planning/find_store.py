@@ -57,18 +57,6 @@ def locate_store(
     return chosen
 
 
-def find_store(
-    home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
-) -> Store | None:
-    """The store ``locate_store`` finds, opened.
-
-    Raises:
-        StoreError for a path that is no store; CorruptionError for a damaged one; as ``locate_store``.
-    """
-    found = locate_store(home, path=path, dataset=dataset, observer=observer)
-    return None if found is None else Store.open(found)
-
-
 def need_path(
     home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
 ) -> Path:
@@ -115,15 +103,14 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 def need_store(
     home: Home, *, path: Path | None = None, dataset: str | None = None, observer: Observer | None = None
 ) -> Store:
-    """``find_store``, or exit 4 with the command that makes one."""
+    """``need_path``, opened; CorruptionError for a damaged store."""
     return Store.open(need_path(home, path=path, dataset=dataset, observer=observer))
 
 
 def ingested_path(home: Home, spec: str) -> Path | None:
     """The store of ``ingested:NAME``, or of NAME unless that is a dataset of its own; None for anything else.
 
-    Raises:
-        UsageError with "did you mean", for a name that is near an ingested one.
+    A name that is near an ingested one is a UsageError with "did you mean".
     """
     kind, sign, rest = spec.partition(":")
     explicit = bool(sign) and kind == INGESTED

@@ -155,14 +155,9 @@ class IncrementalPlan:
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
         """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
-        return {
-            "new": self.data.new,
-            "vanished": len(self.data.vanished),
-            "reused_chunks": sum(self.whole.values()),
-            "forward_passes": sum(
-                int(self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :].sum()) for key in keys
-            ),
-        }
+        left = (self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys)
+        passes = sum(int(ok.sum()) for ok in left)
+        return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
     def result(self, forward_passes: int) -> dict[str, int]:
         """What an extraction did, given how many images went through a model."""

@@ -127,11 +127,7 @@ class WorkerProcesses:
         self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=initializer, initargs=initargs)
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start a call in a worker.
-
-        Raises:
-            MachineError, when a worker died.
-        """
+        """Start a call in a worker; MachineError when a worker died."""
         try:
             with without_main():
                 return self.pool.submit(call, *args)
