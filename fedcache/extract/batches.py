@@ -95,10 +95,7 @@ def load_inputs(
     """Decode each row once and make every recipe's views.
 
     Args:
-        source: where the encoded images are.
-        rows: B row numbers.
-        uids: uint8 [B, 16] of those rows, the key of the seeded views.
-        recipes: of the backbones that want this batch.
+        uids: uint8 [B, 16] of the rows, the key of the seeded views.
         mirror: a mirrored image keeps its class.
 
     Returns:
@@ -191,15 +188,7 @@ class BatchRunner:
         bad: dict[int, str],
         decode_seconds: float,
     ) -> ComputedBatch:
-        """Run the backbones ``keys`` on decoded inputs.
-
-        Args:
-            rows: row numbers of the batch.
-            keys: arrays that want it.
-            inputs: per input key uint8 [rows, V, H, W, 3].
-            bad: reason per row that could not be decoded.
-            decode_seconds: passed on to the result.
-        """
+        """Run the backbones ``keys`` on the decoded inputs of ``rows``: per input key uint8 [rows, V, H, W, 3]."""
         features, seconds = {}, {}
         for key in keys:
             start = time.perf_counter()

@@ -53,11 +53,6 @@ class ChunkCollector:
 
     One thread writes, so that chunks reach the journal in the order in which they became full, and computing goes on
     meanwhile.
-
-    Args:
-        writers: per key, what takes the chunks.
-        rows: N.
-        batch: rows of an absolute batch.
     """
 
     def __init__(self, writers: Mapping[str, ChunkWriter], rows: int, batch: int) -> None:

@@ -66,14 +66,10 @@ def extract_arrays(
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
 ) -> ExtractionStats:
-    """Compute what is missing of every job's array and write the text features asked for.
+    """Compute what is missing of every job's array, and write the text features asked for.
 
     Args:
-        store: of ``data``.
-        data: the dataset, in the order of the store's rows.
-        jobs: the backbones to run.
-        settings: device, dtype, batch, threads.
-        options: how it is run.
+        store: of ``data``, whose rows are in its order.
         earlier: the store whose chunks are taken over; None when there is none.
         text: templates per key whose text features are to be written.
 

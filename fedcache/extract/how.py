@@ -41,13 +41,6 @@ def how_record(device: Device, dtype: str, batch: int, threads: int, provider: s
     """What the values of features depend on besides their recipe, for an array of one provider's backbone.
 
     Of the array's own backbone alone, so that it can be completed without those it was begun with.
-
-    Args:
-        device: resolved.
-        dtype: of the computation.
-        batch: rows of an absolute batch.
-        threads: of a process that runs the model.
-        provider: module under ``fedcache.extract.backbones`` that loads the backbone.
     """
     record: dict[str, str | int] = {"device": device.kind, "dtype": dtype, "batch": batch, "threads": threads}
     record["code"] = features_code_digest(provider)

@@ -29,15 +29,7 @@ def prompts(classes: Sequence[str], template: str) -> list[str]:
 
 
 def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
-    """Text features of the classes.
-
-    Args:
-        encoder: with a text tower.
-        classes: C class names.
-        templates: at least one, each with ``{}``.
-
-    Returns:
-        [C, D] float32, unit rows.
+    """Text features [C, D] float32 of the classes, unit rows, by the text tower of ``encoder``.
 
     Raises:
         UsageError, without templates, classes or a text tower, for a template without ``{}``, or when the

@@ -83,12 +83,7 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Download:
-    """Weights a library publishes and can fetch.
-
-    Attributes:
-        source: where from, in words.
-        size: bytes, 0 when not known.
-    """
+    """Weights a library publishes and can fetch: where from, in words, and bytes (0 when not known)."""
 
     source: str
     size: int = 0

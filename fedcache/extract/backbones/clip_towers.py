@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 class ClipTextTower:
     """The text tower of an open_clip ``CLIP``, or the ``TextTransformer`` of a ``CustomTextCLIP``.
 
-    Args:
-        name: of the backbone, for messages.
-        encoder: loaded, with a text tower.
-
-    Raises:
-        UsageError, for a text tower that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
+    UsageError for one that does not read one end token (Hugging Face's, SigLIP's, CoCa's).
     """
 
     def __init__(self, name: str, encoder: ModuleEncoder) -> None:
@@ -105,15 +100,11 @@ class ClipImageTower:
 
 @dataclass(frozen=True)
 class ClipTowers:
-    """Both towers of one backbone, in float32.
+    """Both towers of one backbone, in float32, and the ``encoder`` that both run on.
 
     Attributes:
-        name: of the backbone.
         template: prompt template with ``{}`` for the class name.
         scale: exp(logit_scale), the factor the model learnt for its cosines.
-        text: its text tower.
-        image: its image tower.
-        encoder: what both run on.
     """
 
     name: str

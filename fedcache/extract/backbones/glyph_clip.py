@@ -51,19 +51,10 @@ BACKBONE = Backbone(
 
 
 def tokenize(prompts: Sequence[str]) -> Tensor:
-    """Bytes between a start and an end token, then zeros.
+    """int64 [C, 48] of C texts: bytes between a start and an end token, then zeros.
 
-    A prompt longer than 46 bytes loses its last bytes, as in every CLIP; that is refused when it would make two
+    A prompt longer than 46 bytes loses its last bytes, as in every CLIP; that is a UsageError when it would make two
     different prompts the same.
-
-    Args:
-        prompts: C texts.
-
-    Returns:
-        int64 [C, 48].
-
-    Raises:
-        UsageError, when two prompts differ only beyond the context.
     """
     import torch
 

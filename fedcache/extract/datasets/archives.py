@@ -211,11 +211,7 @@ def check_images(entries: Entries) -> None:
 
 
 class ArchiveSource:
-    """Reads entries of a zip or tar by position.
-
-    Args:
-        entries: from ``list_zip`` or ``list_tar``, one per row.
-    """
+    """Reads entries of a zip or tar, one per row, by position."""
 
     def __init__(self, entries: Entries) -> None:
         self.entries = entries

@@ -29,6 +29,9 @@ READING = 1
 another version are not used."""
 
 TRAIN, TEST, VALIDATION = 0, 1, 2
+SPLIT_WORDS = ("train", "test", "validation")
+"""By code."""
+
 ONE_DOMAIN = "all"
 """Name of the domain of a dataset that has only one. Not the dataset's name: that depends on where it lies."""
 
@@ -215,11 +218,8 @@ def domain_column(index: Iterable[int] | NDArray[np.int64], domains: Sequence[st
 
 def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str]) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
-    parts = [
-        f"{n:,} {word}"
-        for word, n in zip(("train", "test", "validation"), np.bincount(split, minlength=3).tolist(), strict=True)
-        if n
-    ]
+    found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
+    parts = [f"{n:,} {word}" for word, n in found if n]
     images, kinds, places = _count(len(split), "image"), _count(len(classes), "class"), _count(len(domains), "domain")
     return f"{images} ({', '.join(parts)}), {kinds}, {places}"
 

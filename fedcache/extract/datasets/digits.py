@@ -45,11 +45,7 @@ Row = tuple[str, int, int, NDArray[np.uint8]]  # name, label, split, pixels
 
 
 class ArraySource:
-    """Images held in memory.
-
-    Args:
-        images: uint8 [H, W] or [H, W, 3] per row.
-    """
+    """Images held in memory: uint8 [H, W] or [H, W, 3] per row."""
 
     def __init__(self, images: list[NDArray[np.uint8]]) -> None:
         self.images = images

@@ -33,9 +33,6 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
         say: told the size and source of each file before it is fetched.
         mirror: an address below which files of the same names lie, used instead of the published ones.
 
-    Returns:
-        the files that were fetched.
-
     Raises:
         MachineError for a download that fails or whose md5 differs, CorruptionError for an archive that does not
             unpack to what it should.

@@ -57,8 +57,7 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``folder:PATH``.
 
     Raises:
-        UsageError for a missing path or a tree whose folders have no clear meaning, CorruptionError for a damaged or
-            hostile archive.
+        UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
     path = _locate(rest)
     facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed

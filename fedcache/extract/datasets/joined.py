@@ -14,13 +14,7 @@ from fedcache.extract.recipe import slug as safe
 
 
 class JoinedSource:
-    """Reads each row from the dataset it came from.
-
-    Args:
-        sources: one per dataset.
-        which: uint8 [N] index into ``sources``.
-        row: int64 [N] row in that source.
-    """
+    """Reads each row from the source ``which`` it came from (uint8 [N]), where it is row ``row`` (int64 [N])."""
 
     def __init__(self, sources: list[Source], which: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
         self.sources = sources

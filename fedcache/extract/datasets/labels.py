@@ -62,12 +62,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
 
 
 def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
-    """How many characters of every name belong to single top folders that are entered.
-
-    Args:
-        names: paths of images, separated by ``/``.
-        keep: folder levels that must be left (the length of a given layout).
-    """
+    """How many characters of names belong to single top folders that are entered, leaving ``keep`` folder levels."""
     if not names:
         return 0
     depth = min(name.count("/") for name in names)
@@ -82,12 +77,7 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
 
 
 def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
-    """Class, domain and split of every image, from its folders.
-
-    Args:
-        names: paths below the entered top folder.
-        layout: the user's override, or None.
-        where: what to call the dataset in messages.
+    """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
     Raises:
         UsageError, when images lie at different depths, or directly at the top, or there is one class.

@@ -120,14 +120,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class FoundLayout:
-    """A layout that was found.
-
-    Attributes:
-        paper: the dataset.
-        layout: which of its layouts.
-        root: the path that was given.
-        base: ``root`` or one of the layout's folders below it.
-    """
+    """A layout of ``paper`` that was found at ``base``: the given ``root``, or one of the layout's folders below it."""
 
     paper: Paper
     layout: PaperLayout

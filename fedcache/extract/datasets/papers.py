@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import dataset, paper, tree
-from fedcache.extract.datasets.dataset import TEST, Context, Dataset
+from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
 from fedcache.extract.datasets.labels import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper
@@ -24,9 +23,6 @@ from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_ind
 from fedcache.extract.datasets.tree import FilesSource
 from fedcache.store.files import digest_of
 from fedcache.store.samples import HELD_OUT, held_out
-
-WORDS = {0: "train", 1: "test", 2: "validation"}
-"""Names of the split codes."""
 
 
 def full_spec(name: str) -> str:
@@ -91,7 +87,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
     """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
     found: Counter[str] = Counter()
     for domain, split in zip(rows.domain, rows.split, strict=True):
-        place_of, word = place.paper.domains[domain], WORDS[split]
+        place_of, word = place.paper.domains[domain], SPLIT_WORDS[split]
         found.update((word, place_of, f"{place_of}/{word}"))
     return [(what, n, found[what]) for what, n in place.layout.counts.items() if found[what] != n]
 
@@ -101,6 +97,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
     held = paper.read(name)
     root = context.root_of("paper", name)
     place = paper.find(held, root) if root is not None else None
+    counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
     return {
         "title": held.title,
         "paper": held.paper,
@@ -108,7 +105,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "protocol": held.protocol,
         "classes": list(held.classes),
         "domains": list(held.domains),
-        "splits": [word for word in SPLITS if any(_says(layout.counts, word) for layout in held.layouts)],
+        "splits": [word for word in SPLITS if word in counted],
         "template": held.template or "the backbone's own",
         "recipe": f"--recipe {held.recipe}" if held.recipe else "the backbone's own",
         "layouts": [{"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts],
@@ -117,10 +114,6 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "looked_in": str(root) if root is not None else "",
         "found": place.layout.name if place is not None else "",
     }
-
-
-def _says(counts: Mapping[str, int], word: str) -> bool:
-    return any(what.split("/")[-1] == word for what in counts)
 
 
 def steps(held: Paper) -> list[str]:
@@ -177,7 +170,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     except FedcacheError as error:
         report["missing" if error.code is Exit.ENVIRONMENT else "wrong"].append(error.message)
         return report
-    report["counts"] = {WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
+    report["counts"] = {SPLIT_WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
     report["wrong"] += rows.notes
     report["wrong"] += [f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)]
     absent = sorted({held.classes[i] for i in set(range(len(held.classes))) - set(rows.label)})

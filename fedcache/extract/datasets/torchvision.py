@@ -28,7 +28,7 @@ from PIL import Image
 
 from fedcache.errors import MachineError, unknown
 from fedcache.extract.datasets import dataset, tree
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, TEST, TRAIN, VALIDATION, Context, Dataset
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
 from fedcache.extract.datasets.labels import SPLITS
 from fedcache.extract.images import MAX_BYTES, BadImage, quiet
 from fedcache.extract.recipe import slug as safe
@@ -103,11 +103,10 @@ def load(rest: str, context: Context) -> Dataset:
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
     splits = [code for _, code in entry.splits]
-    words = {TRAIN: "train", TEST: "test", VALIDATION: "validation"}
     # The three words sort differently from their codes, so rows are put in order of their names here.
-    order = sorted(range(len(splits)), key=lambda p: words[splits[p]])
+    order = sorted(range(len(splits)), key=lambda p: SPLIT_WORDS[splits[p]])
     source = TorchvisionSource(rest, root, order)
-    names = [f"{words[splits[p]]}/{i:0{width}d}" for p in order for i in range(lengths[p])]
+    names = [f"{SPLIT_WORDS[splits[p]]}/{i:0{width}d}" for p in order for i in range(lengths[p])]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     split = np.repeat(np.array([splits[p] for p in order], dtype=np.uint8), [lengths[p] for p in order])
@@ -151,10 +150,7 @@ def pull(name: str, root: Path) -> None:
 class TorchvisionSource:
     """Reads rows through torchvision's objects, which each process constructs when it reads its first row.
 
-    Args:
-        name: key of ``TABLE``.
-        root: see ``root_of``.
-        order: which parts follow each other in the rows; all of them as in ``TABLE`` by default.
+    ``order`` says which parts follow each other in the rows; by default all of them, as in ``TABLE``.
     """
 
     def __init__(self, name: str, root: Path, order: Sequence[int] | None = None) -> None:

@@ -19,12 +19,7 @@ from fedcache.store.files import at_once, digest_of
 
 
 class FilesSource:
-    """Reads files below a directory.
-
-    Args:
-        root: the directory.
-        paths: [N] relative path of each row.
-    """
+    """Reads files below ``root``, one relative path per row."""
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         self.root = str(root)

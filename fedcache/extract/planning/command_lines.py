@@ -42,12 +42,6 @@ def extract_command(
 
     A store says nothing of places, so its dataset is what this home remembers of its arrays. Where the home knows
     nothing, as for a store from elsewhere, the sentence says what to add.
-
-    Args:
-        store: that lacks them.
-        backbones: that are to be run.
-        recipe: options of ``--recipe``.
-        home: that remembers; default this one.
     """
     home = home or Home.from_environment()
     known = _dataset_of(store, home)

@@ -77,8 +77,7 @@ def need_path(
 def no_store_remembered(home: Home) -> FedcacheError | None:
     """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
 
-    Returns:
-        STORE with the names and the commands that go on; None when the home has no store.
+    A StoreError with the names and the commands that go on; None when the home has no store.
     """
     shown, following = [], []
     paths = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []

@@ -70,12 +70,9 @@ class IncrementalDataset(Dataset):
 
 
 def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where the rows of a store are in a dataset, int64 [N]; -1 for another image under the name, or none.
+    """Where the rows ``before`` of a store are in a dataset, int64 [N]; -1 for another image under the name, or none.
 
-    Args:
-        data: as it is now.
-        before: rows of the store.
-        gone: bool [N] rows that had vanished by then, which never come back.
+    ``gone``, bool [N], are rows that had vanished by then, which never come back.
     """
     index = {name: row for row, name in enumerate(data.names)}
     found = np.array([-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64)

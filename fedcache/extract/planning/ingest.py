@@ -50,8 +50,8 @@ def ingest_file(
         observer: told what was chosen.
 
     Raises:
-        UsageError for a name without a letter or digit, a file that cannot be read, or a name that holds
-            other content; CorruptionError for non-finite features.
+        UsageError for a name without a letter or digit or one that holds other content, or a file that cannot be read;
+            CorruptionError for non-finite features.
     """
     observer = observer or Silent()
     slug = usable_name(name)

@@ -40,11 +40,9 @@ PROBES = 8
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """Some chunks, and the absolute batches that fill them.
+    """Some chunks (key, chunk), and the absolute batches that fill them, in order, each with the keys that want it.
 
     Attributes:
-        chunks: (key, chunk).
-        batches: (absolute batch, keys that want it), in order.
         images: rows of the batches.
     """
 
@@ -122,14 +120,7 @@ class ExtractionEngine(Protocol):
 def plan_tasks(
     writers: Mapping[str, ArrayWriter], batches: Sequence[BatchTask], rows: int, batch: int
 ) -> list[ChunkTask]:
-    """The missing chunks as tasks: chunks of several arrays that share an image are of one task.
-
-    Args:
-        writers: of the arrays.
-        batches: (absolute batch, keys that want it), in order.
-        rows: N.
-        batch: rows of an absolute batch.
-    """
+    """The missing chunks as tasks: chunks of several arrays that share an image are of one task."""
     spans = sorted(
         (chunk * w.chunk_rows, min((chunk + 1) * w.chunk_rows, rows), key, chunk)
         for key, w in writers.items()
@@ -175,9 +166,7 @@ def _digest(source: Source, row: int) -> str | None:
 class ChunkWorker:
     """A process that computes chunk tasks, with its backbones loaded once.
 
-    Raises:
-        MachineError, where this machine does not see the images, the store or the weights, or computes
-            with other versions.
+    MachineError where the machine does not see the images, the store or the weights, or computes with other versions.
     """
 
     def __init__(self, spec: TaskSpec) -> None:

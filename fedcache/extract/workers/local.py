@@ -249,16 +249,7 @@ IN_PROCESS_BATCHES = 12
 def open_workers(
     jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int | None, tasks: int, cores: int
 ) -> BatchWorkers:
-    """The workers for a device and a number of batches.
-
-    Args:
-        jobs: backbones that are loaded.
-        data: the dataset.
-        settings: device, dtype, batch, threads.
-        workers: processes; None chooses, 0 forces this process.
-        tasks: batches to compute.
-        cores: of this machine.
-    """
+    """The workers for a device and ``tasks`` batches; ``workers`` None chooses their number, 0 forces this process."""
     if workers == 0 or (workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES):
         return InProcess(jobs, data, settings)
     if settings.device == "cuda":
@@ -280,16 +271,9 @@ def run_batches(
     stats: ExtractionStats,
     observer: Observer,
 ) -> bool:
-    """Compute and store every batch; False when it was stopped on request (chunks begun are finished).
+    """Compute and store every batch, in order; False when it was stopped on request (chunks begun are finished).
 
-    Args:
-        tasks: in order.
-        workers: that compute them.
-        collector: that writes their chunks.
-        max_bad: images that may be bad.
-        stop: looked at before each batch.
-        stats: counted here.
-        observer: told of progress.
+    Never more ahead of the journal than one chunk per array.
 
     Raises:
         CorruptionError, as soon as more than ``max_bad`` images are bad; MachineError when a worker died.
