@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.datasets import Source
-from fedcache.extract.images import BadImage, decode, resize
+from fedcache.extract.images import BadImage, decode, resize, view
 from fedcache.extract.recipe import Recipe
 from fedcache.extract.text import text_features
-from fedcache.extract.views import view
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import FrozenEncoder, Weights
@@ -29,59 +28,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureJob:
-    """One array of a run.
+    """One array of a run."""
 
-    Attributes:
-        key: of the array.
-        backbone: name of the model to load.
-        weights: where its weights lie.
-        recipe: that its inputs follow.
-        mirror: whether a mirrored view keeps its class.
-        how: ``how_record`` of the array, as the store keeps it.
-    """
-
-    key: str
-    backbone: str
-    weights: Weights
-    recipe: Recipe
-    mirror: bool = True
-    how: Mapping[str, Any] = field(default_factory=dict)
+    key: str  # of the array
+    backbone: str  # name of the model to load
+    weights: Weights  # where its weights lie
+    recipe: Recipe  # that its inputs follow
+    mirror: bool = True  # whether a mirrored view keeps its class
+    how: Mapping[str, Any] = field(default_factory=dict)  # ``how_record`` of the array, as the store keeps it
 
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How features are computed; recorded beside the recipe and constant while an array is unfinished.
+    """How features are computed; recorded beside the recipe and constant while an array is unfinished."""
 
-    Attributes:
-        device: ``cpu`` | ``cuda``.
-        dtype: compute dtype, ``float32`` | ``bfloat16`` | ``float16``.
-        batch: rows of an absolute batch.
-        threads: threads of the process that runs the model.
-    """
-
-    device: str
-    dtype: str
-    batch: int
-    threads: int
+    device: str  # ``cpu`` | ``cuda``
+    dtype: str  # compute dtype, ``float32`` | ``bfloat16`` | ``float16``
+    batch: int  # rows of an absolute batch
+    threads: int  # threads of the process that runs the model
 
 
 @dataclass
 class ComputedBatch:
-    """The features of one batch.
+    """The features of one batch."""
 
-    Attributes:
-        features: per key [rows, V, D] of the stored dtype; rows that are bad are NaN (0 for uint8).
-        bad: reason per bad row.
-        decoded: images decoded.
-        decode_seconds: reading, decoding and resizing.
-        forward_seconds: per key.
-    """
-
-    features: dict[str, NDArray[Any]]
-    bad: dict[int, str]
-    decoded: int
-    decode_seconds: float
-    forward_seconds: dict[str, float]
+    features: dict[str, NDArray[Any]]  # per key [rows, V, D] of the stored dtype; bad rows are NaN (0 for uint8)
+    bad: dict[int, str]  # reason per bad row
+    decoded: int  # images decoded
+    decode_seconds: float  # reading, decoding and resizing
+    forward_seconds: dict[str, float]  # per key
 
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:

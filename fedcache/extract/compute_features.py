@@ -33,27 +33,16 @@ from fedcache.store.store import ArrayWriter, Store
 
 @dataclass(frozen=True)
 class ExtractionOptions:
-    """What a caller may choose of how an extraction is run; nothing here changes a feature.
+    """What a caller may choose of how an extraction is run; nothing here changes a feature."""
 
-    Attributes:
-        workers: processes; None chooses, 0 means this process.
-        chunk_rows: rows per chunk for every array; None chooses per backbone.
-        max_bad: images that may be bad.
-        wait: wait for another writer of the same array instead of exit 4.
-        fresh: discard unfinished arrays.
-        stop: set by a signal handler.
-        observer: told what is done.
-        engine: computes chunk tasks in the place of ``workers``, and takes that number as a limit.
-    """
-
-    workers: int | None
-    chunk_rows: int | None
-    max_bad: int
-    wait: bool
-    fresh: bool
-    stop: Stop
-    observer: Observer
-    engine: ExtractionEngine | None = None
+    workers: int | None  # processes; None chooses, 0 means this process
+    chunk_rows: int | None  # rows per chunk for every array; None chooses per backbone
+    max_bad: int  # images that may be bad
+    wait: bool  # wait for another writer of the same array instead of exit 4
+    fresh: bool  # discard unfinished arrays
+    stop: Stop  # set by a signal handler
+    observer: Observer  # told what is done
+    engine: ExtractionEngine | None = None  # computes chunk tasks instead, at most ``workers`` at once
 
 
 def extract_arrays(

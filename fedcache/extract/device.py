@@ -14,17 +14,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Device:
-    """A resolved device.
+    """A resolved device."""
 
-    Attributes:
-        kind: ``cpu`` | ``cuda``.
-        name: the GPU's name, or ``N cores``.
-        why: one clause for the first line printed.
-    """
-
-    kind: str
-    name: str
-    why: str
+    kind: str  # ``cpu`` | ``cuda``
+    name: str  # the GPU's name, or ``N cores``
+    why: str  # one clause for the first line printed
 
 
 def cores() -> int:

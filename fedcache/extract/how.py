@@ -20,7 +20,7 @@ from fedcache.store.code_digest import digest_of_files
 
 FOLDER = Path(__file__).parent
 
-COMPUTES_FEATURES = ("batches.py", "images.py", "views.py", "backbones/checkpoints.py", "backbones/encoder.py")
+COMPUTES_FEATURES = ("batches.py", "images.py", "backbones/checkpoints.py", "backbones/encoder.py")
 """Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
 
 Weights and preprocessing have digests of their own, in the recipe.

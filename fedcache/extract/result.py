@@ -17,29 +17,17 @@ from fedcache.store.store import Store
 
 @dataclass
 class ExtractionStats:
-    """What an extraction did; the figures of its last line.
+    """What an extraction did; the figures of its last line."""
 
-    Attributes:
-        images: images decoded in this process tree.
-        forward_batches: per key, batches computed.
-        forward_images: images that went through a model, summed over arrays.
-        kept_chunks: per key, chunks found finished.
-        bad: reason per quarantined row, all arrays of the run.
-        seconds: wall time of the extraction loop.
-        decode_seconds: summed over workers.
-        forward_seconds: summed over workers and backbones.
-        workers: processes that computed.
-    """
-
-    images: int = 0
-    forward_batches: dict[str, int] = field(default_factory=dict)
-    forward_images: int = 0
-    kept_chunks: dict[str, int] = field(default_factory=dict)
-    bad: dict[int, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    decode_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    workers: int = 0
+    images: int = 0  # images decoded in this process tree
+    forward_batches: dict[str, int] = field(default_factory=dict)  # per key, batches computed
+    forward_images: int = 0  # images that went through a model, summed over arrays
+    kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
+    bad: dict[int, str] = field(default_factory=dict)  # reason per quarantined row, all arrays of the run
+    seconds: float = 0.0  # wall time of the extraction loop
+    decode_seconds: float = 0.0  # summed over workers
+    forward_seconds: float = 0.0  # summed over workers and backbones
+    workers: int = 0  # processes that computed
 
     def add(self, batch: ComputedBatch) -> None:
         """Count a batch that was computed in this process tree."""

@@ -53,7 +53,6 @@ DETERMINING = (
     "store/samples.py",
     "extract/batches.py",
     "extract/images.py",
-    "extract/views.py",
     "extract/text.py",
     "extract/backbones/encoder.py",
     "extract/backbones/clip_towers.py",

@@ -13,8 +13,14 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract import datasets
 from fedcache.extract.extract_dataset import extract as run_extract
-from fedcache.extract.planning.command_lines import UnfinishedArray, extract_command, unfinished_arrays_of
-from fedcache.extract.planning.find_store import locate_store, more_features, no_store_remembered
+from fedcache.extract.planning.find_store import (
+    UnfinishedArray,
+    extract_command,
+    locate_store,
+    more_features,
+    no_store_remembered,
+    unfinished_arrays_of,
+)
 from fedcache.extract.planning.plan import memory_of, plan, roots_of
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer

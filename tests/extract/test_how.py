@@ -29,8 +29,8 @@ def sources(tmp_path: Path) -> Path:
     ("file", "old", "new", "other"),
     [
         ("images.py", "from __future__", "# a remark\nfrom __future__", False),
-        ("views.py", '"""Views:', '"""Looks:', False),
-        ("views.py", "JITTER = 0.8", "JITTER = 0.7", True),
+        ("images.py", '"""Encoded bytes', '"""Coded bytes', False),
+        ("images.py", "JITTER = 0.8", "JITTER = 0.7", True),
         ("images.py", "(255, 255, 255, 255)", "(0, 0, 0, 255)", True),
         ("batches.py", "np.repeat(images[-1:]", "np.repeat(images[:1]", True),
         ("backbones/encoder.py", "255 * std", "256 * std", True),

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from make_images import pixels
 from PIL import Image
 
-from fedcache.extract import views
-from fedcache.extract.images import resize
+from fedcache.extract import images
+from fedcache.extract.images import resize, view
 from fedcache.extract.recipe import VERSION, Recipe
-from fedcache.extract.views import view
 
 IMAGE = Image.fromarray(pixels(0, 40, 56))
 RECIPE = Recipe("b", "none", size=24, crop_pct=0.875, views=4, view_seed=7)
@@ -56,7 +55,7 @@ def test_another_process_makes_the_same_view():
 
 
 def test_without_mirror_a_ramp_is_never_turned_round(monkeypatch):
-    monkeypatch.setattr(views, "JITTER", 0.0)
+    monkeypatch.setattr(images, "JITTER", 0.0)
     ramp = Image.fromarray(np.repeat(np.arange(0, 240, 4, dtype=np.uint8)[None, :, None], 60, axis=0).repeat(3, axis=2))
     rising = [
         bool(np.all(np.diff(view(ramp, RECIPE, bytes([i]) * 16, 1, mirror=mirror)[0, :, 0].astype(int)) >= 0))
@@ -86,7 +85,7 @@ def test_any_image_has_views_of_the_size_asked_for(height, width, v):
 @given(st.integers(2, 300), st.integers(2, 300), st.integers(0, 10_000))
 @settings(max_examples=100, deadline=None)
 def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(height, width, seed):
-    left, top, right, bottom = views._crop_box((width, height), np.random.default_rng(seed))
+    left, top, right, bottom = images._crop_box((width, height), np.random.default_rng(seed))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     # A side that does not fit is cut: the other is then at least sqrt(0.5 * area * 3/4).

@@ -94,19 +94,12 @@ class Download:
 
 @dataclass(frozen=True)
 class Weights:
-    """Located weights.
+    """Located weights."""
 
-    Attributes:
-        path: the file; None when there is none to read (seeded, or not needed) or it is still to be downloaded.
-        sha256: of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded.
-        origin: where it was found, in a few words.
-        download: what ``pull`` would fetch, when the file is not here.
-    """
-
-    path: Path | None
-    sha256: str
-    origin: str
-    download: Download | None = None
+    path: Path | None  # the file; None when there is none (seeded, or not needed) or it is still to be downloaded
+    sha256: str  # of the file; ``seed:<n>`` or ``none`` without one; empty while it is still to be downloaded
+    origin: str  # where it was found, in a few words
+    download: Download | None = None  # what ``pull`` would fetch, when the file is not here
 
     def file(self, backbone: str) -> Path:
         """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""

@@ -100,16 +100,11 @@ class ClipImageTower:
 
 @dataclass(frozen=True)
 class ClipTowers:
-    """Both towers of one backbone, in float32, and the ``encoder`` that both run on.
-
-    Attributes:
-        template: prompt template with ``{}`` for the class name.
-        scale: exp(logit_scale), the factor the model learnt for its cosines.
-    """
+    """Both towers of one backbone, in float32, and the ``encoder`` that both run on."""
 
     name: str
-    template: str
-    scale: float
+    template: str  # prompt template with ``{}`` for the class name
+    scale: float  # exp(logit_scale), the factor the model learnt for its cosines
     text: ClipTextTower
     image: ClipImageTower
     encoder: ModuleEncoder

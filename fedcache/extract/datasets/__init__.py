@@ -13,8 +13,7 @@ from typing import Any
 
 from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.datasets import digits, download, folder, paper, papers, torchvision
-from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source
-from fedcache.extract.datasets.joined import join
+from fedcache.extract.datasets.dataset import READING, SPLIT_WORDS, TEST, Context, Dataset, Progress, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage, decode
 from fedcache.store.samples import HELD_OUT, INGESTED

@@ -45,27 +45,16 @@ _PASSWORD, _TAR = 254, 255  # no zip has these
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of an archive, in its order.
+    """The entries of an archive, in its order."""
 
-    Attributes:
-        path: the archive.
-        stamp: (size, mtime_ns) of the archive when it was listed.
-        names: [n] names.
-        at: int64 [n] position of the local header (zip) or of the data (tar).
-        packed: int64 [n] bytes in the archive.
-        size: int64 [n] bytes of the entry.
-        method: uint8 [n] zip compression method; 255 in a tar.
-        crc: uint32 [n] checksum of the entry; 0 in a tar, which has none.
-    """
-
-    path: Path
-    stamp: tuple[int, int]
-    names: tuple[str, ...]
-    at: NDArray[np.int64]
-    packed: NDArray[np.int64]
-    size: NDArray[np.int64]
-    method: NDArray[np.uint8]
-    crc: NDArray[np.uint32]
+    path: Path  # the archive
+    stamp: tuple[int, int]  # (size, mtime_ns) of the archive when it was listed
+    names: tuple[str, ...]  # [n] names
+    at: NDArray[np.int64]  # int64 [n] position of the local header (zip) or of the data (tar)
+    packed: NDArray[np.int64]  # int64 [n] bytes in the archive
+    size: NDArray[np.int64]  # int64 [n] bytes of the entry
+    method: NDArray[np.uint8]  # uint8 [n] zip compression method; 255 in a tar
+    crc: NDArray[np.uint32]  # uint32 [n] checksum of the entry; 0 in a tar, which has none
 
     def take(self, rows: NDArray[np.int64]) -> Entries:
         """The entries at ``rows``, in that order and without names: what a source needs."""

@@ -29,19 +29,12 @@ _FIRST_LINE = "Its first line should be: path,label,domain,split"
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of each row.
+    """What is known of each row."""
 
-    Attributes:
-        layout: role of each folder level, joined by ``/``, or the columns that are used.
-        classes: [N] class name of each row; empty unknown.
-        domains: [N] domain name of each row.
-        splits: [N] split codes, or None when nothing says what they are.
-    """
-
-    layout: str
-    classes: list[str]
-    domains: list[str]
-    splits: list[int] | None
+    layout: str  # role of each folder level, joined by ``/``, or the columns that are used
+    classes: list[str]  # [N] class name of each row; empty unknown
+    domains: list[str]  # [N] domain name of each row
+    splits: list[int] | None  # [N] split codes, or None when nothing says what they are
 
 
 def parse_layout(text: str) -> tuple[str, ...]:

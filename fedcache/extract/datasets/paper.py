@@ -26,85 +26,50 @@ NAMES = (
 
 @dataclass(frozen=True)
 class PaperFile:
-    """One file to get.
+    """One file to get."""
 
-    Attributes:
-        name: file name.
-        url: where it is; a page for people unless ``direct``.
-        md5: of the file, where its owners or torchvision publish it.
-        megabytes: about how large it is; 0 unknown.
-        gives: what unpacking it leaves at the top; empty for a file that is used as it is.
-        inner: archives inside the archive, unpacked in its place.
-        direct: the address is the file and can be expected to last.
-    """
-
-    name: str
-    url: str
-    md5: str = ""
-    megabytes: int = 0
-    gives: str = ""
-    inner: tuple[str, ...] = ()
-    direct: bool = False
+    name: str  # file name
+    url: str  # where it is; a page for people unless ``direct``
+    md5: str = ""  # of the file, where its owners or torchvision publish it
+    megabytes: int = 0  # about how large it is; 0 unknown
+    gives: str = ""  # what unpacking it leaves at the top; empty for a file that is used as it is
+    inner: tuple[str, ...] = ()  # archives inside the archive, unpacked in its place
+    direct: bool = False  # the address is the file and can be expected to last
 
 
 @dataclass(frozen=True)
 class PaperLayout:
-    """One way in which the dataset may lie on the disk; the first whose files are there is read.
+    """One way in which the dataset may lie on the disk; the first whose files are there is read."""
 
-    Attributes:
-        name: for people; says so when the split is not the paper's.
-        format: which reader of ``paper_index``.
-        at: folders below the given path to look in, in this order.
-        needs: paths that must be there for the layout to be recognised.
-        counts: rows expected for ``train``, ``amazon`` or ``mnist/train``.
-        lines: lines expected in files of lists.
-        md5: published md5 of files of the layout.
-        options: what the reader needs besides.
-    """
-
-    name: str
-    format: str
-    at: tuple[str, ...]
-    needs: tuple[str, ...]
-    counts: Mapping[str, int] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-    md5: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # for people; says so when the split is not the paper's
+    format: str  # which reader of ``paper_index``
+    at: tuple[str, ...]  # folders below the given path to look in, in this order
+    needs: tuple[str, ...]  # paths that must be there for the layout to be recognised
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows expected of ``train``, ``amazon``, ``mnist/train``
+    lines: Mapping[str, int] = field(default_factory=dict)  # lines expected in files of lists
+    md5: Mapping[str, str] = field(default_factory=dict)  # published md5 of files of the layout
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the reader needs besides
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A dataset of the papers.
+    """A dataset of the papers."""
 
-    Attributes:
-        name: as in ``paper:NAME``.
-        classes: class names; their order is that of the labels.
-        folders: the classes as the disk spells them, in the same order.
-        domains: domain names, in the papers' order.
-        template: CoOp's prompt, or None.
-        recipe: the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own.
-        protocol: which partitions of which papers use it.
-        steps: how to get it.
-        files: what has to be got.
-        layouts: ways it may lie on the disk, the papers' own first.
-        digest: sha256 of the data file's content.
-    """
-
-    name: str
+    name: str  # as in ``paper:NAME``
     title: str
     about: str
     paper: str
     licence: str
-    protocol: str
-    classes: tuple[str, ...]
-    steps: tuple[str, ...]
-    layouts: tuple[PaperLayout, ...]
-    folders: tuple[str, ...]
-    domains: tuple[str, ...]
-    files: tuple[PaperFile, ...]
-    digest: str
-    template: str | None = None
-    recipe: str = ""
+    protocol: str  # which partitions of which papers use it
+    classes: tuple[str, ...]  # class names; their order is that of the labels
+    steps: tuple[str, ...]  # how to get it
+    layouts: tuple[PaperLayout, ...]  # ways it may lie on the disk, the papers' own first
+    folders: tuple[str, ...]  # the classes as the disk spells them, in the same order
+    domains: tuple[str, ...]  # domain names, in the papers' order
+    files: tuple[PaperFile, ...]  # what has to be got
+    digest: str  # sha256 of the data file's content
+    template: str | None = None  # CoOp's prompt, or None
+    recipe: str = ""  # the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own
     mirror: bool = True
 
     @cached_property

@@ -27,23 +27,14 @@ from fedcache.extract.datasets.tree import FilesSource, name_of
 
 @dataclass(frozen=True)
 class PaperIndex:
-    """The rows of a dataset, sorted by name.
+    """The rows of a dataset, sorted by name."""
 
-    Attributes:
-        names: [N].
-        label: [N] class numbers.
-        domain: [N] domain numbers.
-        split: [N] split codes; without any test row, a fifth of each class becomes the test set.
-        source: where the images are.
-        notes: what a reader of the results should know.
-    """
-
-    names: list[str]
-    label: list[int]
-    domain: list[int]
-    split: list[int]
-    source: Source
-    notes: tuple[str, ...] = ()
+    names: list[str]  # [N]
+    label: list[int]  # [N] class numbers
+    domain: list[int]  # [N] domain numbers
+    split: list[int]  # [N] split codes; without any test row, a fifth of each class becomes the test set
+    source: Source  # where the images are
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
 
 
 class ImageEntry(NamedTuple):

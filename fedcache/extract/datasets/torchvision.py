@@ -37,27 +37,16 @@ from fedcache.store.samples import HELD_OUT, held_out
 
 @dataclass(frozen=True)
 class TorchvisionEntry:
-    """How one dataset is constructed.
+    """How one dataset is constructed."""
 
-    Attributes:
-        splits: keyword arguments of each part, and the split code of its rows.
-        files: where it lies below its root; ``""`` when its files lie in the root itself.
-        about: one line.
-        cls: torchvision's class, when it is not the name.
-        classes: class names, where torchvision's object has none or other ones.
-        options: keyword arguments of every part.
-        mirror: a mirrored image keeps its class.
-        pulls: torchvision can download it.
-    """
-
-    splits: tuple[tuple[dict[str, Any], int], ...]
-    files: str
-    about: str
-    cls: str = ""
-    classes: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    mirror: bool = True
-    pulls: bool = True
+    splits: tuple[tuple[dict[str, Any], int], ...]  # keyword arguments of each part, and the split code of its rows
+    files: str  # where it lies below its root; ``""`` when its files lie in the root itself
+    about: str  # one line
+    cls: str = ""  # torchvision's class, when it is not the name
+    classes: tuple[str, ...] = ()  # class names, where torchvision's object has none or other ones
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of every part
+    mirror: bool = True  # a mirrored image keeps its class
+    pulls: bool = True  # torchvision can download it
 
 
 def _table() -> dict[str, TorchvisionEntry]:

@@ -42,17 +42,11 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class Tree:
-    """The images found, in no order.
+    """The images found, in no order."""
 
-    Attributes:
-        paths: as the file system or the archive spells them.
-        ignored: how many files were left out, by reason.
-        entries: of the images, in the order of ``paths``; None for a directory.
-    """
-
-    paths: list[str]
-    ignored: Counter[str]
-    entries: archives.Entries | None
+    paths: list[str]  # as the file system or the archive spells them
+    ignored: Counter[str]  # how many files were left out, by reason
+    entries: archives.Entries | None  # of the images, in the order of ``paths``; None for a directory
 
 
 def scan(path: Path) -> Tree:

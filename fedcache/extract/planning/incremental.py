@@ -130,21 +130,13 @@ def _recoded(
 
 @dataclass
 class IncrementalPlan:
-    """A store in the making that takes over the work of an earlier one.
+    """A store in the making that takes over the work of an earlier one."""
 
-    Attributes:
-        data: the dataset in the order of the rows.
-        parent: the earlier store; None when it is gone.
-        chunk_rows: per array that is taken over, rows per chunk.
-        whole: per array that is taken over, its first chunks that are whole.
-        reused: chunks taken over in this run.
-    """
-
-    data: IncrementalDataset
-    parent: Store | None
-    chunk_rows: dict[str, int] = field(default_factory=dict)
-    whole: dict[str, int] = field(default_factory=dict)
-    reused: int = 0
+    data: IncrementalDataset  # the dataset in the order of the rows
+    parent: Store | None  # the earlier store; None when it is gone
+    chunk_rows: dict[str, int] = field(default_factory=dict)  # per array that is taken over, rows per chunk
+    whole: dict[str, int] = field(default_factory=dict)  # per array that is taken over, its first chunks that are whole
+    reused: int = 0  # chunks taken over in this run
 
     def meta(self) -> dict[str, Any]:
         """What the manifest says of the dataset besides slug, digest and template."""

@@ -22,17 +22,11 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class PlannedArray:
-    """One array of an extraction.
+    """One array of an extraction."""
 
-    Attributes:
-        backbone: its row of the table.
-        weights: where they lie and their sha256.
-        recipe: with views, overrides and the weights' digest filled in.
-    """
-
-    backbone: Backbone
-    weights: Weights
-    recipe: Recipe
+    backbone: Backbone  # its row of the table
+    weights: Weights  # where they lie and their sha256
+    recipe: Recipe  # with views, overrides and the weights' digest filled in
 
 
 def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:

@@ -40,40 +40,25 @@ PROBES = 8
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """Some chunks (key, chunk), and the absolute batches that fill them, in order, each with the keys that want it.
-
-    Attributes:
-        images: rows of the batches.
-    """
+    """Some chunks (key, chunk), and the absolute batches that fill them, in order, each with the keys that want it."""
 
     chunks: tuple[tuple[str, int], ...]
     batches: tuple[BatchTask, ...]
-    images: int
+    images: int  # rows of the batches
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every worker needs once, for all its tasks.
+    """What every worker needs once, for all its tasks."""
 
-    Attributes:
-        jobs: the backbones.
-        source: where the images are.
-        uid: [N, 16], the keys of seeded views.
-        rows: N.
-        settings: device, dtype, batch, threads.
-        arrays: per key where chunks go.
-        probe: (row, sha256 of its image), so that a worker without the images does not take all for unreadable.
-        decoders: threads that decode beside the model; 0 decodes in turn with it.
-    """
-
-    jobs: tuple[FeatureJob, ...]
-    source: Source
-    uid: NDArray[np.uint8]
-    rows: int
-    settings: ComputeSettings
-    arrays: Mapping[str, WorkerArray]
-    probe: tuple[int, str] | None
-    decoders: int = 0
+    jobs: tuple[FeatureJob, ...]  # the backbones
+    source: Source  # where the images are
+    uid: NDArray[np.uint8]  # [N, 16], the keys of seeded views
+    rows: int  # N
+    settings: ComputeSettings  # device, dtype, batch, threads
+    arrays: Mapping[str, WorkerArray]  # per key where chunks go
+    probe: tuple[int, str] | None  # (row, sha256 of its image), which a worker must see too
+    decoders: int = 0  # threads that decode beside the model; 0 decodes in turn with it
 
 
 @dataclass

@@ -35,17 +35,11 @@ from fedcache.progress import Observer
 
 
 class BatchWorkers(ABC):
-    """What computes batches, asynchronously.
+    """What computes batches, asynchronously."""
 
-    Attributes:
-        depth: batches that may be under way at once.
-        workers: processes that compute.
-        runner: of the models, where they run in this process.
-    """
-
-    depth: int
-    workers: int
-    runner: BatchRunner
+    depth: int  # batches that may be under way at once
+    workers: int  # processes that compute
+    runner: BatchRunner  # of the models, where they run in this process
 
     @abstractmethod
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:

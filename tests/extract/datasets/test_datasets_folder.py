@@ -415,7 +415,7 @@ def test_progress_counts_every_image(tmp_path, memory):
 
 def test_importing_datasets_imports_no_torch():
     program = (
-        "import sys, fedcache.extract.datasets, fedcache.extract.views;"
+        "import sys, fedcache.extract.datasets, fedcache.extract.images;"
         "print({'torch', 'torchvision', 'sklearn', 'matplotlib', 'mlxtend'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
