@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, to_table
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import StoreError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, open_dataset, peek
@@ -125,14 +125,11 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
 def default_dataset(home: Home, observer: Observer) -> str:
     """The dataset last extracted, else ``digits``."""
     try:
-        spec = json.loads(home.last.read_bytes())["spec"]
-        observer.note(f"Dataset {spec}: the one last extracted (--dataset chooses another).")
-        return str(spec)
+        spec, why = str(json.loads(home.last.read_bytes())["spec"]), "the one last extracted"
     except (OSError, ValueError, KeyError, TypeError):
-        observer.note(
-            "Dataset digits: the offline bundle, as nothing was extracted before (--dataset chooses another)."
-        )
-        return "digits"
+        spec, why = "digits", "the offline bundle, as nothing was extracted before"
+    observer.note(f"Dataset {spec}: {why} (--dataset chooses another).")
+    return spec
 
 
 def remember_last(home: Home, path: Path, spec: str) -> None:
@@ -166,10 +163,8 @@ def finished(
     """The extraction that was asked for, when a store at ``path`` already holds all of it."""
     try:
         store = Store.open(path)
-    except FedcacheError as error:
-        if error.code is Exit.STORE:
-            return None
-        raise
+    except StoreError:
+        return None
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")

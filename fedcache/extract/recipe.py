@@ -27,6 +27,15 @@ NORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] 
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 
+# What ``Recipe.override`` takes.
+_CHOICES = {
+    "resize": ("crop", "squash"),
+    "interpolation": ("bicubic", "bilinear"),
+    "norm": tuple(NORMS),
+    "dtype": ("float16", "float32"),
+}
+_RANGES = {"size": (8, 2048), "crop_pct": (0.1, 1.0), "views": (1, 64), "view_seed": (0, 2**31 - 1)}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -120,31 +129,21 @@ class Recipe:
         Raises:
             UsageError, for an unknown key or a value out of range.
         """
-        allowed = ("size", "resize", "interpolation", "crop_pct", "norm", "dtype", "views", "view_seed")
         changed: dict[str, Any] = {}
         for name, text in options.items():
-            if name not in allowed:
-                raise unknown("recipe key", name, allowed)
+            if name not in _CHOICES and name not in _RANGES:
+                raise unknown("recipe key", name, (*_CHOICES, *_RANGES))
+            if name in _CHOICES and text not in _CHOICES[name]:
+                raise unknown(name, text, _CHOICES[name])
             if name == "norm":
-                if text not in NORMS:
-                    raise unknown("norm", text, NORMS)
                 changed["mean"], changed["std"] = NORMS[text]
-            elif name in ("resize", "interpolation", "dtype"):
-                choices = {
-                    "resize": ("crop", "squash"),
-                    "interpolation": ("bicubic", "bilinear"),
-                    "dtype": ("float16", "float32"),
-                }[name]
-                if text not in choices:
-                    raise unknown(name, text, choices)
-                changed[name] = text
             else:
-                changed[name] = _number(name, text)
+                changed[name] = text if name in _CHOICES else _number(name, text)
         return replace(self, **changed)
 
 
 def _number(name: str, text: str) -> int | float:
-    low, high = {"size": (8, 2048), "views": (1, 64), "view_seed": (0, 2**31 - 1), "crop_pct": (0.1, 1.0)}[name]
+    low, high = _RANGES[name]
     try:
         value: int | float = float(text) if name == "crop_pct" else int(text)
     except ValueError:

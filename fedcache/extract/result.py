@@ -10,7 +10,7 @@ from typing import Any
 from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.device import cores
-from fedcache.extract.planning.plan import PlannedArray
+from fedcache.extract.planning.plan import PlannedArray, describe_array
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import Store
 
@@ -136,13 +136,7 @@ def summarise(
         info = store.arrays[item.recipe.key]
         arrays.append(
             {
-                "key": item.recipe.key,
-                "backbone": item.backbone.name,
-                "recipe": item.recipe.to_dict(),
-                "digest": item.recipe.digest,
-                "shape": list(info.shape),
-                "dtype": info.dtype,
-                "state": states[item.recipe.key],
+                **describe_array(item, info.shape, info.dtype, states[item.recipe.key]),
                 "kept_chunks": stats.kept_chunks.get(item.recipe.key, 0) if stats else len(info.chunks),
                 "chunks": len(info.chunks),
                 "forward_batches": stats.forward_batches.get(item.recipe.key, 0) if stats else 0,

@@ -76,6 +76,7 @@ def load(rest: str, context: Context) -> Dataset:
     parts.append(list(_synth_rows(synth)))
     rows = sorted(((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1])
     images = [row[4] for row in rows]
+    made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     split = np.array([row[3] for row in rows], dtype=np.uint8)
     return Dataset(
         spec=f"digits:{rest}" if rest else "digits",
@@ -88,7 +89,7 @@ def load(rest: str, context: Context) -> Dataset:
         split=split,
         uid=np.frombuffer(b"".join(dataset.uid_of(i) for i in images), dtype=np.uint8).reshape(-1, 16).copy(),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
-        reading=f"digits: made from {_made_from()}; {dataset.counts(split, CLASSES, DOMAINS)}",
+        reading=f"digits: made from {made_from}; {dataset.counts(split, CLASSES, DOMAINS)}",
         source=ArraySource(images),
         mirror=False,
     )
@@ -133,10 +134,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "missing"
-
-
-def _made_from() -> str:
-    return ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
 
 
 def _missing(what: str) -> FedcacheError:

@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 _TIMEOUT = 60.0
 
 
-def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> list[str]:
+def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
     Args:
@@ -37,7 +37,6 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
         MachineError for a download that fails or whose md5 differs, CorruptionError for an archive that does not
             unpack to what it should.
     """
-    fetched = []
     for file in paper.files:
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
@@ -51,9 +50,7 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
             _install(archive, file, root)
         else:
             archive.replace(target)
-        fetched.append(file.name)
     shutil.rmtree(root / ".partial", ignore_errors=True)
-    return fetched
 
 
 def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable[[str], None]) -> Path:

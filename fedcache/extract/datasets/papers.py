@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context, Dataset
 from fedcache.extract.datasets.download import md5_of
@@ -168,7 +168,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     try:
         rows = read_index(place)
     except FedcacheError as error:
-        report["missing" if error.code is Exit.ENVIRONMENT else "wrong"].append(error.message)
+        report["missing" if isinstance(error, MachineError) else "wrong"].append(error.message)
         return report
     report["counts"] = {SPLIT_WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
     report["wrong"] += rows.notes

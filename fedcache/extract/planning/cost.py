@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import MachineError, StoreError
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.incremental import plan_incremental
-from fedcache.extract.planning.plan import PlannedArray, array_bytes, missing_text, wanted_text
+from fedcache.extract.planning.plan import PlannedArray, array_bytes, describe_array, missing_text, wanted_text
 from fedcache.extract.result import Extraction
 from fedcache.extract.workers.local import InProcess
 from fedcache.progress import Observer
@@ -62,9 +62,7 @@ def estimate(
     """``--dry-run``: what would be computed, its bytes, and the time by timing one batch here."""
     try:
         store: Store | None = Store.open(path)
-    except FedcacheError as error:
-        if error.code is not Exit.STORE:
-            raise
+    except StoreError:
         store = None
     jobs = jobs_of(planned, data, *resolve_compute(config))
     earlier = plan_incremental(path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer)
@@ -72,19 +70,11 @@ def estimate(
     if earlier is not None:
         data = earlier.data
     todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
-    arrays = [
-        {
-            "key": p.recipe.key,
-            "backbone": p.backbone.name,
-            "recipe": p.recipe.to_dict(),
-            "digest": p.recipe.digest,
-            "shape": [len(data.names), p.recipe.views, p.backbone.width],
-            "dtype": p.recipe.dtype,
-            "state": "to compute" if p in todo else "complete",
-            "bytes": array_bytes(len(data.names), p),
-        }
-        for p in planned
-    ]
+    arrays = []
+    for p in planned:
+        shape, state = (len(data.names), p.recipe.views, p.backbone.width), "to compute" if p in todo else "complete"
+        size = array_bytes(len(data.names), p)
+        arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
     out = Extraction(path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped)
     out.ok = store.rows_ok if store is not None and not todo else 0
     images = len(todo) * present
@@ -95,15 +85,11 @@ def estimate(
         observer.note(f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth)}.")
     wanted = wanted_text(store, planned, data.template, config, keep=False)
     lacking = missing_text(store, planned, wanted)
-    out.text = [
-        {
-            "backbone": p.backbone.name,
-            "templates": list(wanted[p.recipe.key]),
-            "state": "to compute" if p.recipe.key in lacking else "complete",
-        }
-        for p in planned
-        if p.recipe.key in wanted
-    ]
+    for p in planned:
+        if p.recipe.key in wanted:
+            state = "to compute" if p.recipe.key in lacking else "complete"
+            templates = list(wanted[p.recipe.key])
+            out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
     if all(p.weights.path is not None or not p.backbone.files for p in todo) and todo:
         out.rate = measured_rate(data, todo, config)
         out.seconds = images / len(todo) / out.rate

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.extract.batches import FeatureJob
 from fedcache.extract.datasets.dataset import Dataset, RowsSource, content_digest
 from fedcache.progress import Observer
@@ -168,11 +168,9 @@ class IncrementalPlan:
                 place = chunk_path(self.parent.path / "features" / key, chunk, len(info.shape))
                 try:
                     writer.adopt(chunk, place, info.chunks[chunk], self._bad(key, chunk, reasons))
-                except FedcacheError as error:
-                    if error.code is not Exit.CORRUPT:
-                        raise
-                else:
-                    self.reused += 1
+                except CorruptionError:
+                    continue
+                self.reused += 1
 
     def _bad(self, key: str, chunk: int, reasons: Mapping[int, str]) -> dict[int, str]:
         """Rows of a chunk whose image this backbone could not read: unreadable rows may have features in one array."""

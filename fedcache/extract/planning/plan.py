@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
 from fedcache.extract.device import known_device, known_dtype
@@ -27,6 +27,13 @@ class PlannedArray:
     backbone: Backbone  # its row of the table
     weights: Weights  # where they lie and their sha256
     recipe: Recipe  # with views, overrides and the weights' digest filled in
+
+
+def describe_array(item: PlannedArray, shape: Sequence[int], dtype: str, state: str) -> dict[str, Any]:
+    """An array as plain JSON values."""
+    recipe = item.recipe
+    about = {"key": recipe.key, "backbone": item.backbone.name, "recipe": recipe.to_dict(), "digest": recipe.digest}
+    return {**about, "shape": list(shape), "dtype": dtype, "state": state}
 
 
 def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
@@ -67,7 +74,7 @@ def plan(
         registry.lookup(name)
     planned: list[PlannedArray] = []
     skipped: list[str] = []
-    missing: list[FedcacheError] = []
+    missing: list[MachineError] = []
     # Unknown names first: a typo in the second name should not wait for the download of the first.
     wanted = [registry.lookup(name, home=home.root) for name in dict.fromkeys(config.backbones)]
     for backbone in wanted:  # before any weights are sought, and long before a store is made
@@ -75,9 +82,7 @@ def plan(
     for backbone in wanted:
         try:
             weights = registry.locate(backbone, given=given, home=home.root, memory=memory, offline=home.offline)
-        except FedcacheError as error:
-            if error.code is not Exit.ENVIRONMENT:
-                raise
+        except MachineError as error:
             if not config.skip_missing:
                 missing.append(error)
                 continue
@@ -86,12 +91,8 @@ def plan(
             continue
         planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
     if missing:  # all of them at once: weights are fetched in one errand
-        raise MachineError(
-            "\n".join(error.message for error in missing),
-            "\n".join(
-                [*(error.hint for error in missing), *(["--skip-missing goes on with the rest."] if planned else [])]
-            ),
-        )
+        hints = [error.hint for error in missing] + (["--skip-missing goes on with the rest."] if planned else [])
+        raise MachineError("\n".join(error.message for error in missing), "\n".join(hints))
     if not planned:
         raise MachineError(
             "The weights of every backbone asked for are missing.", "See `fedcache backbones list` for what is ready."

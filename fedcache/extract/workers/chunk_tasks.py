@@ -35,7 +35,8 @@ from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
 from fedcache.store.writer import ArrayWriter
 
 PROBES = 8
-"""Rows among which the driver looks for one that can be read, for workers to compare."""
+"""Rows among which the driver looks for one that can be read, for workers to compare: one that does not see the images
+must not take all of them for unreadable."""
 
 
 @dataclass(frozen=True)
