@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,15 +54,15 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 
 def ingested_stores(home: Home) -> dict[str, Path]:
     """The stores of a home that were made from embeddings, by the name of their dataset; damaged ones are left out."""
-    found = {}
-    for path in sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []:
-        try:
-            store = Store.open(path)
-        except FedcacheError:
-            continue
-        if is_ingested(store):
-            found[str(store.dataset["slug"])] = path
-    return found
+    places = sorted(home.stores.glob("*.zarr")) if home.stores.is_dir() else []
+    return {str(store.dataset["slug"]): store.path for store in _opened(places) if is_ingested(store)}
+
+
+def _opened(places: Iterable[Path]) -> Iterator[Store]:
+    """Those that are stores; what a damaged one holds is for verify and repair."""
+    for place in places:
+        with suppress(FedcacheError):
+            yield Store.open(place)
 
 
 def ingest_command(store: Store) -> str:
@@ -82,13 +82,8 @@ DAY = 86_400.0
 
 def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
     """(file, why) of what killed processes left inside stores; a store that is being written is left alone."""
-    for place in folders_in(home.stores):
-        if not place.name.endswith(".zarr") or _is_locked(place):
-            continue
-        try:
-            store = Store.open(place)
-        except FedcacheError:
-            continue  # what a damaged store holds is for verify and repair
+    places = (p for p in folders_in(home.stores) if p.name.endswith(".zarr") and not _is_locked(p))
+    for store in _opened(places):
         for path in leftover_files(store):
             if not is_being_written(path):
                 yield path, "neither the manifest nor a journal knows it"
@@ -97,13 +92,9 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
     """(store, why) of those whose dataset was extracted again with other content, unless they are being written."""
     by_name: dict[str, list[tuple[float, Path]]] = {}
-    for place in folders_in(home.stores):
-        try:
-            store = Store.open(place)
-        except FedcacheError:
-            continue
-        changed = (place / "manifest.json").stat().st_mtime
-        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, place))
+    for store in _opened(folders_in(home.stores)):
+        changed = (store.path / "manifest.json").stat().st_mtime
+        by_name.setdefault(str(store.dataset["slug"]), []).append((changed, store.path))
     for slug, places in by_name.items():
         for _, place in sorted(places)[:-1]:
             if not _is_locked(place):

@@ -95,10 +95,8 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
         classes=embeddings.classes,
         domains=embeddings.domain_names,
     ).checked()
-    content = [
-        hashlib.sha256(np.ascontiguousarray(getattr(samples, c)).tobytes()).hexdigest()
-        for c in ("uid", "label", "domain", "split")
-    ]
+    columns = (samples.uid, samples.label, samples.domain, samples.split)
+    content = [sha256_hex(np.ascontiguousarray(column).tobytes()) for column in columns]
     texts = [sha256_hex(embeddings.texts[key].tobytes()) for key in sorted(embeddings.texts)]
     whole = digest_of([content, list(samples.name), list(samples.classes), list(samples.domains), *texts])
     dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}

@@ -24,17 +24,9 @@ from fedcache.store.sidecars import replace_sidecars
 def create_store(path: Path, samples: Samples, dataset: dict[str, Any], reasons: Mapping[int, str]) -> Manifest:
     """A store without features at ``path``, or the one of the same dataset that is there.
 
-    It is built beside its place and renamed, so that it exists whole or not at all.
-
-    Args:
-        path: of the store.
-        samples: its rows.
-        dataset: what the manifest says of the dataset.
-        reasons: per row that is not ok, why.
-
-    Raises:
-        StoreError, when another dataset lies at ``path``; CorruptionError for a store that is damaged; MachineError,
-            when the disk refuses.
+    It is built beside its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
+    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset lies at ``path``;
+    CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
     # Looked for last: a store may appear here, whole, at any moment. One that lost its manifest is refused as such.

@@ -22,18 +22,11 @@ TRAIN, TEST = 0, 1
 def write_shard(
     store: Store, path: Path, *, client: str, number: int, train: NDArray[np.int64], test: NDArray[np.int64]
 ) -> Store:
-    """Write one client's rows as a store.
+    """Write one client's rows as a store at ``path``; an equal one that is there is kept.
 
     The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
-    parent and the parent's row numbers, so that training from shards can equal training by index to the bit.
-
-    Args:
-        store: the parent.
-        path: of the new store; an equal one that is there is kept.
-        client: name of the client.
-        number: its place among the clients.
-        train: rows of the parent it trains on.
-        test: rows of the parent it is tested on.
+    parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
+    is the client's place among the clients, ``train`` and ``test`` are rows of the parent.
     """
     rows = np.union1d(train, test)
     s = store.samples

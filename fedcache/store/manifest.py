@@ -230,15 +230,9 @@ def match_arrays(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
 
 
 def select_arrays(arrays: Mapping[str, ArrayInfo], backbones: str | Sequence[str] | None, store: str) -> list[str]:
-    """Keys of the arrays of features that are named; all of them for None.
+    """Keys of the arrays of features that are named, as ``names_of`` spells them; all of them for None.
 
-    Args:
-        arrays: of the store.
-        backbones: one name or several, as ``names_of`` spells them.
-        store: its name, for messages.
-
-    Raises:
-        StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
+    Raises StoreError, for one that the store does not hold; UsageError, for a name of several, and for images.
     """
     names = [backbones] if isinstance(backbones, str) else list(backbones or [])
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}

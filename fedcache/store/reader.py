@@ -88,7 +88,11 @@ class Reader:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
         for number in range(len(self.info.chunks)):  # before memory is asked for: a manifest may claim any shape
             if number not in self._verified:
-                self._check_size(number)
+                place, what = self._file(number), self._what(number)
+                try:
+                    check_size(place.stat().st_size, self._size(), place, what)
+                except OSError as error:
+                    raise damaged(what, place, "is missing or unreadable") from error
         out = empty(self.shape, self.dtype.newbyteorder("<"))
         self._fill(out, range(len(self.info.chunks)))
         return out
@@ -199,10 +203,3 @@ class Reader:
                 del self._mapped[next(iter(self._mapped))]
             found = self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])
         return found
-
-    def _check_size(self, number: int) -> None:
-        try:
-            found = self._file(number).stat().st_size
-        except OSError as error:
-            raise damaged(self._what(number), self._file(number), "is missing or unreadable") from error
-        check_size(found, self._size(), self._file(number), self._what(number))

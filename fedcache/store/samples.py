@@ -58,19 +58,11 @@ HELD_OUT = "of each class the fifth with the smallest uids"
 def held_out(
     label: NDArray[np.int32], domain: NDArray[np.int16], uid: NDArray[np.uint8], among: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """The test set of a dataset that has none: of each (domain, class), the fifth with the smallest uids.
+    """The test set of a dataset that has none, bool [N]: of each (domain, class), the fifth with the smallest uids.
 
     A function of the content alone: adding or renaming files never moves another image across, up to the one at the
-    border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none.
-
-    Args:
-        label: [N].
-        domain: [N].
-        uid: [N, 16].
-        among: [N] rows to choose from.
-
-    Returns:
-        bool [N].
+    border, and copies of an image stay on one side. A group of two to four rows gives one, a single row none. ``label``
+    and ``domain`` are [N], ``uid`` [N, 16] and ``among``, the rows to choose from, [N].
     """
     chosen = np.zeros(len(label), dtype=bool)
     rows = np.flatnonzero(among)

@@ -239,11 +239,8 @@ class Store:
     def use_text(self, backbone: str, templates: Sequence[str], *, weights: str | None = None) -> bool:
         """Make stored text features the current ones of their backbone, as if they had been written last.
 
-        Returns:
-            whether others were current; when not, nothing is written.
-
-        Raises:
-            StoreError, when there are none of these templates and weights.
+        Returns whether others were current; when not, nothing is written. Raises StoreError, when there are none of
+        these templates and weights.
         """
         entry = find_text(self._manifest, backbone, templates, weights)
         if entry is None:

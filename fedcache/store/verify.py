@@ -189,15 +189,12 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
 
 
 def repair(path: Path) -> list[str]:
-    """Drop what is damaged and can be made again, and say what was done.
+    """Drop what is damaged and can be made again; returns a sentence per thing done.
 
     A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
     only the others. Damaged text features and partitions are forgotten, damaged lines of the history removed, and the
     ``zarr.json`` of groups and columns written anew. The manifest, the columns and the list of unreadable images cannot
     be made from the rest of a store: they stay as they are, and ``verify`` still names them.
-
-    Returns:
-        one sentence per thing done.
 
     Raises:
         StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of

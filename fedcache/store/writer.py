@@ -166,10 +166,6 @@ class ArrayWriter:
             manifest.write(self.store.path)
             self.store.refresh()
 
-    def _metadata(self) -> bytes:
-        attributes = {"name": self.recipe.get("backbone", self.key), "recipe": digest_of(self.recipe)}
-        return files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes)
-
     def _differs(self, header: dict[str, Any]) -> FedcacheError:
         """The error of an unfinished array whose rows were computed in another way than the next would be."""
         before = self.journal.header or {}
@@ -254,14 +250,8 @@ class ArrayWriter:
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
         """Take a chunk over from an array of the same recipe and ``how``: a hard link, or a copy across devices.
 
-        Args:
-            chunk: its number, in both.
-            source: its file in the other store.
-            crc: checksum the other store's manifest lists.
-            bad: reason per row of it without a value.
-
-        Raises:
-            CorruptionError, when the other store's file is damaged; MachineError, when the disk refuses.
+        ``source`` is its file in the other store, whose manifest lists ``crc``. Raises CorruptionError, when that file
+        is damaged; MachineError, when the disk refuses.
         """
         array = self.for_workers()
         payload = files.read_checked(source, crc, self.key, size=array.chunk_bytes)
@@ -292,7 +282,8 @@ class ArrayWriter:
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
-            metadata = self._metadata()
+            attributes = {"name": self.recipe.get("backbone", self.key), "recipe": digest_of(self.recipe)}
+            metadata = files.array_metadata(self.shape, self.dtype, self.chunk_rows, attributes)
             files.make_directories(self.path)
             write_atomic(self.path / "zarr.json", metadata)
             manifest.files[f"features/{self.key}/zarr.json"] = sha256_hex(metadata)

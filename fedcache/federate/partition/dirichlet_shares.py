@@ -105,17 +105,11 @@ def draw(rng: np.random.Generator, alpha: float, draws: int, classes: int, clien
 
 
 def search(rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: int = SHARES) -> Search:
-    """Draw until the rule accepts.
+    """Draw until the rule accepts, at most ``draws`` draws and (but for the first ``LEAST_DRAWS``) ``shares`` numbers.
 
     Clients compete for the same rows, so that one being short makes the others less likely to be: with s the share of
     short clients seen, P(nobody short) <= (1 - s)^M up to the error of s. When that bound allows less than
     ``HOPELESS`` acceptances within the cap, drawing on is a waste, and the search ends.
-
-    Args:
-        rng: consumed one draw after the other.
-        rule: what to accept.
-        draws: cap on draws.
-        shares: cap on numbers drawn; at least ``LEAST_DRAWS`` draws are allowed.
     """
     classes, clients = len(rule.quota), rule.clients
     cap = min(draws, max(LEAST_DRAWS, shares // (classes * clients)))
@@ -245,15 +239,9 @@ def _first(count: int, works: Callable[[int], bool]) -> int | None:
 
 
 def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Shuffle each class and hand out consecutive pieces.
+    """Shuffle the rows of each of C classes and hand out consecutive pieces: the rows of each of M clients.
 
-    Args:
-        rows: the rows of each of C classes.
-        counts: int64 [C, M]; a class's counts may sum to less than it has.
-        rng: of the shuffles.
-
-    Returns:
-        the rows of each of M clients.
+    ``counts`` are int64 [C, M]; a class's counts may sum to less than it has.
     """
     pieces: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
     for of_class, count in zip(rows, counts, strict=True):

@@ -53,12 +53,7 @@ def read_json(path: Path) -> object:
 def decode(payload: object, *, origin: str) -> dict[str, Any]:
     """The fields of a partition, with exact types; ``clients`` as (name, train, test) and ``digest`` as claimed.
 
-    Args:
-        payload: any JSON value.
-        origin: names the payload in messages.
-
-    Raises:
-        FedcacheError: corruption, naming the field.
+    ``payload`` is any JSON value, which messages call ``origin``. Raises CorruptionError, naming the field.
     """
 
     def need(is_right: bool, where: str, expected: str) -> None:
@@ -89,18 +84,9 @@ def decode(payload: object, *, origin: str) -> dict[str, Any]:
         need(_is_text(client["name"]), f"{where} name", "text of 1 to 255 characters")
         own = test if client["test"] is None else row_list(client["test"], f"{where} test")
         clients.append((client["name"], row_list(client["train"], f"{where} train"), own))
-    return {
-        "scheme": payload["scheme"],
-        "args": {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()},
-        "seed": payload["seed"],
-        "dataset": payload["dataset"],
-        "clients": clients,
-        "test": test,
-        "pool": payload["pool"],
-        "dropped": payload["dropped"],
-        "notes": tuple(payload["notes"]),
-        "digest": payload["digest"],
-    }
+    args = {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()}
+    plain = {name: payload[name] for name in ("scheme", "seed", "dataset", "pool", "dropped", "digest")}
+    return {**plain, "args": args, "clients": clients, "test": test, "notes": tuple(payload["notes"])}
 
 
 def _is_text(value: object, longest: int = 255) -> bool:

@@ -99,12 +99,7 @@ class Dealt:
 
 
 def fewer_shots(shots: int, otherwise: str = "") -> str:
-    """What to do where classes run out of rows.
-
-    Args:
-        shots: the most that all classes have; 0 when there is no such number.
-        otherwise: what else helps in that case.
-    """
+    """What to do where classes run out of rows: ``shots``, the most that all have, or ``otherwise`` if that is 0."""
     more = f"extract more images{',' if otherwise else ''}{otherwise}"
     return f"--shots {shots} deals what it asks for" if shots else more
 
@@ -112,19 +107,11 @@ def fewer_shots(shots: int, otherwise: str = "") -> str:
 def make_pool(
     columns: Columns, domain: Sequence[str] | None, *, split: int, needs_labels: bool, scheme: str
 ) -> RowPool:
-    """The pool of the chosen domains; validation rows and rows with ok = 0 are in no pool.
+    """The pool of the chosen domains, all for None; validation rows and rows with ok = 0 are in no pool.
 
-    Test rows without a label cannot be scored and are left out, unless no test row has one.
-
-    Args:
-        columns: of the dataset.
-        domain: names of the chosen domains; None for all.
-        split: the one that is dealt, ``TRAIN`` or ``TEST``.
-        needs_labels: rows of that split without a label cannot be dealt.
-        scheme: for messages.
-
-    Raises:
-        FedcacheError: usage error for an unknown or repeated domain, for labels a scheme needs and the dataset lacks.
+    Test rows without a label cannot be scored and are left out, unless no test row has one. With ``needs_labels`` rows
+    without a label of the split that is dealt, ``TRAIN`` or ``TEST``, cannot be dealt. Raises UsageError, for an
+    unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
     """
     names = tuple(columns.domains) if domain is None else tuple(domain)
     for name in names:
@@ -167,16 +154,8 @@ def matched(train: np.ndarray, candidates: np.ndarray, label: np.ndarray, rng: n
 
     With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the owned
     classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may share
-    test rows; the first ones of one permutation are taken, so equal clients have equal tests.
-
-    Args:
-        train: the client's training rows.
-        candidates: test rows to choose from.
-        label: int [N].
-        rng: of the permutation.
-
-    Returns:
-        test rows; empty when no owned class has a candidate.
+    test rows; the first ones of one permutation are taken, so equal clients have equal tests. ``label`` is [N]; no row
+    is returned when no owned class has a candidate.
     """
     shuffled = rng.permutation(candidates)
     owned, counts = np.unique(label[train], return_counts=True)

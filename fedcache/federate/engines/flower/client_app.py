@@ -5,6 +5,7 @@ An app made by ``fedcache flower app`` imports ``app`` from here; nothing of a r
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -42,26 +43,6 @@ def answered(kind: str, message: Message, context: Context) -> Message:
     return Message(to_record(pack(answer)), reply_to=message)
 
 
-def facts(message: Message, context: Context) -> Message:
-    """Names, counts and digests of the site."""
-    return answered("facts", message, context)
-
-
-def text(message: Message, context: Context) -> Message:
-    """The class text features, which are of class names and of no row."""
-    return answered("text", message, context)
-
-
-def fit(message: Message, context: Context) -> Message:
-    """The uploads of one round."""
-    return answered("fit", message, context)
-
-
-def score(message: Message, context: Context) -> Message:
-    """How many test rows of each label were taken for which class."""
-    return answered("score", message, context)
-
-
-for _kind, _call in (("facts", facts), ("text", text), ("fit", fit), ("score", score)):
-    _category, _, _action = KINDS[_kind].partition(".")
-    getattr(app, _category)(_action)(_call)
+for _kind, _type in KINDS.items():
+    _category, _, _action = _type.partition(".")
+    getattr(app, _category)(_action)(partial(answered, _kind))

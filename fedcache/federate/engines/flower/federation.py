@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 
 from fedcache.config import Home, to_table
 from fedcache.errors import CorruptionError
-from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.server import Server, ServerJob, outcome_of
@@ -36,7 +36,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
     Raises UsageError, StoreError, FederatedRunError.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, _note_or_warn(observer))
+    sites = Sites(transport, plan.terms, partial(_tell, observer))
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))
@@ -64,7 +64,10 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
             errors.append(job.failed)
             continue
         assert job.dealt is not None
-        scored = run.inputs.with_data(replace(run.inputs.data, **_labels(job.dealt)))
+        # What a result reads of the rows that counts were dealt out as: their labels and domains.
+        y, domain = job.dealt.y, job.dealt.domain
+        rows = replace(run.inputs.data, x=job.dealt.x.new_empty(len(y), 1, 0), y=y, domain=domain, text=None)
+        scored = run.inputs.with_data(rows)
         run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
@@ -74,14 +77,11 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
     return [run.stored for run in points if run.stored is not None]
 
 
-def _note_or_warn(observer: Observer) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if text.startswith("warning: "):
-            observer.warn(text.removeprefix("warning: "))
-        else:
-            observer.note(text)
-
-    return say
+def _tell(observer: Observer, text: str) -> None:
+    if text.startswith("warning: "):
+        observer.warn(text.removeprefix("warning: "))
+    else:
+        observer.note(text)
 
 
 def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:
@@ -124,11 +124,6 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
         run.stored = None
         begun.append(run)
     return begun
-
-
-def _labels(dealt: Data) -> dict[str, Any]:
-    """What a result reads of the rows that counts were dealt out as."""
-    return {"x": dealt.x.new_empty(len(dealt.y), 1, 0), "y": dealt.y, "domain": dealt.domain, "text": None}
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:

@@ -13,6 +13,7 @@ import datetime
 import ipaddress
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,19 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.processes import need_flower
 from fedcache.store.files import make_private, write_atomic
+
+with suppress(ImportError):  # it comes with Flower: ``need_flower`` says what to install
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+        load_ssh_private_key,
+    )  # fmt: skip
 
 DAYS = 825
 """Of validity: what TLS clients accept at most of a certificate that is not the web's."""
@@ -58,18 +72,10 @@ class Keys:
 def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     """Make what is missing of a folder of keys; the authority and the keys that are there stay.
 
-    Args:
-        path: of the folder.
-        sites: their names.
-        hosts: addresses and names at which sites reach the server; loopback is always among them.
-
-    Raises:
-        UsageError for a name that is none; MachineError without Flower.
+    ``hosts`` are addresses and names at which sites reach the server; loopback is always among them. Raises UsageError
+    for a site's name that is none; MachineError without Flower.
     """
-    need_flower()  # which brings the library that is used here
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
+    need_flower()
     for name in sites:
         if not NAME.fullmatch(name):
             raise UsageError(
@@ -112,16 +118,13 @@ def read_keys(path: Path) -> Keys:
 def read_site_keys(path: Path) -> tuple[Path, Path]:
     """Certificate and node's key that a site was handed. Raises UsageError, when something is missing or no key."""
     need_flower()
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from cryptography.x509 import load_pem_x509_certificate
-
     ca, key = path.expanduser().resolve() / "ca.crt", path.expanduser().resolve() / "node.key"
     hint = "Take it from the folder of keys: KEYS/sites/NAME has ca.crt and node.key (fedcache flower keys --out KEYS)"
     for file in (ca, key):
         if not file.exists():
             raise UsageError(f"{path} lacks {file.name}.", hint)
     try:
-        load_pem_x509_certificate(ca.read_bytes())
+        x509.load_pem_x509_certificate(ca.read_bytes())
     except ValueError as error:
         raise UsageError(f"{ca} is no certificate.", hint) from error
     try:
@@ -133,11 +136,6 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
 
 def _authority(keys: Keys) -> tuple[Any, Any]:
     """Key and certificate of the authority, made once."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-
     path = keys.path / "ca.key"
     if path.exists() and keys.ca.exists():
         return load_pem_private_key(path.read_bytes(), None), x509.load_pem_x509_certificate(keys.ca.read_bytes())
@@ -157,10 +155,6 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
 
 def _signed(key: Any, ca_key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
     """The server's certificate, for these addresses and names."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     names: list[x509.GeneralName] = []
     for host in hosts:
         try:
@@ -181,14 +175,10 @@ def _signed(key: Any, ca_key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
 
 
 def _name(common: str) -> Any:
-    from cryptography import x509
-
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
 
 
 def _builder(subject: Any, issuer: Any, public: Any) -> Any:
-    from cryptography import x509
-
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -202,8 +192,6 @@ def _builder(subject: Any, issuer: Any, public: Any) -> Any:
 
 
 def _usage(*, sign: bool) -> Any:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
@@ -212,8 +200,6 @@ def _usage(*, sign: bool) -> Any:
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
     """A private key, readable by its owner alone."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     form = PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8
     write_atomic(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     path.chmod(0o600)

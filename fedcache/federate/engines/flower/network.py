@@ -111,13 +111,8 @@ def start_supernode(
 ) -> Process:
     """Start a site; it looks for the server until it is there. Raises MachineError, when the port is taken.
 
-    Args:
-        address: of the server.
-        config: of the node: shard, state, name.
-        key: of the node; None without TLS.
-        folder: of its log.
-        port: of loopback, for the site's own processes.
-        name: of the process.
+    ``config`` of the node has shard, state and name; ``key`` is None without TLS; ``port`` is of loopback, for the
+    site's own processes.
     """
     check_port("127.0.0.1", port, "--port")
     words = " ".join(f"{k}={json.dumps(str(v))}" for k, v in config.items())

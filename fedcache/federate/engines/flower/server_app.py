@@ -29,11 +29,9 @@ class Logged(Silent):
     """An observer whose story is the run's log."""
 
     def note(self, text: str) -> None:
-        """A line."""
         tell(note=text)
 
     def warn(self, text: str) -> None:
-        """A line."""
         tell(warn=text)
 
     def told(self, round_: Round) -> None:

@@ -139,8 +139,7 @@ class Loopback:
 
     def run(self, plan: Plan, told: Told) -> dict[str, Any]:
         """Write the plan's app and run it."""
-        app = write_app(plan, self.folder / f"app-{plan.train.method}")
-        return run_app(app.path, self.address, told)
+        return run_app(write_app(plan, self.folder / f"app-{plan.train.method}").path, self.address, told)
 
     def stop(self) -> None:
         """End all of it."""

@@ -29,12 +29,7 @@ from fedcache.store.files import digest_of
 
 
 class SiteRows:
-    """A ``RowSource``: what sites say of themselves.
-
-    Args:
-        facts: of every site, in client order.
-        text: [C, D] class text features; None where the method reads none.
-    """
+    """A ``RowSource``: what sites say of themselves, in client order, and the class text features [C, D], if any."""
 
     def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
         self.facts, self.text = list(facts), text
@@ -100,17 +95,13 @@ class SiteRows:
         return tuple(domain_names(self.facts)), self.facts[0].classes
 
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
-        """Names of the backbones that made the arrays."""
         return self.facts[0].backbones
 
 
 def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
 
-    Args:
-        run: of which method and classes are read.
-        facts: of every client.
-        counts: int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
+    ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
     """
     C, own = run.env.classes, run.method.protocol(run.hp) != "global"
     names = domain_names(facts)

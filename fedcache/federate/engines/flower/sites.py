@@ -204,35 +204,20 @@ class MissedSite:
 
 
 class Sites:
-    """Who takes part.
-
-    Args:
-        transport: brings messages.
-        terms: how long it waits, and for how many.
-        say: told the story, a line at a time.
-
-    Attributes:
-        members: in client order.
-        missed: sites without which something was done.
-        joined: sites that came after the beginning.
-    """
+    """Who takes part; ``say`` is told the story, a line at a time."""
 
     def __init__(self, transport: Transport, terms: Terms, say: Callable[[str], None]) -> None:
         self.transport, self.terms, self.say = transport, terms, say
-        self.members: list[Member] = []
-        self.missed: list[MissedSite] = []
-        self.joined: list[MissedSite] = []
+        self.members: list[Member] = []  # in client order
+        self.missed: list[MissedSite] = []  # sites without which something was done
+        self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._question: dict[str, Any] = {}
         self._met: set[int] = set()
 
     def gather(self, question: Mapping[str, Any]) -> list[Member]:
-        """Wait for the sites, ask what they have, and take those that fit together, in client order.
+        """Wait for the sites, ask them ``question``, and take those that fit together, in client order.
 
-        Args:
-            question: the words of ``facts``.
-
-        Raises:
-            StoreError when sites lack what was asked for or differ; FederatedRunError when too few come.
+        Raises StoreError when sites lack what was asked for or differ; FederatedRunError when too few come.
         """
         self._question = dict(question)
         came: list[Member] = []

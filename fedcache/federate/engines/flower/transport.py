@@ -58,11 +58,7 @@ def from_record(record: RecordDict) -> PackedMessage:
 
 
 class FlowerTransport:
-    """A ``Transport`` over Flower's grid.
-
-    Args:
-        grid: of the running ServerApp.
-    """
+    """A ``Transport`` over the grid of the running ServerApp."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

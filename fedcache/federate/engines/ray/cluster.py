@@ -87,12 +87,9 @@ def check_address(address: str) -> None:
 
 
 class Cluster:
-    """A cluster that this process drives.
+    """A cluster that this process drives; ``words`` say where it is.
 
-    Args:
-        ray: the module.
-        words: where it is, for messages.
-        home: HOME of the user, where processes of the cluster have another.
+    ``home`` is HOME of the user, where processes of the cluster have another.
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
@@ -127,15 +124,10 @@ class Cluster:
 
 @contextmanager
 def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
-    """A cluster of this machine's own, which ends with the block, or the one at an address, which is left.
+    """A cluster of this machine's own, which ends with the block, or the one at HOST:PORT, which is left.
 
-    Args:
-        address: HOST:PORT, or None for a local cluster.
-        cpus: of a local cluster.
-        gpus: of a local cluster.
-
-    Raises:
-        MachineError, when it cannot be started or joined; UsageError for a wrong address.
+    ``cpus`` and ``gpus`` are a local cluster's. Raises MachineError, when it cannot be started or joined; UsageError
+    for a wrong address.
     """
     need_ray()
     if address is not None:
