@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, unknown
+from fedcache.store.samples import SPLITS
 
 FEATURES = ("features", "embeddings", "X", "x")
 LABELS = ("labels", "label", "y")
-SPLITS = ("train", "test", "validation")
 
 
 @dataclass

@@ -161,6 +161,10 @@ class Scheme:
                 words.append(argument.option(value))
         return " ".join(words)
 
+    def infeasible(self, args: Values, why: str, instead: Values) -> InfeasibleError:
+        """The error of arguments that cannot be met, with the command of those that can."""
+        return InfeasibleError(why, self.command({**args, **instead}), instead)
+
 
 _FLAGS = ("clients", "alpha", "shards", "shots", "domain")  # those that have an option of their own
 

@@ -115,11 +115,8 @@ def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     need_rows(pool.train, "train", IID.name)
     clients, rows = count_of(args, "clients"), len(pool.train)
     if clients > rows:
-        raise InfeasibleError(
-            f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}.",
-            IID.command({**args, "clients": rows}),
-            {"clients": rows},
-        )
+        why = f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}."
+        raise IID.infeasible(args, why, {"clients": rows})
     return Dealt(np.array_split(streams("rows").permutation(pool.train), clients))
 
 
@@ -137,21 +134,16 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     fewest, most = len(sizes), int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
     if not fewest <= clients * each <= most:
         raise _shards_infeasible(args, sizes, fewest, most)
+    pieces_of = np.full(fewest, clients * each // fewest)
+    pieces_of[np.argsort(-sizes, kind="stable")[: clients * each % fewest]] += 1  # the classes with most rows
     rng = streams("rows")
     shards = [
         shard
-        for rows, pieces in zip(classes, _pieces(sizes, clients * each), strict=True)
+        for rows, pieces in zip(classes, pieces_of, strict=True)
         for shard in np.array_split(rng.permutation(rows), pieces)
     ]
     order = streams("shards").permutation(len(shards)).reshape(clients, each)
     return Dealt([np.concatenate([shards[i] for i in of_client]) for of_client in order])
-
-
-def _pieces(sizes: np.ndarray, shards: int) -> np.ndarray:
-    """Shards of each class: equally many, and one more for the classes with most rows."""
-    pieces = np.full(len(sizes), shards // len(sizes))
-    pieces[np.argsort(-sizes, kind="stable")[: shards % len(sizes)]] += 1
-    return pieces
 
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
@@ -168,12 +160,11 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
         instead, works = {"clients": m}, f"the {'smallest' if few else 'largest'} number of clients that works is {m}"
     else:
         instead, works = {"clients": 1, "shards": fewest}, f"1 client with s = {fewest} works"
-    return InfeasibleError(
+    why = (
         f"Scheme shards with {clients} clients of s = {each}: {asked} shards, but the {fewest} classes, the smallest "
-        f"with {sizes.min()} rows, can be cut into {fewest} to {most} shards; {works}.",
-        SHARDS.command({**args, **instead}),
-        instead,
+        f"with {sizes.min()} rows, can be cut into {fewest} to {most} shards; {works}."
     )
+    return SHARDS.infeasible(args, why, instead)
 
 
 IID = Scheme(
@@ -286,12 +277,8 @@ def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Stream
 
 def _few_shot_infeasible(args: Values, why: str, instead: dict[str, Value]) -> InfeasibleError:
     largest = " and ".join(f"{name} = {value}" for name, value in instead.items())
-    return InfeasibleError(
-        f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots: {why}; the largest "
-        f"that works is {largest}.",
-        FEW_SHOT.command({**args, **instead}),
-        instead,
-    )
+    who = f"Scheme few-shot ({args['skew']}) with {args['clients']} clients of {args['shots']} shots"
+    return FEW_SHOT.infeasible(args, f"{who}: {why}; the largest that works is {largest}.", instead)
 
 
 FEW_SHOT = Scheme(
