@@ -31,8 +31,7 @@ from fedcache.extract.result import ExtractionStats
 from fedcache.extract.stop import Stop
 from fedcache.extract.workers.local import BatchTask
 from fedcache.progress import Observer
-from fedcache.store.worker_chunks import UncommittedChunk, WorkerArray
-from fedcache.store.writer import ArrayWriter
+from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
 
 PROBES = 8
 """Rows among which the driver looks for one that can be read, for workers to compare: one that does not see the images
