@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.runner import bench, family_rows
 from benchmarks.table import LINES
-from fedcache.allocator import keep_freed_memory
+from fedcache.process import keep_freed_memory
 
 
 def main() -> None:

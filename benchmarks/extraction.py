@@ -26,11 +26,11 @@ import torch
 from PIL import Image
 
 from benchmarks.measure import Row, cores, make_row, quartiles
-from fedcache.allocator import keep_freed_memory
 from fedcache.config import ExtractConfig, Home
 from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob
 from fedcache.extract.datasets import open_dataset
 from fedcache.extract.planning.plan import memory_of, plan
+from fedcache.process import keep_freed_memory
 from fedcache.progress import Silent
 
 IMAGES, SIZE, BATCH, TIMES = 3_072, 96, 32, 5

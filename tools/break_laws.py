@@ -52,7 +52,7 @@ BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
-STREAMS = "federate/engine/rng.py"
+STREAMS = "federate/engine/context.py"
 SUMS = 'return {}, {"sum": total, "count": count'
 TABLE = (
     B("lifts_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
@@ -87,7 +87,7 @@ TABLE = (
       "job.met[client] = True", "job.met[client] = False", "fst-cbdg"),
     B("lifts_may_change_between_rounds", "draws depend on the lift", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
-    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/optim.py",
+    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/local_training.py",
       'steps = count.double()', 'steps = count.double() + 1.0', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
       "sorted(self.eligible, key=lambda i: self.training_clients[i].name)", "list(self.eligible)", "fedavg"),

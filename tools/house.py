@@ -33,7 +33,7 @@ LAYERS = (
     ("models",),
     ("federate", "extract"),
     ("store",),
-    ("heads", "config", "progress", "errors", "notebooks", "allocator"),
+    ("heads", "config", "progress", "errors", "notebooks", "process"),
 )
 """From top to bottom; names on one line do not import each other."""
 

@@ -14,8 +14,8 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable,
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
-from fedcache.extract.stop import Stop
 from fedcache.federate.methods import find_method
+from fedcache.process import Stop
 from fedcache.report.page import write_report
 from fedcache.report.svg import percent
 from fedcache.runs.partitions import make_partition

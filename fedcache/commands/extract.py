@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -27,8 +26,8 @@ from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
-from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.report.methods.facts import CLIENTS
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE

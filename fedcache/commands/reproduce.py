@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, unknown
-from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.reproduce import registry
 from fedcache.reproduce.proxies import Options
 from fedcache.reproduce.requirements import RequirementCheck

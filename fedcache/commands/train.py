@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -27,9 +26,9 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
 from fedcache.config import COMPUTING, Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import UsageError
-from fedcache.extract.stop import Stop
 from fedcache.federate.engines.choose import engine_of
 from fedcache.grids import presets
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.report.svg import percent
 from fedcache.runs.events import tracking
 

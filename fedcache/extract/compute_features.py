@@ -24,9 +24,9 @@ from fedcache.extract.device import cores
 from fedcache.extract.images import BadImage, decode
 from fedcache.extract.planning.incremental import IncrementalPlan
 from fedcache.extract.result import ExtractionStats, unreadable
-from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
 from fedcache.extract.workers.local import BatchTask, open_workers, run_batches
+from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store
 

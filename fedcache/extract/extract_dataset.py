@@ -32,8 +32,8 @@ from fedcache.extract.planning.plan import (
     wanted_text,
 )
 from fedcache.extract.result import Extraction, summarise
-from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
+from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import clean_up, resolve_path
 from fedcache.store.files import make_private, write_atomic

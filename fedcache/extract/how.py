@@ -16,7 +16,7 @@ from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import Device, resolve_device, resolve_dtype
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.store.code_digest import digest_of_files
+from fedcache.store.files import digest_of_files
 
 FOLDER = Path(__file__).parent
 

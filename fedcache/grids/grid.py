@@ -19,7 +19,6 @@ import torch
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError
-from fedcache.extract.stop import Stop
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.engine.run import executors
 from fedcache.federate.execution.grid_batch import GridCache
@@ -27,6 +26,7 @@ from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import Grid, LostPoint, Point, combinations, partition_of_point, point_groups, sampled
 from fedcache.grids.sweeps import typed_sweep_values, values_of_place
+from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks

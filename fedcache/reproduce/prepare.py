@@ -15,10 +15,10 @@ from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
-from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
+from fedcache.process import Stop
 from fedcache.progress import Observer, Round, Silent
 from fedcache.reproduce.proxies import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell

@@ -15,7 +15,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of
-from fedcache.extract.stop import Stop
+from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import AgainstPrinted, Measurement, Value, compare, measure, over_seeds, subtract

@@ -28,8 +28,7 @@ import numpy as np
 
 from fedcache.errors import UsageError
 from fedcache.federate.methods import METHODS
-from fedcache.store.code_digest import digest_of_files
-from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.files import digest_of, digest_of_files, sha256_hex
 
 if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method

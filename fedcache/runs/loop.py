@@ -15,11 +15,11 @@ from typing import Any
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, StoppedError
-from fedcache.extract.stop import Stop
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, run_points
 from fedcache.federate.execution.grid_batch import GridCache
+from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, with_hooks

@@ -12,10 +12,10 @@ import numpy as np
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.planning.plan import say_templates
-from fedcache.extract.stop import Stop
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.partition.partition import Client, Partition
+from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures, encoders_of_run, read_client_stores, read_images, read_store
 from fedcache.runs.partitions import (

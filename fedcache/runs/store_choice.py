@@ -30,9 +30,9 @@ from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
 
 if TYPE_CHECKING:
-    from fedcache.extract.stop import Stop
     from fedcache.federate.engine.hyperparameters import Hp
     from fedcache.federate.engine.method import Method
+    from fedcache.process import Stop
 
 
 INPUT = ("size", "resize", "interpolation", "crop_pct")

@@ -98,7 +98,7 @@ class Told(Silent):
 
 class StopAfter(Told):
     def __init__(self, rounds: int) -> None:
-        from fedcache.extract.stop import Stop
+        from fedcache.process import Stop
 
         super().__init__()
         self.left, self.flag = rounds, Stop()

@@ -16,7 +16,7 @@ import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import memory_error
 from fedcache.extract.extract_dataset import extract
-from fedcache.extract.stop import Stop
+from fedcache.process import Stop
 from fedcache.progress import Silent
 
 IID = ("--scheme", "iid", "--clients", 3, "--participation", "all")

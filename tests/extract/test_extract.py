@@ -179,7 +179,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     from fedcache.config import ExtractConfig, Home
     from fedcache.errors import Exit, FedcacheError
     from fedcache.extract import extract_dataset as extraction
-    from fedcache.extract.stop import Stop
+    from fedcache.process import Stop
     from fedcache.progress import Silent
 
     class StopAfter(Silent):

@@ -12,7 +12,7 @@ from pictures import folder
 from fedcache.commands import demo
 from fedcache.commands.output import TerminalObserver
 from fedcache.config import Home
-from fedcache.extract.stop import Stop
+from fedcache.process import Stop
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)

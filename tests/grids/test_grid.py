@@ -12,9 +12,9 @@ from pictures import folder
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.stop import Stop
 from fedcache.grids.grid import GridRequest, grid, request_grid
 from fedcache.grids.points import combinations, sampled
+from fedcache.process import Stop
 from fedcache.progress import Silent
 
 IID = ("--scheme", "iid", "--clients", 3)

@@ -9,7 +9,7 @@ import pytest
 
 from fedcache.federate.methods import METHODS
 from fedcache.runs.identity import DETERMINING, ROOT, digest_of_code
-from fedcache.store.code_digest import tree_digest
+from fedcache.store.files import tree_digest
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,16 @@ def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
 
 def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
     before = {name: digest_of_code(package, name) for name in ("fedavg", "fedpcl")}
-    here, there = package / "federate/engine/optim.py", package / "federate/execution/optimisers.py"
+    here, there = package / "federate/engine/local_training.py", package / "federate/execution/optimisers.py"
     here.rename(there)
-    importers = [p for p in package.rglob("*.py") if "fedcache.federate.engine.optim" in p.read_text()]
+    importers = [p for p in package.rglob("*.py") if "fedcache.federate.engine.local_training" in p.read_text()]
     assert importers
     for path in importers:
-        path.write_text(path.read_text().replace("federate.engine.optim", "federate.execution.optimisers"))
+        path.write_text(path.read_text().replace("federate.engine.local_training", "federate.execution.optimisers"))
     after = {name: digest_of_code(package, name) for name in before}
     there.rename(here)
     for path in importers:
-        path.write_text(path.read_text().replace("federate.execution.optimisers", "federate.engine.optim"))
+        path.write_text(path.read_text().replace("federate.execution.optimisers", "federate.engine.local_training"))
     assert after == before
 
 
@@ -63,7 +63,7 @@ def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
         ("runs/row_sources.py", "good & (s.split == 0)", "good & (s.split == 2)"),
         ("extract/images.py", "return ", "return None or "),
         ("federate/partition/rows.py", "return ", "return None or "),
-        ("federate/engine/optim.py", "return ", "return None or "),
+        ("federate/engine/local_training.py", "return ", "return None or "),
         ("runs/features.py", "return ", "return None or "),
     ],
 )

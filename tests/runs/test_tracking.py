@@ -105,7 +105,7 @@ def test_a_run_is_written_once_whole_and_again_from_what_is_stored(
 
 def test_a_run_that_goes_on_is_written_once(mine: Path, tmp_path: Path, writers: dict[str, list[Writer]]) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
-    from fedcache.extract.stop import Stop
+    from fedcache.process import Stop
     from fedcache.runs.loop import train
 
     class StopAfter(Silent):

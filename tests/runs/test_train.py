@@ -267,7 +267,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
     """A run stopped after every single round and started again equals the run in one go."""
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.extract.stop import Stop
+    from fedcache.process import Stop
     from fedcache.progress import Silent
     from fedcache.runs import loop as training
 
@@ -303,7 +303,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
     """Asked in the first step of round 2, whose state is written, or is not: then round 2 is finished first."""
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.extract.stop import Stop
+    from fedcache.process import Stop
     from fedcache.progress import Silent
     from fedcache.runs import loop as training
 
@@ -343,7 +343,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
 def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.extract.stop import Stop
+    from fedcache.process import Stop
     from fedcache.runs import loop as training
 
     class Late(Stop):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from federation import Rows, federation
 
-from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
-from fedcache.federate.engine.rng import generator
+from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.methods import METHODS
 
 LIFTS = pytest.mark.parametrize("lift", ["sequential", "batched"])

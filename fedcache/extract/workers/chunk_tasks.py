@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.errors import MachineError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
@@ -28,8 +27,8 @@ from fedcache.extract.device import resolve_device
 from fedcache.extract.how import how_record
 from fedcache.extract.images import BadImage
 from fedcache.extract.result import ExtractionStats
-from fedcache.extract.stop import Stop
 from fedcache.extract.workers.local import BatchTask
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
 from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
 

@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.result import ExtractionStats
-from fedcache.extract.stop import Stop
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
 
 

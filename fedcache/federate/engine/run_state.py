@@ -24,12 +24,11 @@ from fedcache.federate.engine.client_data import (
     cut_out,
     stack_clients,
 )
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator, key_hash
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
-from fedcache.federate.engine.rng import generator, key_hash
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.trust.attacks import flipped_labels

@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import split
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, numel
 from fedcache.federate.engine.outcome import Snapshot, itemsize
 from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinates, is_first, restore
-from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent
+from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
 from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer

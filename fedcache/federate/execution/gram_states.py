@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.context import copy_tree
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.execution.cache import SameObject
 from fedcache.heads.gram import GramBasis, GramBatch
@@ -300,3 +299,13 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}
         made = KeptCoordinates(coords[client], own, [grams.of(client) @ b.mT for b in own])
         states.keep(client, rest, made, grams)
+
+
+def copy_tree(tree: Tree, into: Tree | None = None) -> Tree:
+    """A copy in memory of its own, or in that of ``into`` where names, shapes and dtypes are the same."""
+    shapes = {k: (t.shape, t.dtype) for k, t in tree.items()}
+    if into is None or shapes != {k: (t.shape, t.dtype) for k, t in into.items()}:
+        return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
+    for k, t in tree.items():
+        into[k].copy_(t)
+    return into

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.context import Ctx, copy_tree, pad_stack, split
+from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
-from fedcache.federate.execution.gram_states import GramMatrices
+from fedcache.federate.execution.gram_states import GramMatrices, copy_tree
 from fedcache.federate.execution.load import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_finite, is_finite
@@ -287,3 +287,25 @@ def stack_hp(hps: Sequence[Hp], point: RunState) -> Hp:
         if any(v != values[0] for v in values):
             made[name] = torch.tensor([[v] for v in values], dtype=point.env.dtype, device=point.env.device)
     return made
+
+
+def pad_stack(trees: Sequence[Tree]) -> Tree:
+    """One tree per client, without leading axes -> one tree with a client axis; ``rows/`` tensors are padded."""
+    out: Tree = {}
+    for name in trees[0]:
+        parts = [tree[name] for tree in trees]
+        if name.startswith("rows/"):
+            longest = max(p.shape[0] for p in parts)
+            stacked = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+            for row, part in zip(stacked, parts, strict=True):
+                row[: part.shape[0]] = part
+            out[name] = stacked
+        else:
+            out[name] = torch.stack(parts)
+    return out
+
+
+def split(tree: Tree, position: int, rows: int) -> Tree:
+    """The tree of the client at ``position`` of a (M,) lead, ``rows/`` tensors cut to its rows; views."""
+    alone = {name: t[position if t.shape[0] > 1 else 0] for name, t in tree.items()}
+    return {name: t[:rows] if name.startswith("rows/") else t for name, t in alone.items()}

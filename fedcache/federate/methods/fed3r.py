@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.context import Ctx, generator
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
-from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import class_sums, predict
 from fedcache.heads.linear import Tree

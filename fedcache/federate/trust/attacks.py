@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.rng import generator
+from fedcache.federate.engine.context import generator
 
 DEFAULTS: dict[str, float | None] = {
     "sign-flip": 10.0,

@@ -31,8 +31,8 @@ from federation import (
 from pairs import fitting, parametrize, served
 from safetensors.torch import load, save
 
+from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import Snapshot
-from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods import METHODS
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import optim
+from fedcache.federate.engine import local_training
 from fedcache.federate.engine.client_data import Data, prepare, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
@@ -366,13 +366,13 @@ KERNELS = {
 @pytest.mark.parametrize("change", KERNELS)
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
-    assert optim.fused_kernels_work()
+    assert local_training.fused_kernels_work()
     fused = go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            optim.fused_kernels_work.cache_clear()
+            local_training.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
-            assert not optim.fused_kernels_work()
+            assert not local_training.fused_kernels_work()
             assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential").server) < 1e-6
     finally:
-        optim.fused_kernels_work.cache_clear()
+        local_training.fused_kernels_work.cache_clear()

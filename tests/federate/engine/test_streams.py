@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcache.federate.engine.rng import MANY, generator, generators, key_hash, seed_states
+from fedcache.federate.engine.context import MANY, generator, generators, key_hash, seed_states
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=20))

@@ -9,8 +9,9 @@ from federation import federation, gap
 from method_calls import lanes
 
 from fedcache.federate.engine.client_data import stack_clients
-from fedcache.federate.engine.context import pad_stack, share
+from fedcache.federate.execution.grid_batch import pad_stack
 from fedcache.federate.methods import METHODS
+from fedcache.heads.linear import Tree
 
 SWEPT = {
     "solo": {"lr": (0.1, 0.02), "wd": (1e-3, 1e-2), "momentum": (0.9, 0.5)},
@@ -30,6 +31,11 @@ SWEPT = {
     "tpfl-feat": {"lr": (0.1, 0.02), "wd": (1e-3, 1e-2), "a": (0.5, 1.5), "scale": (100.0, 10.0)},
     "atpfl-feat": {"lr": (0.1, 0.02), "a": (0.5, 1.5), "mu_aug": (0.5, 2.0), "gamma_aug": (0.5, 0.1)},
 }
+
+
+def share(tree: Tree, axes: int) -> Tree:
+    """Tensors without leading axes, given ``axes`` of length 1."""
+    return {k: t.reshape((1,) * axes + tuple(t.shape)) for k, t in tree.items()}
 
 
 def optimizers(name):

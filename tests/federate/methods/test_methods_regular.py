@@ -11,7 +11,7 @@ from federation import federation, gap, go
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.rng import generator
+from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS, ditto
 from fedcache.heads.losses import model_contrast, not_true_divergence
 

@@ -8,8 +8,8 @@ import torch
 from federation import federation, gap, go
 from method_calls import lanes
 
+from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
-from fedcache.federate.engine.rng import generator
 from fedcache.federate.methods import fst_cbdg
 from fedcache.federate.methods.common.synthesis import at_once, stratified, synthetic
 

@@ -19,7 +19,7 @@ LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-3
 
 def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
     # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
-    from fedcache.federate.engine.rng import generator
+    from fedcache.federate.engine.context import generator
 
     data, clients = federation()
     out = go("fedavg", {**LINEAR, "epochs": 2}, data, clients, rounds=2, participation=None, seed=3)
@@ -46,7 +46,7 @@ def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
 
 
 def test_adam_is_torchs_adam():
-    from fedcache.federate.engine.rng import generator
+    from fedcache.federate.engine.context import generator
 
     data, clients = federation(sizes=(40,))
     settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}

@@ -18,12 +18,10 @@ from typing import Any
 
 import torch
 
-from fedcache.allocator import keep_freed_memory
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError, UsageError
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
-from fedcache.extract.stop import Stop
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
 from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.workers import RayWorkerPool
@@ -31,6 +29,7 @@ from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.grid import GridRequest, GridRun
 from fedcache.grids.points import point_groups
+from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result
 from fedcache.runs.events import replay_stored
