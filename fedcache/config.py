@@ -21,33 +21,20 @@ from fedcache.errors import UsageError, unknown
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """How a field is an option of the command line.
+    """How a field is an option of the command line."""
 
-    Attributes:
-        meaning: one sentence.
-        panel: heading under which the help of a command shows it.
-        short: its one-letter form, ``-d``.
-        names: long options in place of the field's own name; of several, the last are hidden aliases.
-        choices: the words it takes, where they are few; their check is where they are used.
-        minimum: the smallest number it takes.
-        default: what is done without it, in words, where the field's default does not say it.
-        path: whether it is a path, for completion.
-        split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
-        once: whether a key that comes twice is refused.
-        whole: whether each use is one value, commas and all.
-    """
-
-    meaning: str
-    panel: str
-    short: str = ""
+    meaning: str  # one sentence
+    panel: str  # heading under which the help of a command shows it
+    short: str = ""  # its one-letter form, ``-d``
+    # long options in place of the field's own name; of several, the last are hidden aliases
     names: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    minimum: int | None = None
-    default: str = ""
-    path: bool = False
-    split: bool = False
-    once: bool = False
-    whole: bool = False
+    choices: tuple[str, ...] = ()  # the words it takes, where they are few; their check is where they are used
+    minimum: int | None = None  # the smallest number it takes
+    default: str = ""  # what is done without it, in words, where the field's default does not say it
+    path: bool = False  # whether it is a path, for completion
+    split: bool = False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
+    once: bool = False  # whether a key that comes twice is refused
+    whole: bool = False  # whether each use is one value, commas and all
 
 
 def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: Any) -> Any:

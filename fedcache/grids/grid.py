@@ -40,29 +40,17 @@ from fedcache.runs.spec import check_config, parse_participation, policy_from_co
 
 @dataclass(frozen=True)
 class GridRequest:
-    """A grid that is asked for.
+    """A grid that is asked for."""
 
-    Attributes:
-        points: every point's method and swept values.
-        config: of all points.
-        partition: of all points, before what is swept of it.
-        home: where stores are.
-        runs: directory of results.
-        repartition: every seed draws its own partition.
-        extract: whether to run the extraction that is missing.
-        fresh: train points although their results are there.
-        exact: whether every point is computed alone, with the bits of its single run.
-    """
-
-    points: tuple[tuple[str, dict[str, str]], ...]
-    config: TrainConfig
-    partition: PartitionConfig
-    home: Home
-    runs: Path
-    repartition: bool = False
-    extract: bool = True
-    fresh: bool = False
-    exact: bool = False
+    points: tuple[tuple[str, dict[str, str]], ...]  # every point's method and swept values
+    config: TrainConfig  # of all points
+    partition: PartitionConfig  # of all points, before what is swept of it
+    home: Home  # where stores are
+    runs: Path  # directory of results
+    repartition: bool = False  # every seed draws its own partition
+    extract: bool = True  # whether to run the extraction that is missing
+    fresh: bool = False  # train points although their results are there
+    exact: bool = False  # whether every point is computed alone, with the bits of its single run
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""

@@ -51,17 +51,11 @@ class LostPoint:
 
 @dataclass
 class Grid:
-    """All points of a grid, in the order of the product; damaged and failed ones are apart.
+    """All points of a grid, in the order of the product; damaged and failed ones are apart."""
 
-    Attributes:
-        points: those with a result.
-        damaged: those whose stored run is damaged.
-        failed: those that could not be trained.
-    """
-
-    points: list[Point]
-    damaged: list[LostPoint] = field(default_factory=list)
-    failed: list[LostPoint] = field(default_factory=list)
+    points: list[Point]  # those with a result
+    damaged: list[LostPoint] = field(default_factory=list)  # those whose stored run is damaged
+    failed: list[LostPoint] = field(default_factory=list)  # those that could not be trained
 
     @property
     def code(self) -> Exit:

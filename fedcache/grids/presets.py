@@ -19,27 +19,16 @@ from fedcache.federate.partition.partition import SCHEMES
 
 @dataclass(frozen=True)
 class GridPreset:
-    """A grid of the package.
+    """A grid of the package."""
 
-    Attributes:
-        name: after ``--ready``.
-        title: what it varies.
-        paper: where the ablation stands.
-        methods: names.
-        sweep: hyperparameter, or argument of the run or partition -> values.
-        notes: what to know before it runs.
-        train: ``[train]`` of fedcache.toml.
-        partition: ``[partition]`` of fedcache.toml.
-    """
-
-    name: str
-    title: str
-    paper: str
-    methods: tuple[str, ...]
-    sweep: Mapping[str, tuple[str, ...]]
-    notes: tuple[str, ...] = ()
-    train: Mapping[str, Any] = field(default_factory=dict)
-    partition: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # after ``--ready``
+    title: str  # what it varies
+    paper: str  # where the ablation stands
+    methods: tuple[str, ...]  # names
+    sweep: Mapping[str, tuple[str, ...]]  # hyperparameter, or argument of the run or partition -> values
+    notes: tuple[str, ...] = ()  # what to know before it runs
+    train: Mapping[str, Any] = field(default_factory=dict)  # ``[train]`` of fedcache.toml
+    partition: Mapping[str, Any] = field(default_factory=dict)  # ``[partition]`` of fedcache.toml
 
     @property
     def points(self) -> int:

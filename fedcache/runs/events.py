@@ -32,17 +32,11 @@ MEASURED = ("accuracy", "seconds", "clients")
 
 @dataclass(frozen=True)
 class GridPosition:
-    """Where a run stands in a grid; the default is a run alone.
+    """Where a run stands in a grid; the default is a run alone."""
 
-    Attributes:
-        point: its swept values in words.
-        done: points that had ended before.
-        points: of the grid.
-    """
-
-    point: str = ""
-    done: int = 0
-    points: int = 1
+    point: str = ""  # its swept values in words
+    done: int = 0  # points that had ended before
+    points: int = 1  # of the grid
 
 
 ALONE = GridPosition()
@@ -136,7 +130,7 @@ def replay_stored(observer: Observer, path: Path, result: Mapping[str, Any], pos
         events.replay(int(record["seed"]), [record])
 
 
-class HookedObserver:
+class HookedObserver(Silent):
     """An observer that also hands every round to hooks.
 
     A hook that raises is told of and not called again, and the run goes on: tracking never costs a training.
@@ -149,26 +143,8 @@ class HookedObserver:
     def __init__(self, observer: Observer | None, hooks: Sequence[OnRound]) -> None:
         self._observer, self._heard = observer or Silent(), observer is not None
         self._hooks = list(hooks)
-
-    def note(self, text: str) -> None:
-        """Passed on."""
-        self._observer.note(text)
-
-    def warn(self, text: str) -> None:
-        """Passed on."""
-        self._observer.warn(text)
-
-    def start(self, what: str, total: int, unit: str) -> None:
-        """Passed on."""
-        self._observer.start(what, total, unit)
-
-    def advance(self, units: int) -> None:
-        """Passed on."""
-        self._observer.advance(units)
-
-    def stop(self) -> None:
-        """Passed on."""
-        self._observer.stop()
+        for passed_on in ("note", "warn", "start", "advance", "stop"):
+            setattr(self, passed_on, getattr(self._observer, passed_on))
 
     def told(self, round_: Round) -> None:
         """Passed on, and to every hook."""

@@ -30,19 +30,12 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class RunFeatures:
-    """What a run reads, and what that was made from.
+    """What a run reads, and what that was made from."""
 
-    Attributes:
-        arrays: keys of the arrays, in the order in which they are concatenated.
-        data: all rows.
-        digests: of the arrays' recipes, of the text features, and of live encoders.
-        templates: of the text that is used.
-    """
-
-    arrays: tuple[str, ...]
-    data: Data
-    digests: tuple[str, ...]
-    templates: tuple[str, ...] = ()
+    arrays: tuple[str, ...]  # keys of the arrays, in the order in which they are concatenated
+    data: Data  # all rows
+    digests: tuple[str, ...]  # of the arrays' recipes, of the text features, and of live encoders
+    templates: tuple[str, ...] = ()  # of the text that is used
 
 
 def read_store(
@@ -175,17 +168,11 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
 
 @dataclass(frozen=True)
 class RunEncoders:
-    """The live encoders of a run, and what they read and determine.
+    """The live encoders of a run, and what they read and determine."""
 
-    Attributes:
-        towers: of image and text.
-        images: the array of images they read, for methods that train on images.
-        digest: of recipe, weights and template: what the encoders add to a run's identity.
-    """
-
-    towers: FrozenEncoders
-    images: str | None
-    digest: str
+    towers: FrozenEncoders  # of image and text
+    images: str | None  # the array of images they read, for methods that train on images
+    digest: str  # of recipe, weights and template: what the encoders add to a run's identity
 
     def add_to(self, features: RunFeatures, store: Store) -> RunFeatures:
         """RunFeatures whose data has the encoders, and the class names as prompts have them."""
@@ -238,32 +225,19 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Everything a run reads.
+    """Everything a run reads."""
 
-    Attributes:
-        method: with ``settings`` its hyperparameters.
-        settings: every one of them; None is one that the method chooses by itself.
-        features: of all rows, on the device that computes.
-        backbones: names of those that made the features.
-        dataset: its slug, digest and numbers of rows, as results hold them.
-        domains: names.
-        classes: names.
-        partitions: one per seed.
-        partition_name: under which they are saved; None for those made for this run.
-        seconds: what preparing took, by step.
-        overrides: in what single clients differ, by their number.
-    """
-
-    method: Method
-    settings: Mapping[str, Value]
-    features: RunFeatures
-    backbones: tuple[str, ...]
-    dataset: Mapping[str, Any]
-    domains: tuple[str, ...]
-    classes: tuple[str, ...]
-    partitions: Mapping[int, Partition]
-    partition_name: str | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    method: Method  # with ``settings`` its hyperparameters
+    settings: Mapping[str, Value]  # every one of them; None is one that the method chooses by itself
+    features: RunFeatures  # of all rows, on the device that computes
+    backbones: tuple[str, ...]  # names of those that made the features
+    dataset: Mapping[str, Any]  # its slug, digest and numbers of rows, as results hold them
+    domains: tuple[str, ...]  # names
+    classes: tuple[str, ...]  # names
+    partitions: Mapping[int, Partition]  # one per seed
+    partition_name: str | None = None  # under which they are saved; None for those made for this run
+    seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
+    # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
 
     @property

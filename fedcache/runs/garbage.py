@@ -25,19 +25,12 @@ DEFAULT = ("leftovers", "given-up")
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing that can go.
+    """One thing that can go."""
 
-    Attributes:
-        path: a file or a directory.
-        kind: of ``KINDS``.
-        why: in words.
-        bytes: that it takes.
-    """
-
-    path: Path
-    kind: str
-    why: str
-    bytes: int
+    path: Path  # a file or a directory
+    kind: str  # of ``KINDS``
+    why: str  # in words
+    bytes: int  # that it takes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

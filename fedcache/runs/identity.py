@@ -62,21 +62,14 @@ evaluation, and the decoding of images. Of the methods' own files only those tha
 
 @dataclass(frozen=True)
 class Identity:
-    """What determines a result.
+    """What determines a result."""
 
-    Attributes:
-        config: method, preset, every hyperparameter, rounds, participation, seeds, execution, dtype, ... resolved.
-        features: recipe digests in the order they are concatenated, and the text features' digest.
-        dataset: content digest.
-        partitions: digest per seed.
-        code: ``code_digest``.
-    """
-
+    # method, preset, every hyperparameter, rounds, participation, seeds, execution, dtype, ... resolved
     config: Mapping[str, Any]
-    features: Sequence[str]
-    dataset: str
-    partitions: Sequence[str]
-    code: str
+    features: Sequence[str]  # recipe digests in the order they are concatenated, and the text features' digest
+    dataset: str  # content digest
+    partitions: Sequence[str]  # digest per seed
+    code: str  # ``code_digest``
 
     @property
     def digest(self) -> str:

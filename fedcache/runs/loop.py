@@ -177,17 +177,11 @@ def train_run(
 
 @dataclass(frozen=True)
 class PreparedPoint:
-    """One point of a grid, ready to be trained.
+    """One point of a grid, ready to be trained."""
 
-    Attributes:
-        inputs: those of all points, with the hyperparameters of this one.
-        config: what was asked for it.
-        position: in the grid.
-    """
-
-    inputs: RunInputs
-    config: TrainConfig
-    position: GridPosition
+    inputs: RunInputs  # those of all points, with the hyperparameters of this one
+    config: TrainConfig  # what was asked for it
+    position: GridPosition  # in the grid
 
 
 def train_together(

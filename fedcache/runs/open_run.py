@@ -96,7 +96,7 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
         participation=spec.participation,
         seed=seed,
         dtype=spec.dtype,
-        eval_every=spec.eval_every,
+        eval_every=spec.requested.eval_every,
         overrides=inputs.overrides,
         trust=spec.trust,
         execution=spec.execution,
@@ -148,25 +148,15 @@ def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) ->
 
 @dataclass
 class OpenRun:
-    """A run whose directory is known.
+    """A run whose directory is known."""
 
-    Attributes:
-        inputs: on the device that computes.
-        spec: what determines the result.
-        identity: digests of it.
-        directory: where it lies.
-        events: tells of its rounds.
-        stored: its result, when it is there already.
-        done: its seeds that have ended.
-    """
-
-    inputs: RunInputs
-    spec: ResolvedRun
-    identity: Identity
-    directory: RunDirectory
-    events: RunEvents
-    stored: Run | None = None
-    done: dict[int, SeedResult] = field(default_factory=dict)
+    inputs: RunInputs  # on the device that computes
+    spec: ResolvedRun  # what determines the result
+    identity: Identity  # digests of it
+    directory: RunDirectory  # where it lies
+    events: RunEvents  # tells of its rounds
+    stored: Run | None = None  # its result, when it is there already
+    done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
@@ -317,7 +307,7 @@ def open_run(
     directory = RunDirectory(runs, identity)
     facts = {
         "method": spec.method,
-        "preset": spec.preset,
+        "preset": spec.requested.preset,
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         "dtype": spec.requested.dtype,

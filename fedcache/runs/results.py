@@ -22,56 +22,33 @@ MOST_CONFUSED = 100
 
 @dataclass
 class SeedResult:
-    """One seed of a run.
+    """One seed of a run."""
 
-    Attributes:
-        seed: of init, batches, sampling and noise.
-        accuracy: headline of the last round, a fraction.
-        per_client: fractions; None for a client that could not be scored.
-        mean_client: unweighted mean over clients.
-        macro_f1: headline of the last round, a fraction.
-        by_domain: accuracy per domain name.
-        fairness: spread over clients.
-        traffic: totals of the run in scalars and bytes.
-        per_round: scalars one participating client sends and receives in a round, exact (mean) and paper.
-        rounds: records without times.
-        protocol: global | personalised.
-        fidelity: exact | cached_views | approx.
-        lift: the lift that ran, with its chunk.
-        points: of a grid that were computed together; 1 for a run alone.
-        classes_owned: per client, of its training rows.
-        trainable: scalars of the deployed model that training sets.
-        warnings: sentences.
-        seconds: wall time; lives in measured.json only.
-        measured: seconds per round and lift details; likewise.
-        attackers: names of the clients that lied.
-        confusion: ``confusion_of``.
-    """
-
-    seed: int
-    accuracy: float | None
-    per_client: list[float | None]
-    mean_client: float | None
-    macro_f1: float | None
-    by_domain: dict[str, float]
-    fairness: dict[str, float | None]
-    traffic: dict[str, int]
+    seed: int  # of init, batches, sampling and noise
+    accuracy: float | None  # headline of the last round, a fraction
+    per_client: list[float | None]  # fractions; None for a client that could not be scored
+    mean_client: float | None  # unweighted mean over clients
+    macro_f1: float | None  # headline of the last round, a fraction
+    by_domain: dict[str, float]  # accuracy per domain name
+    fairness: dict[str, float | None]  # spread over clients
+    traffic: dict[str, int]  # totals of the run in scalars and bytes
+    # scalars one participating client sends and receives in a round, exact (mean) and paper
     per_round: dict[str, float]
-    rounds: list[dict[str, Any]]
-    protocol: str
-    fidelity: str
-    lift: str
+    rounds: list[dict[str, Any]]  # records without times
+    protocol: str  # global | personalised
+    fidelity: str  # exact | cached_views | approx
+    lift: str  # the lift that ran, with its chunk
     chunk: int
-    points: int
+    points: int  # of a grid that were computed together; 1 for a run alone
     threads: int
     clients: list[str]
-    classes_owned: list[int]
-    trainable: int
-    warnings: list[str]
-    seconds: float
-    measured: dict[str, Any]
-    attackers: list[str] = field(default_factory=list)
-    confusion: list[list[int]] | None = None
+    classes_owned: list[int]  # per client, of its training rows
+    trainable: int  # scalars of the deployed model that training sets
+    warnings: list[str]  # sentences
+    seconds: float  # wall time; lives in measured.json only
+    measured: dict[str, Any]  # seconds per round and lift details; likewise
+    attackers: list[str] = field(default_factory=list)  # names of the clients that lied
+    confusion: list[list[int]] | None = None  # ``confusion_of``
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -101,14 +78,8 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> S
     """What a run of one seed gave, as JSON values."""
     totals = outcome.traffic.totals()
     served = sum(r.clients for r in outcome.traffic.rounds)
-    per_round = {
-        "up": totals["up"] / max(1, served),
-        "down": totals["down"] / max(1, served),
-        "paper_up": totals["paper_up"] / max(1, served),
-        "paper_down": totals["paper_down"] / max(1, served),
-        "up_bytes": totals["up_bytes"] / max(1, served),
-        "down_bytes": totals["down_bytes"] / max(1, served),
-    }
+    keys = ("up", "down", "paper_up", "paper_down", "up_bytes", "down_bytes")
+    per_round = {key: totals[key] / max(1, served) for key in keys}
     rounds = [
         {
             "seed": outcome.seed,
@@ -165,7 +136,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
     last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
     return {
         "method": spec.method,
-        "preset": spec.preset,
+        "preset": spec.requested.preset,
         "hyperparameters": spec.hyperparameters,
         "fidelity": first.fidelity,
         "protocol": first.protocol,

@@ -73,38 +73,25 @@ class RowSource(Protocol):
 
 @dataclass
 class InputCache:
-    """What the points of one grid share: features and partitions, read and drawn once.
+    """What the points of one grid share: features and partitions, read and drawn once."""
 
-    Attributes:
-        features: of the last arrays read; grids keep arrays together, so one is enough.
-        partitions: by everything that determines them.
-        warned: warnings that were given.
-    """
-
+    # of the last arrays read; grids keep arrays together, so one is enough
     features: tuple[Any, RunFeatures] | None = None
+    # by everything that determines them
     partitions: dict[Any, tuple[dict[int, Partition], str | None]] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)  # warnings that were given
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What preparing a run may do, and who hears of it.
+    """What preparing a run may do, and who hears of it."""
 
-    Attributes:
-        home: where stores are.
-        observer: told every choice that was not the user's.
-        stop: honoured while an extraction runs.
-        extract: whether to run the extraction that is missing.
-        repartition: every seed draws its own partition (else all seeds share one).
-        cache: shared by the points of a grid.
-    """
-
-    home: Home
-    observer: Observer
-    stop: Stop
-    extract: bool = True
-    repartition: bool = False
-    cache: InputCache = field(default_factory=InputCache)
+    home: Home  # where stores are
+    observer: Observer  # told every choice that was not the user's
+    stop: Stop  # honoured while an extraction runs
+    extract: bool = True  # whether to run the extraction that is missing
+    repartition: bool = False  # every seed draws its own partition (else all seeds share one)
+    cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
 
 
 class StoreRows:
@@ -114,12 +101,9 @@ class StoreRows:
         config: names the store or its dataset, the backbones, and perhaps a saved partition.
         partition: how rows are dealt, when none is named.
         preparation: what preparing may do.
-
-    Attributes:
-        store: once it is open.
     """
 
-    store: Store
+    store: Store  # once it is open
 
     def __init__(self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> None:
         self.config, self.partition, self.preparation = config, partition, preparation
@@ -242,12 +226,9 @@ class ShardRows:
         config: names the backbones.
         folder: of the stores.
         preparation: what preparing may do.
-
-    Attributes:
-        stores: in client order, once they are open.
     """
 
-    stores: list[Store]
+    stores: list[Store]  # in client order, once they are open
 
     def __init__(self, config: TrainConfig, folder: Path, preparation: Preparation) -> None:
         self.config, self.folder, self.preparation = config, folder, preparation

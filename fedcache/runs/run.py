@@ -96,33 +96,6 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
     }
 
 
-def frame_of(path: Path, result: Mapping[str, Any], what: str) -> Any:
-    """See ``Run.frame``."""
-    if what not in FRAMES:
-        raise unknown("frame", what, FRAMES)
-    if what == "clients":
-        return data_frame(
-            {
-                "client": result["clients"],
-                "accuracy": result["accuracy"]["per_client"],
-                "classes_owned": result["classes_owned"]["per_client"],
-            }
-        )
-    records = rounds_of(path)
-    watched = dict.fromkeys(k for r in records for k in r.get("diagnostics", {}))
-    return data_frame(
-        {
-            "seed": [r["seed"] for r in records],
-            "round": [r["round"] for r in records],
-            "clients": [len(r["clients"]) for r in records],
-            "accuracy": [r["accuracy"] for r in records],
-            "bytes_up": [r["traffic"]["up_bytes"] for r in records],
-            "bytes_down": [r["traffic"]["down_bytes"] for r in records],
-            **{k: [r.get("diagnostics", {}).get(k) for r in records] for k in watched},
-        }
-    )
-
-
 def values_of(words: Sequence[str | None]) -> list[Any]:
     """Swept words as numbers where all of them are."""
     for kind in (int, float):
@@ -135,19 +108,12 @@ def values_of(words: Sequence[str | None]) -> list[Any]:
 
 @dataclass
 class Run:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        path: its directory.
-        result: what ``result.json`` holds.
-        measured: what ``measured.json`` holds; of the run that made the result.
-        reused: whether the result was there already.
-    """
-
-    path: Path
-    result: dict[str, Any]
-    measured: dict[str, Any]
-    reused: bool = False
+    path: Path  # its directory
+    result: dict[str, Any]  # what ``result.json`` holds
+    measured: dict[str, Any]  # what ``measured.json`` holds; of the run that made the result
+    reused: bool = False  # whether the result was there already
 
     @property
     def accuracy(self) -> Figures:
@@ -183,7 +149,29 @@ class Run:
 
         Raises UsageError for another word; MachineError without pandas.
         """
-        return frame_of(self.path, self.result, what)
+        if what not in FRAMES:
+            raise unknown("frame", what, FRAMES)
+        if what == "clients":
+            return data_frame(
+                {
+                    "client": self.result["clients"],
+                    "accuracy": self.result["accuracy"]["per_client"],
+                    "classes_owned": self.result["classes_owned"]["per_client"],
+                }
+            )
+        records = rounds_of(self.path)
+        watched = dict.fromkeys(k for r in records for k in r.get("diagnostics", {}))
+        return data_frame(
+            {
+                "seed": [r["seed"] for r in records],
+                "round": [r["round"] for r in records],
+                "clients": [len(r["clients"]) for r in records],
+                "accuracy": [r["accuracy"] for r in records],
+                "bytes_up": [r["traffic"]["up_bytes"] for r in records],
+                "bytes_down": [r["traffic"]["down_bytes"] for r in records],
+                **{k: [r.get("diagnostics", {}).get(k) for r in records] for k in watched},
+            }
+        )
 
     def __repr__(self) -> str:
         return f"Run({self._title()}: {spread(self.result['accuracy'])}, {self.path})"

@@ -31,48 +31,23 @@ TRUST_OPTIONS = (
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What determines the result of a run, beside its features, its dataset, its partitions and the code.
+    """What determines the result of a run, beside its features, its dataset, its partitions and the code."""
 
-    Attributes:
-        requested: what the user asked for, defaults not in place.
-        method: its name.
-        arrays: keys of the store's arrays, in the order in which they are concatenated.
-        rounds: of every seed.
-        participation: clients a round: None for all, an int for a number, a float for a share.
-        participation_text: the same as it is written: ``10``, ``0.1``, ``10%``, ``all``.
-        seeds: without repeats, in the order given.
-        settings: every hyperparameter; None is one that the method chooses by itself (``auto``).
-        trust: what is done with uploads.
-        trust_options: of that, what differs from the default.
-        device: that computes; "" until it is known.
-        engine: ``flower`` for a run over sites, "" for one in this process.
-        together: whether it is a point that a grid computes together with others. That is equal to the run alone up to
-            rounding, so it has a digest of its own.
-    """
-
-    requested: TrainConfig
-    method: str
-    arrays: tuple[str, ...]
-    rounds: int
-    participation: int | float | None
-    participation_text: str
-    seeds: tuple[int, ...]
-    settings: Mapping[str, Value]
-    trust: TrustPolicy
-    trust_options: Mapping[str, Any] = field(default_factory=dict)
-    device: str = ""
-    engine: str = ""
+    requested: TrainConfig  # what the user asked for, defaults not in place
+    method: str  # its name
+    arrays: tuple[str, ...]  # keys of the store's arrays, in the order in which they are concatenated
+    rounds: int  # of every seed
+    participation: int | float | None  # clients a round: None for all, an int for a number, a float for a share
+    participation_text: str  # the same as it is written: ``10``, ``0.1``, ``10%``, ``all``
+    seeds: tuple[int, ...]  # without repeats, in the order given
+    settings: Mapping[str, Value]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
+    trust: TrustPolicy  # what is done with uploads
+    trust_options: Mapping[str, Any] = field(default_factory=dict)  # of that, what differs from the default
+    device: str = ""  # that computes; "" until it is known
+    engine: str = ""  # ``flower`` for a run over sites, "" for one in this process
+    # whether it is a point that a grid computes together with others. That is equal to the run alone up to rounding, so
+    # it has a digest of its own
     together: bool = False
-
-    @property
-    def preset(self) -> str:
-        """``paper`` or ``official``."""
-        return self.requested.preset
-
-    @property
-    def eval_every(self) -> int:
-        """Rounds between evaluations; 0 for the last round only."""
-        return self.requested.eval_every
 
     @property
     def execution(self) -> str:

@@ -240,14 +240,13 @@ class UnfinishedArray:
 
 def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
     """The feature arrays of a store that are in flight; images (``pixels``) are left out, nobody trains on them."""
-    memory = memory_of(home)
     found = []
     for journal in journals(store.path):
         header = journal.header
         if header is None or header["dtype"] == "uint8" or journal.key in store.arrays:
             continue
         label, order = None, None
-        fact = memory.recall(["order", store.dataset["digest"], header["recipe"]])
+        fact = memory_of(home).recall(["order", store.dataset["digest"], header["recipe"]])
         with suppress(FedcacheError):  # another version of fedcache may have ordered it, in other words
             if isinstance(fact, list):
                 label, order = str(fact[0]), resolve(ExtractConfig, fact[1], {})

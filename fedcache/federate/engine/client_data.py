@@ -52,13 +52,7 @@ class ImageTower(Protocol):
 
 
 class FrozenEncoders(Protocol):
-    """Both towers of one backbone.
-
-    Attributes:
-        name: of the backbone.
-        template: prompt template with ``{}`` for the class name.
-        scale: the factor of cosines in its logits (100 for CLIP).
-    """
+    """Both towers of one backbone."""
 
     @property
     def name(self) -> str:
@@ -105,29 +99,17 @@ class ClientRows(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """What was extracted, for all clients.
+    """What was extracted, for all clients."""
 
-    Attributes:
-        x: [N, V, D] float32 features, all backbones concatenated; rows no client names are never read.
-        y: int64 [N] class indices.
-        classes: C.
-        text: [C, D] unit class text features, or None.
-        widths: features of each backbone, in the order they were concatenated.
-        domain: int64 [N] domain of each row, or None.
-        names: C class names, for methods with a text tower.
-        image: (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3].
-        towers: live frozen encoders, or None.
-    """
-
-    x: Tensor
-    y: Tensor
-    classes: int
-    text: Tensor | None = None
-    widths: tuple[int, ...] = ()
-    domain: Tensor | None = None
-    names: tuple[str, ...] = ()
-    image: tuple[int, int] | None = None
-    towers: FrozenEncoders | None = None
+    x: Tensor  # [N, V, D] float32 features, all backbones concatenated; rows no client names are never read
+    y: Tensor  # int64 [N] class indices
+    classes: int  # C
+    text: Tensor | None = None  # [C, D] unit class text features, or None
+    widths: tuple[int, ...] = ()  # features of each backbone, in the order they were concatenated
+    domain: Tensor | None = None  # int64 [N] domain of each row, or None
+    names: tuple[str, ...] = ()  # C class names, for methods with a text tower
+    image: tuple[int, int] | None = None  # (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3]
+    towers: FrozenEncoders | None = None  # live frozen encoders, or None
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape
@@ -151,22 +133,15 @@ class Data:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The training rows of some clients; what a method's ``fit`` and ``enter`` receive.
+    """The training rows of some clients; what a method's ``fit`` and ``enter`` receive."""
 
-    Attributes:
-        x: [N, V, D] features of the whole store.
-        y: int64 [N], or None for a method that must not read labels.
-        rows: int64 [*lead, R] rows of the store; a client with fewer repeats its own first row, so padding never
-            reads a row that it does not hold.
-        n: number of rows of each client.
-        cut: whether ``x`` is that one client's rows and no others, in their order.
-    """
-
-    x: Tensor
-    y: Tensor | None
+    x: Tensor  # [N, V, D] features of the whole store
+    y: Tensor | None  # int64 [N], or None for a method that must not read labels
+    # int64 [*lead, R] rows of the store; a client with fewer repeats its own first row, so padding never reads a row
+    # that it does not hold
     rows: Tensor
-    n: tuple[int, ...]
-    cut: bool = False
+    n: tuple[int, ...]  # number of rows of each client
+    cut: bool = False  # whether ``x`` is that one client's rows and no others, in their order
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
         """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""

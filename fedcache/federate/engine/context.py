@@ -119,25 +119,15 @@ SERVER = "/server"
 
 @dataclass(frozen=True)
 class ClientRng:
-    """The random draws of one round for some clients.
+    """The random draws of one round for some clients."""
 
-    Attributes:
-        seed: of the run.
-        round: 0-based.
-        clients: one name per place of the client axis.
-        axes: number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1.
-        dtype: of floating-point draws as they are handed over.
-        device: where they are handed over; they are made on the CPU, so a device never changes them.
-        memo: of a grid, where points find what others have drawn.
-    """
-
-    seed: int
-    round: int
-    clients: tuple[str, ...]
-    axes: int
-    dtype: torch.dtype
-    device: torch.device
-    memo: LruCache | None = None
+    seed: int  # of the run
+    round: int  # 0-based
+    clients: tuple[str, ...]  # one name per place of the client axis
+    axes: int  # number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1
+    dtype: torch.dtype  # of floating-point draws as they are handed over
+    device: torch.device  # where they are handed over; they are made on the CPU, so a device never changes them
+    memo: LruCache | None = None  # of a grid, where points find what others have drawn
 
     def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:
         """This round's stream of one client."""
@@ -257,56 +247,32 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class RunConstants:
-    """Constants of a run; none has leading axes.
+    """Constants of a run; none has leading axes."""
 
-    Attributes:
-        classes: C.
-        width: D, all backbones together.
-        views: V stored views per row.
-        clients: M, all clients of the partition.
-        text: [C, D] class text features, or None.
-        dtype: of every computation.
-        device: of every tensor.
-        names: C class names.
-        public: [Np, V, D] rows of the public set, for methods that have one.
-        image: (H, W) when the rows are images, uint8 [H * W * 3] each.
-        towers: live frozen encoders, for methods that need them.
-        watch: called before every step; what it raises ends the run inside a round.
-    """
-
-    classes: int
-    width: int
-    views: int
-    clients: int
-    text: Tensor | None
-    dtype: torch.dtype
-    device: torch.device
-    names: tuple[str, ...] = ()
-    public: Tensor | None = None
-    image: tuple[int, int] | None = None
-    towers: FrozenEncoders | None = None
-    watch: Callable[[], None] = _nothing
+    classes: int  # C
+    width: int  # D, all backbones together
+    views: int  # V stored views per row
+    clients: int  # M, all clients of the partition
+    text: Tensor | None  # [C, D] class text features, or None
+    dtype: torch.dtype  # of every computation
+    device: torch.device  # of every tensor
+    names: tuple[str, ...] = ()  # C class names
+    public: Tensor | None = None  # [Np, V, D] rows of the public set, for methods that have one
+    image: tuple[int, int] | None = None  # (H, W) when the rows are images, uint8 [H * W * 3] each
+    towers: FrozenEncoders | None = None  # live frozen encoders, for methods that need them
+    watch: Callable[[], None] = _nothing  # called before every step; what it raises ends the run inside a round
 
 
 @dataclass(frozen=True)
 class Ctx:
-    """What a method's functions know besides their tensors.
+    """What a method's functions know besides their tensors."""
 
-    Attributes:
-        lead: the leading axes.
-        hp: hyperparameters; a float swept over a grid is a tensor [G, 1].
-        env: constants of the run.
-        rng: draws.
-        ids: numbers of the clients, or of the round's uploads in ``aggregate``.
-        round: 0-based.
-    """
-
-    lead: tuple[int, ...]
-    hp: Hp
-    env: RunConstants
-    rng: ClientRng
-    ids: tuple[int, ...]
-    round: int
+    lead: tuple[int, ...]  # the leading axes
+    hp: Hp  # hyperparameters; a float swept over a grid is a tensor [G, 1]
+    env: RunConstants  # constants of the run
+    rng: ClientRng  # draws
+    ids: tuple[int, ...]  # numbers of the clients, or of the round's uploads in ``aggregate``
+    round: int  # 0-based
 
     @cached_property
     def text(self) -> Tensor:

@@ -19,17 +19,11 @@ FUSION_NORMS = ("column", "none")
 
 @dataclass(frozen=True)
 class Bound:
-    """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured.
+    """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured."""
 
-    Attributes:
-        printed: sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N.
-        corrected: sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``.
-        capacity: sqrt((d/N) ln(e N / d)), the term both share.
-    """
-
-    printed: float
-    corrected: float
-    capacity: float
+    printed: float  # sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N
+    corrected: float  # sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``
+    capacity: float  # sqrt((d/N) ln(e N / d)), the term both share
 
 
 def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, delta: float = 0.05) -> Bound:
@@ -68,17 +62,11 @@ def generalisation_bound(rows: int, clients: int, classes: int, dimension: int, 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Scalars one client sends in a whole run, by what it sends; what it receives is not counted.
+    """Scalars one client sends in a whole run, by what it sends; what it receives is not counted."""
 
-    Attributes:
-        representations: N_pub d numbers a round, FLESD's features of the public set.
-        matrices: N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal).
-        weights: |w| a round, weight averaging.
-    """
-
-    representations: int
-    matrices: int
-    weights: int
+    representations: int  # N_pub d numbers a round, FLESD's features of the public set
+    matrices: int  # N_pub (N_pub - 1) / 2 a round, their similarities (symmetric, with a known diagonal)
+    weights: int  # |w| a round, weight averaging
 
     @property
     def cheaper(self) -> bool:

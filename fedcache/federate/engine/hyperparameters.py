@@ -22,31 +22,18 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 @dataclass(frozen=True)
 class HParam:
-    """One declared hyperparameter.
+    """One declared hyperparameter."""
 
-    Attributes:
-        name: the key of ``--set key=value``.
-        default: value of the ``paper`` preset.
-        kind: ``float`` (may be swept), ``int``, ``bool`` or ``choice``.
-        help: one sentence, with the number of the disagreement it decides.
-        choices: the legal words of a ``choice``.
-        low: smallest legal number.
-        high: largest legal number.
-        official: value of the released code where it differs, else None.
-        auto: what ``auto`` stands for; makes None (written ``auto``) a legal value.
-        fit: whether ``fit`` reads it; runs that differ in others alone have the same uploads.
-    """
-
-    name: str
-    default: Value
-    kind: Kind
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    official: Value = None
-    auto: str = ""
-    fit: bool = True
+    name: str  # the key of ``--set key=value``
+    default: Value  # value of the ``paper`` preset
+    kind: Kind  # ``float`` (may be swept), ``int``, ``bool`` or ``choice``
+    help: str  # one sentence, with the number of the disagreement it decides
+    choices: tuple[str, ...] = ()  # the legal words of a ``choice``
+    low: float | None = None  # smallest legal number
+    high: float | None = None  # largest legal number
+    official: Value = None  # value of the released code where it differs, else None
+    auto: str = ""  # what ``auto`` stands for; makes None (written ``auto``) a legal value
+    fit: bool = True  # whether ``fit`` reads it; runs that differ in others alone have the same uploads
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file; exit 2 when it is not legal."""

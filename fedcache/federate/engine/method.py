@@ -26,16 +26,11 @@ from fedcache.heads.projection import TRAINED
 
 @dataclass(frozen=True)
 class UploadTensor:
-    """One tensor of an upload.
+    """One tensor of an upload."""
 
-    Attributes:
-        shape: without leading axes.
-        dtype: of its numbers.
-        counts_rows: whether it holds numbers of the client's training rows: whole, not negative, no more than it has.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    shape: tuple[int, ...]  # without leading axes
+    dtype: torch.dtype  # of its numbers
+    # whether it holds numbers of the client's training rows: whole, not negative, no more than it has
     counts_rows: bool = False
 
     @staticmethod
@@ -100,21 +95,13 @@ Protocol = Literal["global", "personalised", "everywhere"]
 
 @dataclass(frozen=True)
 class Defaults:
-    """The setting of the method's paper, used where the user names none.
+    """The setting of the method's paper, used where the user names none."""
 
-    Attributes:
-        rounds: number of rounds; 1 for one-shot methods.
-        participation: clients a round: None for all, an int for a number, a float for a share.
-        clients: number of clients.
-        scheme: name of the partition scheme.
-        official_participation: where the released code samples otherwise (D-14), else None.
-    """
-
-    rounds: int
-    participation: int | float | None
-    clients: int
-    scheme: str
-    official_participation: int | None = None
+    rounds: int  # number of rounds; 1 for one-shot methods
+    participation: int | float | None  # clients a round: None for all, an int for a number, a float for a share
+    clients: int  # number of clients
+    scheme: str  # name of the partition scheme
+    official_participation: int | None = None  # where the released code samples otherwise (D-14), else None
 
 
 Count = Callable[[Tree, Ctx], int]
@@ -329,15 +316,11 @@ class Method:
 
 @dataclass(frozen=True)
 class ClientOverrides:
-    """In what one client differs from the run's configuration.
+    """In what one client differs from the run's configuration."""
 
-    Attributes:
-        columns: ranges [start, stop) of the concatenated features it has, in order; () for all.
-        hp: its own values of some hyperparameters.
-    """
-
+    # ranges [start, stop) of the concatenated features it has, in order; () for all
     columns: tuple[tuple[int, int], ...] = ()
-    hp: Mapping[str, Value] = field(default_factory=dict)
+    hp: Mapping[str, Value] = field(default_factory=dict)  # its own values of some hyperparameters
 
 
 def check_mixed(method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int) -> None:

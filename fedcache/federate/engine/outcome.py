@@ -132,17 +132,11 @@ def itemsize(tree: Tree) -> int:
 
 @dataclass
 class Traffic:
-    """The counter of a run.
+    """The counter of a run."""
 
-    Attributes:
-        up: exact scalars uploaded by each client so far.
-        down: exact scalars sent to each client so far.
-        rounds: totals per round.
-    """
-
-    up: list[int]
-    down: list[int]
-    rounds: list[RoundTraffic] = field(default_factory=list)
+    up: list[int]  # exact scalars uploaded by each client so far
+    down: list[int]  # exact scalars sent to each client so far
+    rounds: list[RoundTraffic] = field(default_factory=list)  # totals per round
 
     def totals(self) -> dict[str, int]:
         """Sums over rounds and clients."""
@@ -198,25 +192,16 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of the deployed models.
+    """Scores of the deployed models."""
 
-    Attributes:
-        client_accuracy: [M] fractions; NaN for a client without test rows or without a deployed model.
-        global_accuracy: of one model on the union of all test rows; None for personal models.
-        macro_f1: of one model on the union of all test rows, or the unweighted mean over personal models.
-        by_domain: domain number -> accuracy over its test rows, if domains are known.
-        rows: int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another.
-        predictions: int64 predicted classes of ``rows``.
-        headline: whether the accuracy of personal models is their mean or their minimum.
-    """
-
-    client_accuracy: np.ndarray
-    global_accuracy: float | None
-    macro_f1: float
-    by_domain: dict[int, float]
+    client_accuracy: np.ndarray  # [M] fractions; NaN for a client without test rows or without a deployed model
+    global_accuracy: float | None  # of one model on the union of all test rows; None for personal models
+    macro_f1: float  # of one model on the union of all test rows, or the unweighted mean over personal models
+    by_domain: dict[int, float]  # domain number -> accuracy over its test rows, if domains are known
+    # int64 store rows of ``predictions``: the union of the test rows, or all clients' one after another
     rows: np.ndarray
-    predictions: np.ndarray
-    headline: str = "mean"
+    predictions: np.ndarray  # int64 predicted classes of ``rows``
+    headline: str = "mean"  # whether the accuracy of personal models is their mean or their minimum
 
     @property
     def mean_accuracy(self) -> float:
@@ -235,51 +220,29 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        method: its name.
-        hp: resolved hyperparameters.
-        seed: of every stream.
-        protocol: global | personalised | everywhere.
-        evaluation: at the last round.
-        records: one per round.
-        traffic: exact and paper counts.
-        fidelity: exact | cached_views | approx.
-        lift: the execution: sequential | batched | gram, or one that is registered.
-        chunk: clients at once.
-        points: of a grid that were computed together, this one among them.
-        threads: of torch, in this process.
-        dtype: of the computation.
-        clients: their names.
-        classes_owned: classes among each client's training rows.
-        trainable: scalars of the deployed model that training sets.
-        server: the final server tensors.
-        states: client number -> its tensors; maps that are kept as coordinates are made when they are read.
-        warnings: sentences.
-        attackers: names of the clients that lied.
-    """
-
-    method: str
-    hp: dict[str, Any]
-    seed: int
-    protocol: str
-    evaluation: Evaluation
-    records: tuple[RoundRecord, ...]
-    traffic: Traffic
-    fidelity: str
-    lift: str
-    chunk: int
-    points: int
-    threads: int
-    dtype: torch.dtype
-    clients: tuple[str, ...]
-    classes_owned: tuple[int, ...]
-    trainable: int
-    server: Tree
+    method: str  # its name
+    hp: dict[str, Any]  # resolved hyperparameters
+    seed: int  # of every stream
+    protocol: str  # global | personalised | everywhere
+    evaluation: Evaluation  # at the last round
+    records: tuple[RoundRecord, ...]  # one per round
+    traffic: Traffic  # exact and paper counts
+    fidelity: str  # exact | cached_views | approx
+    lift: str  # the execution: sequential | batched | gram, or one that is registered
+    chunk: int  # clients at once
+    points: int  # of a grid that were computed together, this one among them
+    threads: int  # of torch, in this process
+    dtype: torch.dtype  # of the computation
+    clients: tuple[str, ...]  # their names
+    classes_owned: tuple[int, ...]  # classes among each client's training rows
+    trainable: int  # scalars of the deployed model that training sets
+    server: Tree  # the final server tensors
+    # client number -> its tensors; maps that are kept as coordinates are made when they are read
     states: Mapping[int, Tree]
-    warnings: tuple[str, ...]
-    attackers: tuple[str, ...]
+    warnings: tuple[str, ...]  # sentences
+    attackers: tuple[str, ...]  # names of the clients that lied
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
 

@@ -40,51 +40,35 @@ The snapshot is a function: the state is copied only when it is called.
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A method, the clients it is trained on, and how: what the points of a grid have in common.
+    """A method, the clients it is trained on, and how: what the points of a grid have in common."""
 
-    Attributes:
-        method: from ``METHODS``, or a user's own.
-        data: features, labels, text; on the device that computes.
-        clients: names and rows; names are unique and key the random draws.
-        rounds: total, counted from the first start; one-shot methods take one.
-        participation: clients a round: None for all, an int for a number, a float for a share.
-        seed: of every draw.
-        dtype: of the computation; float64 for comparing executions.
-        eval_every: also score after every k-th round; 0 for the last only.
-        overrides: in what some clients differ, by client number; the run is then computed client by client.
-        trust: what is done with uploads; the default checks them and takes the method's own mean.
-        execution: auto, or the name of an execution to force.
-        chunk: clients that are computed at once, where the execution computes several; None lets the engine pick.
-    """
-
-    method: Method
-    data: Data
-    clients: Sequence[ClientRows]
-    rounds: int = 1
-    participation: int | float | None = None
-    seed: int = 0
-    dtype: torch.dtype = torch.float32
-    eval_every: int = 0
+    method: Method  # from ``METHODS``, or a user's own
+    data: Data  # features, labels, text; on the device that computes
+    clients: Sequence[ClientRows]  # names and rows; names are unique and key the random draws
+    rounds: int = 1  # total, counted from the first start; one-shot methods take one
+    participation: int | float | None = None  # clients a round: None for all, an int for a number, a float for a share
+    seed: int = 0  # of every draw
+    dtype: torch.dtype = torch.float32  # of the computation; float64 for comparing executions
+    eval_every: int = 0  # also score after every k-th round; 0 for the last only
+    # in what some clients differ, by client number; the run is then computed client by client
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+    # what is done with uploads; the default checks them and takes the method's own mean
     trust: TrustPolicy = field(default_factory=TrustPolicy)
-    execution: str = "auto"
+    execution: str = "auto"  # auto, or the name of an execution to force
+    # clients that are computed at once, where the execution computes several; None lets the engine pick
     chunk: int | None = None
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """Who is called while a run trains; None for nobody.
+    """Who is called while a run trains; None for nobody."""
 
-    Attributes:
-        before_step: before every optimiser step; an INTERRUPTED that it raises ends the run inside a round.
-        on_round: after every round of every point.
-        after_round: with the number of a round, when all points that are computed together have ended it.
-        on_done: with the number of the first point and the outcomes of the points that were computed together.
-    """
-
+    # before every optimiser step; an INTERRUPTED that it raises ends the run inside a round
     before_step: Callable[[], None] | None = None
-    on_round: OnRound | None = None
+    on_round: OnRound | None = None  # after every round of every point
+    # with the number of a round, when all points that are computed together have ended it
     after_round: Callable[[int], None] | None = None
+    # with the number of the first point and the outcomes of the points that were computed together
     on_done: Callable[[int, Sequence[TrainingOutput | FedcacheError]], None] | None = None
 
 

@@ -62,21 +62,14 @@ class GramClientData(ClientData):
 
 @dataclass
 class ChunkBases:
-    """The bases of one chunk of clients, and how tensors of it are written in coordinates.
+    """The bases of one chunk of clients, and how tensors of it are written in coordinates."""
 
-    Attributes:
-        grams: of the run.
-        clients: of the chunk, by falling rows.
-        axes: 1 (M,) or 2 (G, M).
-        bases: each [G or 1, U, D] that all clients share, or [M, G or 1, U, D].
-        seen: X B_j' of each, [M, n, U, G or 1].
-    """
-
-    grams: GramMatrices
-    clients: Sequence[int]
-    axes: int
+    grams: GramMatrices  # of the run
+    clients: Sequence[int]  # of the chunk, by falling rows
+    axes: int  # 1 (M,) or 2 (G, M)
+    # each [G or 1, U, D] that all clients share, or [M, G or 1, U, D]
     bases: list[Tensor] = field(default_factory=list)
-    seen: list[Tensor] = field(default_factory=list)
+    seen: list[Tensor] = field(default_factory=list)  # X B_j' of each, [M, n, U, G or 1]
 
     def basis(self) -> GramBasis:
         """For ``GramBatch``."""

@@ -159,17 +159,11 @@ def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass
 class KeptCoordinates:
-    """One client's coordinates of one run, kept between rounds.
+    """One client's coordinates of one run, kept between rounds."""
 
-    Attributes:
-        coords: name -> [k + n, U].
-        bases: k tensors [U, D]; clients that entered with equal weights share one in memory.
-        seen: X B_j' [n, U] of each.
-    """
-
-    coords: dict[str, Tensor]
-    bases: list[Tensor]
-    seen: list[Tensor]
+    coords: dict[str, Tensor]  # name -> [k + n, U]
+    bases: list[Tensor]  # k tensors [U, D]; clients that entered with equal weights share one in memory
+    seen: list[Tensor]  # X B_j' [n, U] of each
 
 
 def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Tensor]) -> Tensor:

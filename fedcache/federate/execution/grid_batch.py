@@ -94,20 +94,13 @@ class GridCache:
 
 @dataclass
 class GridBatch:
-    """Points that are computed together.
+    """Points that are computed together."""
 
-    Attributes:
-        points: one is a run alone.
-        plan: how they are computed.
-        participation: clients a round, as ``RunState.sample`` takes it.
-        cache: what other points have computed already; None for a run alone.
-        failed: point -> what ended it; its clients go on being computed and are not read.
-    """
-
-    points: Sequence[RunState]
-    plan: ExecutionPlan
-    participation: int | float | None = None
-    cache: GridCache | None = None
+    points: Sequence[RunState]  # one is a run alone
+    plan: ExecutionPlan  # how they are computed
+    participation: int | float | None = None  # clients a round, as ``RunState.sample`` takes it
+    cache: GridCache | None = None  # what other points have computed already; None for a run alone
+    # point -> what ended it; its clients go on being computed and are not read
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

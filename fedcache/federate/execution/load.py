@@ -34,41 +34,23 @@ between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)
 
 @dataclass(frozen=True)
 class Load:
-    """What a run asks of the machine.
+    """What a run asks of the machine."""
 
-    Attributes:
-        head_bytes: of the tensors one client trains.
-        outputs: numbers that the first linear map gives for a row.
-        clients: sampled per round.
-        rows: training rows of every client that takes part.
-        width: D.
-        itemsize: bytes of a number.
-        views: stored of a row.
-        points: of a grid, computed together.
-        upload_bytes: of what one client sends.
-        server_bytes: of what the server holds.
-        state_bytes: that a client keeps between rounds.
-        feature_bytes: of all rows.
-        broadcast_bytes: of what a client is sent besides its first map, which losses are computed against.
-        batch: rows of a step.
-        mixed: whether clients differ in more than their rows (``client_overrides``).
-    """
-
-    head_bytes: int
-    clients: int
-    outputs: int = 0
-    rows: Sequence[int] = ()
-    width: int = 0
-    itemsize: int = 4
-    views: int = 1
-    points: int = 1
-    upload_bytes: int = 0
-    server_bytes: int = 0
-    state_bytes: int = 0
-    feature_bytes: int = 0
-    broadcast_bytes: int = 0
-    batch: int = 32
-    mixed: bool = False
+    head_bytes: int  # of the tensors one client trains
+    clients: int  # sampled per round
+    outputs: int = 0  # numbers that the first linear map gives for a row
+    rows: Sequence[int] = ()  # training rows of every client that takes part
+    width: int = 0  # D
+    itemsize: int = 4  # bytes of a number
+    views: int = 1  # stored of a row
+    points: int = 1  # of a grid, computed together
+    upload_bytes: int = 0  # of what one client sends
+    server_bytes: int = 0  # of what the server holds
+    state_bytes: int = 0  # that a client keeps between rounds
+    feature_bytes: int = 0  # of all rows
+    broadcast_bytes: int = 0  # of what a client is sent besides its first map, which losses are computed against
+    batch: int = 32  # rows of a step
+    mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
 
     def dual_rows(self) -> list[int]:
         """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
@@ -91,19 +73,12 @@ class Load:
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a run is computed.
+    """How a run is computed."""
 
-    Attributes:
-        name: of the executor.
-        chunk: clients at once; 1 where they are computed one by one.
-        points: of a grid, at once.
-        rest: under ``gram``, clients at once of those with too many rows, which are stacked.
-    """
-
-    name: str
-    chunk: int
-    points: int = 1
-    rest: int = 1
+    name: str  # of the executor
+    chunk: int  # clients at once; 1 where they are computed one by one
+    points: int = 1  # of a grid, at once
+    rest: int = 1  # under ``gram``, clients at once of those with too many rows, which are stacked
 
 
 def free_memory() -> int:
@@ -181,23 +156,14 @@ SCORES = 4096
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes at the peak, by what they are for.
+    """Bytes at the peak, by what they are for."""
 
-    Attributes:
-        features: rows of all backbones, in the dtype computed in.
-        grams: packed rows and Gram matrices of ``gram``.
-        states: what clients keep between rounds, all that will ever take part, for all points.
-        server: what the server holds, sends and merges.
-        working: a chunk of clients in training.
-        scoring: a block of test rows.
-    """
-
-    features: int
-    grams: int
-    states: int
-    server: int
-    working: int
-    scoring: int
+    features: int  # rows of all backbones, in the dtype computed in
+    grams: int  # packed rows and Gram matrices of ``gram``
+    states: int  # what clients keep between rounds, all that will ever take part, for all points
+    server: int  # what the server holds, sends and merges
+    working: int  # a chunk of clients in training
+    scoring: int  # a block of test rows
 
     @property
     def total(self) -> int:

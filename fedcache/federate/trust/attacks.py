@@ -38,17 +38,11 @@ SHARE = 0.2
 
 @dataclass(frozen=True)
 class Attack:
-    """A parsed ``--attack``.
+    """A parsed ``--attack``."""
 
-    Attributes:
-        name: of ``DEFAULTS``.
-        share: of all clients.
-        scale: factor of the attack, None where it has none.
-    """
-
-    name: str
-    share: float
-    scale: float | None
+    name: str  # of ``DEFAULTS``
+    share: float  # of all clients
+    scale: float | None  # factor of the attack, None where it has none
 
     @property
     def text(self) -> str:

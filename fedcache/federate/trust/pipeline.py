@@ -122,39 +122,22 @@ class RejectedUpload:
 
 @dataclass(frozen=True)
 class UploadRound:
-    """What is known of a round before its uploads come.
+    """What is known of a round before its uploads come."""
 
-    Attributes:
-        method: whose uploads they are.
-        hp: its hyperparameters.
-        policy: what is done with uploads.
-        expected: what the method declares of an upload.
-        broadcast: what the clients were sent.
-        number: of the round, from 1.
-        seed: of the run.
-        names: of all clients of the run.
-        rows: n_i of all clients of the run.
-        clients: how many take part.
-        expected_clients: how many take part on average, which noise is accounted for.
-        expected_rows: the training rows of all clients that may take part.
-        attackers: clients that lie.
-        noise: the generator of privacy noise.
-    """
-
-    method: Method
-    hp: Hp
-    policy: TrustPolicy
-    expected: Uploads
-    broadcast: Tree
-    number: int
-    seed: int
-    names: Sequence[str]
-    rows: Sequence[float]
-    clients: int
-    expected_clients: float
-    expected_rows: float
-    attackers: frozenset[int]
-    noise: torch.Generator | None
+    method: Method  # whose uploads they are
+    hp: Hp  # its hyperparameters
+    policy: TrustPolicy  # what is done with uploads
+    expected: Uploads  # what the method declares of an upload
+    broadcast: Tree  # what the clients were sent
+    number: int  # of the round, from 1
+    seed: int  # of the run
+    names: Sequence[str]  # of all clients of the run
+    rows: Sequence[float]  # n_i of all clients of the run
+    clients: int  # how many take part
+    expected_clients: float  # how many take part on average, which noise is accounted for
+    expected_rows: float  # the training rows of all clients that may take part
+    attackers: frozenset[int]  # clients that lie
+    noise: torch.Generator | None  # the generator of privacy noise
 
 
 class UploadPipeline:

@@ -22,23 +22,14 @@ ON_BAD = ("fail", "reject")
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload.
+    """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload."""
 
-    Attributes:
-        rule: how uploads are taken together.
-        attack: who lies, and how.
-        on_bad: fail | reject, for uploads that update validation refuses.
-        byzantine: the share of a round's clients that ``rule`` expects to lie.
-        max_norm: the largest norm of an update that is accepted, None for no bound.
-        privacy: clipping and noise.
-    """
-
-    rule: RobustRule = MEAN
-    attack: Attack | None = None
-    on_bad: str = "fail"
-    byzantine: float = BYZANTINE
-    max_norm: float | None = None
-    privacy: Privacy | None = None
+    rule: RobustRule = MEAN  # how uploads are taken together
+    attack: Attack | None = None  # who lies, and how
+    on_bad: str = "fail"  # fail | reject, for uploads that update validation refuses
+    byzantine: float = BYZANTINE  # the share of a round's clients that ``rule`` expects to lie
+    max_norm: float | None = None  # the largest norm of an update that is accepted, None for no bound
+    privacy: Privacy | None = None  # clipping and noise
 
     @property
     def plain(self) -> bool:

@@ -83,19 +83,12 @@ def clip(V: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class RobustRule:
-    """A parsed ``--aggregate``: steps that change rows, then one that takes them together.
+    """A parsed ``--aggregate``: steps that change rows, then one that takes them together."""
 
-    Attributes:
-        text: as written.
-        before: (name, number) of each step.
-        last: of ``RULES``.
-        number: the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None.
-    """
-
-    text: str
-    before: tuple[tuple[str, float | None], ...]
-    last: str
-    number: float | None = None
+    text: str  # as written
+    before: tuple[tuple[str, float | None], ...]  # (name, number) of each step
+    last: str  # of ``RULES``
+    number: float | None = None  # the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None
 
     @property
     def votes(self) -> bool:
