@@ -20,6 +20,8 @@ from fedcache.store.store import Store
 from fedcache.store.text_features import slug_of
 from fedcache.store.verify import leftover_files
 
+DAY = 86_400.0
+
 
 def is_ingested(store: Store) -> bool:
     """Whether a store was made from a file of embeddings: no image is known of it."""
@@ -75,9 +77,6 @@ def store_option(store: Store) -> list[str]:
     """``--store PATH`` for a store outside the home, which no name finds; else nothing."""
     inside = store.path.resolve().parent == Home.from_environment().stores.resolve()
     return [] if inside else ["--store", str(store.path)]
-
-
-DAY = 86_400.0
 
 
 def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:

@@ -24,6 +24,9 @@ from fedcache.store.text_features import slug_of
 
 CHUNK_ROWS = 512
 
+WHERE = Path("from_arrays()")
+"""What messages name in the place of a file."""
+
 
 @dataclass
 class Content:
@@ -131,10 +134,6 @@ def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
         return to_stored_dtype(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)
     except FedcacheError as error:
         raise FedcacheError(error.code, error.message, "Mend these rows of the file or leave them out.") from error
-
-
-WHERE = Path("from_arrays()")
-"""What messages name in the place of a file."""
 
 
 def arrange_arrays(

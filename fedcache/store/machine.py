@@ -14,6 +14,14 @@ from fedcache.errors import MachineError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+SHARE = 0.5
+"""Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
+
+UNKNOWN = 2 << 30
+"""Where the system does not say what is free."""
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
 
 @contextmanager
 def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
@@ -38,15 +46,6 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
             f"{place} cannot be written: {error.strerror or error}.",
             "Check the permissions and the disk, then run the same command again: what is finished is kept.",
         ) from error
-
-
-SHARE = 0.5
-"""Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
-
-UNKNOWN = 2 << 30
-"""Where the system does not say what is free."""
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def memory_limit() -> int:

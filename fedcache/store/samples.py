@@ -16,6 +16,14 @@ from fedcache.store import chunks as files
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest
 
+INGESTED = "ingested"
+"""``source`` in the description of a dataset that came as embeddings: no image is known of it."""
+
+HELD_OUT = "of each class the fifth with the smallest uids"
+"""What ``held_out`` chooses, for a person."""
+
+SPLITS = ("train", "test", "validation")
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -46,13 +54,6 @@ class Samples:
                     f"Give one name per {key}.",
                 )
         return Samples(name=tuple(self.name), classes=tuple(self.classes), domains=tuple(self.domains), **out)
-
-
-INGESTED = "ingested"
-"""``source`` in the description of a dataset that came as embeddings: no image is known of it."""
-
-HELD_OUT = "of each class the fifth with the smallest uids"
-"""What ``held_out`` chooses, for a person."""
 
 
 def held_out(
@@ -114,9 +115,6 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
     if files.checksum(raw) not in listed:
         raise files.damaged(f"samples/{key}", place, "is whole but not the column the manifest lists")
     return raw
-
-
-SPLITS = ("train", "test", "validation")
 
 
 def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:

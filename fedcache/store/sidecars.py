@@ -36,6 +36,8 @@ QUARANTINE = "quarantine.jsonl"
 VANISHED = "is no longer in the dataset"
 """The reason of a row that a store has from an earlier one and whose image has gone: no defect, nor counted so."""
 
+HISTORY = "history.jsonl"
+
 
 def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
     """The file: {name, reason, row} per row."""
@@ -93,9 +95,6 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
 
 def _damaged(path: Path, why: str) -> FedcacheError:
     return files.damaged("the list of unreadable images", path, why)
-
-
-HISTORY = "history.jsonl"
 
 
 def append_event(store: Path, event: Mapping[str, Any]) -> None:

@@ -27,6 +27,26 @@ from fedcache.store.files import write_atomic
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 
+TRAIN = (
+    "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",
+    "on_bad_update", "byzantine", "max_update_norm",
+)  # fmt: skip
+"""Fields of ``TrainConfig`` that an app has."""
+
+PACKAGE = "fedcache_app"
+NEEDS = "flwr>=1.41,<1.42"
+VERSION = "1.0.0"
+MARK = "Written by fedcache flower app"
+
+README = """# {name}
+
+{mark}: {method} over {sites} sites.
+
+    fedcache flower run {folder} --superlink HOST:PORT --keys KEYS
+
+`[tool.flwr.app.config]` of pyproject.toml is what it does; the Python in it is the same for every method.
+"""
+
 
 def why_not(method: Method, hp: Hp) -> str | None:
     """What keeps a method from running over sites, in words; None for one that exchanges only uploads."""
@@ -63,13 +83,6 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
         raise UsageError(f"{', '.join(given)} deals what sites already hold.", "Leave it out: every site is a client.")
-
-
-TRAIN = (
-    "method", "preset", "backbones", "rounds", "participation", "seeds", "eval_every", "dtype", "aggregate",
-    "on_bad_update", "byzantine", "max_update_norm",
-)  # fmt: skip
-"""Fields of ``TrainConfig`` that an app has."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +177,6 @@ class Plan:
             raise UsageError(
                 f"The app's configuration has a wrong value: {error}.", "Write it anew: fedcache flower app"
             ) from error
-
-
-PACKAGE = "fedcache_app"
-NEEDS = "flwr>=1.41,<1.42"
-VERSION = "1.0.0"
-MARK = "Written by fedcache flower app"
-
-README = """# {name}
-
-{mark}: {method} over {sites} sites.
-
-    fedcache flower run {folder} --superlink HOST:PORT --keys KEYS
-
-`[tool.flwr.app.config]` of pyproject.toml is what it does; the Python in it is the same for every method.
-"""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from fedcache.federate.engines.flower import QUIET
 LOW, HIGH = (1, 41), (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
+GRACE = 8.0
+"""Seconds between asking a process to stop and stopping it."""
+
 
 def need_flower() -> str:
     """Flower's version. Raises MachineError without Flower, or with one that works otherwise."""
@@ -45,10 +48,6 @@ def program(name: str) -> str:
     if found is None:
         raise MachineError(f"{name} of Flower is not where Python's programs are.", INSTALL)
     return found
-
-
-GRACE = 8.0
-"""Seconds between asking a process to stop and stopping it."""
 
 
 def environment(flwr_home: Path) -> dict[str, str]:

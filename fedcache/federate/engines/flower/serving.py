@@ -37,6 +37,10 @@ KEY_UNKNOWN = "failed to activate supernode"
 
 WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server again: it registers every key of KEYS."
 
+HOST = "127.0.0.1"
+
+Told = Callable[[dict[str, Any]], None]
+
 
 def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, asked: threading.Event) -> None:
     """Run the SuperLink until it is asked to stop. Raises UsageError, MachineError."""
@@ -109,10 +113,6 @@ def _folder(home: Home, name: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_private(folder)
     return folder
-
-
-HOST = "127.0.0.1"
-Told = Callable[[dict[str, Any]], None]
 
 
 @dataclass

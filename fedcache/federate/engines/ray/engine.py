@@ -37,6 +37,15 @@ from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 from fedcache.runs.store_choice import wants_encoders
 
+GRACE = 30.0
+"""Seconds that workers get to keep their last round when the grid is stopped."""
+
+Slice = tuple[tuple[int, ...], ...]
+"""Programs, in task."""
+
+LoneRun = tuple[TrainConfig, PartitionConfig]
+"""One run: what to train, and how rows are dealt."""
+
 
 @contextmanager
 def open_pool(address: str | None, spec: TaskSpec, workers: int | None, observer: Observer) -> Iterator[RayWorkerPool]:
@@ -69,13 +78,6 @@ def needs_gpus(settings: ComputeSettings) -> bool:
 
 def _gpus() -> int:
     return torch.cuda.device_count()
-
-
-GRACE = 30.0
-"""Seconds that workers get to keep their last round when the grid is stopped."""
-
-Slice = tuple[tuple[int, ...], ...]
-"""Programs, in task."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,6 @@ class RunsTask:
     home: Home
     runs: Path
     threads: int
-
-
-LoneRun = tuple[TrainConfig, PartitionConfig]
-"""One run: what to train, and how rows are dealt."""
 
 
 def set_up_runs(task: RunsTask) -> RunsTask:
