@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, ClassVar
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line."""
+    """Exit codes of the command line; ``tools/make_docs.py`` says what each means."""
 
     OK = 0
     USAGE = 2
@@ -26,92 +25,6 @@ class Exit(IntEnum):
     FEDERATED = 7
     BUG = 10
     INTERRUPTED = 130
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What an exit code tells a script and its author.
-
-    Attributes:
-        short: in a line.
-        when: what happened, and what is left on the disk.
-        then: what to do.
-        example: a command that leaves with it.
-        given: what must be so that it does; empty where nothing must.
-    """
-
-    short: str
-    when: str
-    then: str
-    example: str
-    given: str = ""
-
-
-MEANINGS: Mapping[Exit, Meaning] = {
-    Exit.OK: Meaning("done", "The command did what it says, or found it done.", "Nothing.", "fedcache methods list"),
-    Exit.USAGE: Meaning(
-        "usage: unknown name, value out of range, infeasible partition",
-        "What was asked for makes no sense, so nothing was computed or changed. A misspelt option, method, "
-        "hyperparameter or key of fedcache.toml is here too.",
-        "Read the message: it names what was given, what is legal, and the nearest name.",
-        "fedcache train --method fedavgg",
-    ),
-    Exit.QUARANTINED: Meaning(
-        "finished, some inputs quarantined",
-        "Everything was computed, and some images could not be read, no more than --max-bad. They keep their rows and "
-        "are left out of training and tests.",
-        "Look at the names and reasons that are printed (all are in quarantine.jsonl), mend the files, and run the "
-        "same command again.",
-        "fedcache extract --dataset folder:photos --backbones efficientnet-lite0",
-        "where one of the photos is damaged",
-    ),
-    Exit.STORE: Meaning(
-        "store missing, locked, incompatible, or without the features asked for",
-        "There is no such store, another process writes to it, another version of fedcache made it, or the features a "
-        "method reads are not in it.",
-        "Run the extraction that the message prints; for a locked array wait, or say --wait.",
-        "fedcache inspect no-such-store",
-    ),
-    Exit.CORRUPT: Meaning(
-        "corruption found, or more bad inputs than `--max-bad`",
-        "Bytes on the disk are not those that were written, or so many images could not be read that something else "
-        "is wrong. Nothing damaged was turned into a number.",
-        "For a store: fedcache repair, then the extract command again. For a result: the same command with --fresh.",
-        "fedcache verify",
-        "on a store of which a byte was changed",
-    ),
-    Exit.ENVIRONMENT: Meaning(
-        "environment: device, weights, versions, disk space, network",
-        "This machine lacks something: weights, a package, a GPU that was asked for, memory, space, a network.",
-        "Read the message, or run fedcache doctor.",
-        "fedcache extract --dataset digits --backbones efficientnet-lite0 --device cuda",
-        "on a machine without a GPU",
-    ),
-    Exit.FEDERATED: Meaning(
-        "invalid federated run",
-        "Training gave numbers that are not finite, or an upload was malformed and --on-bad-update is fail. A grid "
-        "goes round such a point and leaves with this at its end.",
-        "Lower the learning rate; for malformed uploads see the client and round that are named.",
-        "fedcache train --method fedavg --set lr=1e30",
-        "on any store",
-    ),
-    Exit.BUG: Meaning(
-        "a bug in fedcache",
-        "Something happened that nobody thought of; a traceback is on stderr.",
-        "Report it with the traceback and the output of fedcache doctor.",
-        "fedcache doctor",
-        "any command may be it; this one goes with the report",
-    ),
-    Exit.INTERRUPTED: Meaning(
-        "stopped by a signal; the same command goes on",
-        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs at most one "
-        "chunk of every backbone. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
-        "Run the same command again.",
-        "fedcache extract --dataset digits --backbones efficientnet-lite0",
-        "when Ctrl-C is pressed",
-    ),
-}
-"""Every code of ``Exit``; the README's table and docs/exit-codes.md are made of it."""
 
 
 class FedcacheError(Exception):

@@ -91,14 +91,14 @@ def test_train_has_an_argument_for_every_option_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["fedcache.extract.recipe", "fedcache.report.svg", "fedcache.api", "fedcache.extract.backbones"]
+    "first", ["fedcache.extract.recipe", "fedcache.report.drawing", "fedcache.api", "fedcache.extract.backbones"]
 )
 def test_functions_stay_functions_whatever_was_imported_before_and_after(first: str) -> None:
     code = (
         f"import {first}\nimport sys, inspect, fedcache as fc\n"
         "assert not {'torch', 'numpy'} & set(sys.modules) or 'backbones' in sys.argv[1]\n"
         "import fedcache.extract.planning, fedcache.report.figures\n"
-        "from fedcache.extract import recipe\nfrom fedcache.report.svg import percent\n"
+        "from fedcache.extract import recipe\nfrom fedcache.report.drawing import percent\n"
         "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, first], capture_output=True, text=True, check=False)

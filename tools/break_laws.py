@@ -135,7 +135,7 @@ TABLE = (
       SUMS, SUMS + ', "x": x.flatten(-2)', "fedncm"),
     B("no_example_leaves_a_client", "the first two rows are sent", METHODS + "fedncm.py",
       SUMS, SUMS + ', "x": x[..., :2, :]', "fedncm"),
-    B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", "federate/methods/common/switches.py",
+    B("the_counter_agrees_with_the_closed_form", "counts of prototypes are free", METHODS + "common/prototypes.py",
       '(up["proto"].shape[-1] + 1)', 'up["proto"].shape[-1]', "fedproto"),
     B("the_counter_agrees_with_the_closed_form", "text features travel every round", ROUNDS,
       "text = once if not self.met[c] else 0", "text = once", "fst-cbdg"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -19,15 +19,15 @@ from typing import Annotated, Any
 import typer.main
 
 from fedcache.cli import COMMANDS, app
-from fedcache.errors import MEANINGS, Exit
+from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
 from fedcache.extract.datasets import digits, folder, info, known, paper, papers, torchvision
 from fedcache.extract.recipe import Recipe
+from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
-from fedcache.report.methods.page import page as method_page
-from fedcache.report.methods.page import row
+from fedcache.report.methods.facts import cells, disagreements, fidelities, leaving, objective
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = ("methods", "commands", "backbones", "datasets")
@@ -65,6 +65,88 @@ def methods() -> dict[str, str]:
     )
     pages = {f"{name}.md": method_page(name) for name in METHODS}
     return {"README.md": index("Methods", says, ("method", "what it does", "paper"), listed), **pages}
+
+
+def method_page(name: str) -> str:
+    """The documentation page of a method, in Markdown; the same text for the same code."""
+    m = METHODS[name]
+    d = m.defaults
+    share = "all" if d.participation is None else d.participation
+    lines = [
+        f"# {name}",
+        "",
+        m.summary,
+        "",
+        f"{m.paper}. Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
+        f"{', '.join(m.executions)}.",
+        "",
+        f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
+        f"round{'s' if d.rounds > 1 else ''}.",
+        "",
+        f"    fedcache train --method {name}",
+        "",
+        "```text",
+        objective(name),
+        "```",
+        "",
+        "## What leaves a client",
+        "",
+        *leaves(m),
+        "",
+        *sides(m),
+        "## Switches",
+        "",
+        "`--set key=value`; *official* is `--preset official`. [`fedcache grid`](../commands/grid.md) sweeps them.",
+        "",
+        "| key | paper | official | legal | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for h in m.hparams:
+        official = h.show(h.official) if h.official is not None else ""
+        lines.append(row(f"`{h.name}`", h.show(), official, h.legal(), h.help))
+    return "\n".join(lines) + "\n"
+
+
+def row(*cells: str) -> str:
+    """A row of a Markdown table.
+
+    >>> row("`lr`", "a | b")
+    '| `lr` | a \\\\| b |'
+    """
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def sides(method: Method) -> list[str]:
+    """Where the paper and its released code differ, and the switch that chooses; nothing where they do not."""
+    found = disagreements(method)
+    if not found:
+        return []
+    rows = [row(side["d"], f"`{side['switch']}`", side["paper"], side["official"]) for side in found]
+    return [
+        "## Where paper and code differ",
+        "",
+        "The text above and the switches below say what each number is about. `--preset official` takes the last "
+        "column; where it equals the one before, only the switch takes the other side.",
+        "",
+        "| disagreement | switch | paper | released code |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def leaves(method: Method) -> list[str]:
+    """The section of a method's documentation, in Markdown."""
+    rows = cells(leaving(method))
+    if not rows:
+        return ["Nothing."]
+    return [
+        "In every round, at 512 features and 10 classes, to the server and to whoever reads the wire:",
+        "",
+        "| tensors | dtype | what they are | what they tell |",
+        "|---|---|---|---|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
 
 
 # commands
@@ -214,6 +296,92 @@ def commands() -> dict[str, str]:
 def _first(text: str) -> str:
     """The first paragraph."""
     return " ".join(text.partition("\n\n")[0].split())
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an exit code tells a script and its author.
+
+    Attributes:
+        short: in a line.
+        when: what happened, and what is left on the disk.
+        then: what to do.
+        example: a command that leaves with it.
+        given: what must be so that it does; empty where nothing must.
+    """
+
+    short: str
+    when: str
+    then: str
+    example: str
+    given: str = ""
+
+
+MEANINGS: Mapping[Exit, Meaning] = {
+    Exit.OK: Meaning("done", "The command did what it says, or found it done.", "Nothing.", "fedcache methods list"),
+    Exit.USAGE: Meaning(
+        "usage: unknown name, value out of range, infeasible partition",
+        "What was asked for makes no sense, so nothing was computed or changed. A misspelt option, method, "
+        "hyperparameter or key of fedcache.toml is here too.",
+        "Read the message: it names what was given, what is legal, and the nearest name.",
+        "fedcache train --method fedavgg",
+    ),
+    Exit.QUARANTINED: Meaning(
+        "finished, some inputs quarantined",
+        "Everything was computed, and some images could not be read, no more than --max-bad. They keep their rows and "
+        "are left out of training and tests.",
+        "Look at the names and reasons that are printed (all are in quarantine.jsonl), mend the files, and run the "
+        "same command again.",
+        "fedcache extract --dataset folder:photos --backbones efficientnet-lite0",
+        "where one of the photos is damaged",
+    ),
+    Exit.STORE: Meaning(
+        "store missing, locked, incompatible, or without the features asked for",
+        "There is no such store, another process writes to it, another version of fedcache made it, or the features a "
+        "method reads are not in it.",
+        "Run the extraction that the message prints; for a locked array wait, or say --wait.",
+        "fedcache inspect no-such-store",
+    ),
+    Exit.CORRUPT: Meaning(
+        "corruption found, or more bad inputs than `--max-bad`",
+        "Bytes on the disk are not those that were written, or so many images could not be read that something else "
+        "is wrong. Nothing damaged was turned into a number.",
+        "For a store: fedcache repair, then the extract command again. For a result: the same command with --fresh.",
+        "fedcache verify",
+        "on a store of which a byte was changed",
+    ),
+    Exit.ENVIRONMENT: Meaning(
+        "environment: device, weights, versions, disk space, network",
+        "This machine lacks something: weights, a package, a GPU that was asked for, memory, space, a network.",
+        "Read the message, or run fedcache doctor.",
+        "fedcache extract --dataset digits --backbones efficientnet-lite0 --device cuda",
+        "on a machine without a GPU",
+    ),
+    Exit.FEDERATED: Meaning(
+        "invalid federated run",
+        "Training gave numbers that are not finite, or an upload was malformed and --on-bad-update is fail. A grid "
+        "goes round such a point and leaves with this at its end.",
+        "Lower the learning rate; for malformed uploads see the client and round that are named.",
+        "fedcache train --method fedavg --set lr=1e30",
+        "on any store",
+    ),
+    Exit.BUG: Meaning(
+        "a bug in fedcache",
+        "Something happened that nobody thought of; a traceback is on stderr.",
+        "Report it with the traceback and the output of fedcache doctor.",
+        "fedcache doctor",
+        "any command may be it; this one goes with the report",
+    ),
+    Exit.INTERRUPTED: Meaning(
+        "stopped by a signal; the same command goes on",
+        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs at most one "
+        "chunk of every backbone. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
+        "Run the same command again.",
+        "fedcache extract --dataset digits --backbones efficientnet-lite0",
+        "when Ctrl-C is pressed",
+    ),
+}
+"""Every code of ``Exit``; the README's table and docs/exit-codes.md are made of it."""
 
 
 def exit_codes() -> str:

@@ -203,12 +203,19 @@ def page(rows: dict[str, dict[str, object]], when: str) -> str:
 
 
 def leaves() -> str:
-    """What leaves a client, by kind, as a table."""
+    """What leaves a client, by kind, as a table over all methods: nothing first, what few send last."""
     from fedcache.federate.methods import METHODS
-    from fedcache.report.methods.uploads import by_kind
+    from fedcache.report.methods.facts import leaving
 
+    found: dict[tuple[str, str], list[str]] = {("nothing", "-"): []}
+    for method in METHODS.values():
+        parts = leaving(method)
+        for kind in dict.fromkeys((p.what, p.tells) for p in parts) or [("nothing", "-")]:
+            found.setdefault(kind, []).append(method.name)
+    first, *others = found.items()
+    rows = [first, *sorted(others, key=lambda item: -len(item[1]))]
     lines = ["| what leaves a client in a round | what it tells | methods |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {w} | {t} | {', '.join(names)} |" for w, t, names in by_kind(METHODS.values()))])
+    return "\n".join([*lines, *(f"| {what} | {tells} | {', '.join(names)} |" for (what, tells), names in rows)])
 
 
 WORDS = """\

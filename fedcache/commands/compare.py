@@ -11,8 +11,8 @@ from fedcache.commands.options import command, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
-from fedcache.report.comparison_text import caption, differences, sentences, values
-from fedcache.report.drawing_files import check_file
+from fedcache.report.comparison_output import caption, differences, sentences, values
+from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather
 from fedcache.report.paired_tests import Comparison
 from fedcache.store.files import write_atomic

@@ -16,8 +16,8 @@ from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
 from fedcache.process import Stop
+from fedcache.report.drawing import percent
 from fedcache.report.page import write_report
-from fedcache.report.svg import percent
 from fedcache.runs.partitions import make_partition
 from fedcache.store.store import Store
 
@@ -94,7 +94,6 @@ def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
 
     The digits' own template becomes the current one, whatever was extracted before: the table does not depend on it.
     """
-
     print_command(
         observer,
         "extract",
@@ -118,7 +117,6 @@ def extract_features(home: Home, observer: TerminalObserver, stop: Stop) -> str:
 
 def make_partitions(store: str, observer: TerminalObserver) -> dict[str, str]:
     """The two partitions, saved in the store."""
-
     opened = Store.open(Path(store))
     names = {}
     for label, config in PARTITIONS:
@@ -174,7 +172,6 @@ def table_row(name: str, runs: dict[str, Run]) -> dict[str, Any]:
 
 def demo_table(rows: list[dict[str, Any]]) -> object:
     """Accuracy on both partitions, what one client sends per round, and seconds."""
-
     cells = [
         (
             r["name"],

@@ -59,7 +59,7 @@ def methods_info(name: Name) -> CommandResult:
     """
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    from fedcache.report.methods import facts, uploads
+    from fedcache.report.methods import facts
 
     m = METHODS[name]
     entries = [
@@ -73,7 +73,7 @@ def methods_info(name: Name) -> CommandResult:
         for h in m.hparams
     ]
     d, sizes = m.defaults, current_sizes(Home.from_environment())
-    sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), uploads.leaving(m, sizes)
+    sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), facts.leaving(m, sizes)
     data = {
         "name": m.name,
         "paper": m.paper,
@@ -108,5 +108,5 @@ def methods_info(name: Name) -> CommandResult:
         shown.append(TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided))
     if parts:
         columns = ("tensors", "dtype", "what they are", "what they tell")
-        shown.append(TextTable("what leaves a client in a round", columns, uploads.cells(parts)))
+        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
     return CommandResult(data, lines, renderables=shown)

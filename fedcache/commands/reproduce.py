@@ -15,8 +15,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.federate.engines.choose import engine_of
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.reproduce import registry
-from fedcache.reproduce.proxies import Options
-from fedcache.reproduce.requirements import RequirementCheck
+from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.files import write_atomic
 
 PROTOCOL = "Protocol"
@@ -118,7 +117,6 @@ def wanted_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
 
 def list_entries() -> CommandResult:
     """Every entry, and what it lacks here."""
-
     looker = RequirementCheck(Home.from_environment())
     found, rows = [], []
     commands: dict[tuple[str, str], tuple[str, str]] = {}
@@ -129,17 +127,12 @@ def list_entries() -> CommandResult:
         status = "ready" if not missing else f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
-        if any(n.kind == "code" for n in missing):
-            status = "not runnable: " + "; ".join(n.why for n in missing if n.kind == "code")
         commands |= {
             (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0]) for n in missing
         }
         found.append(
             {
-                "name": entry.name,
-                "title": entry.title,
-                "paper": entry.paper,
-                "kind": entry.kind,
+                **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind")},
                 "ready": not missing,
                 "status": status,
                 "cells": len(per_cell),
@@ -159,7 +152,7 @@ def list_entries() -> CommandResult:
 
 def describe_entry(name: str) -> CommandResult:
     """The protocol, the switches and every printed number of an entry."""
-    from fedcache.reproduce import number_text, render
+    from fedcache.reproduce import metrics, render
 
     entry = registry.entry(name)
     missing = RequirementCheck(Home.from_environment()).all_missing(entry)
@@ -170,7 +163,7 @@ def describe_entry(name: str) -> CommandResult:
     lines += [f"Not given: {text}." for text in entry.not_given] + [f"Note: {text}" for text in entry.notes]
     lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or ["Everything it needs is here."]
     printed = [
-        (*cell.at, number_text.name(m), number_text.show_printed(p, m))
+        (*cell.at, metrics.name(m), metrics.show_printed(p, m))
         for cell in entry.cells
         for m, p in zip(cell.metrics, cell.printed, strict=True)
     ]

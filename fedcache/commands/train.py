@@ -29,7 +29,7 @@ from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.grids import presets
 from fedcache.process import Stop, keep_freed_memory
-from fedcache.report.svg import percent
+from fedcache.report.drawing import percent
 from fedcache.runs.events import tracking
 
 if TYPE_CHECKING:

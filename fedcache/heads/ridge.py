@@ -1,7 +1,7 @@
 """Linear systems of summed statistics: the packed Gram matrix, and solves that refuse singular systems.
 
 One ridge is solved by Cholesky; many ridges of one system share its eigenvalues (``spectrum``), after which each costs
-one product.
+one product. Random Fourier features make the ridge of features one with a Gaussian kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,3 +121,13 @@ def _singular(largest: Tensor, features: int, ridge: float, switch: str, unit: f
         "features are constant, or sums of others, or outnumber the rows, or an upload lies.",
         f"Regularise more, for example --set {switch}={works:.1g}",
     )
+
+
+def drawn_fourier(g: np.random.Generator, width: int, dim: int, sigma: float) -> tuple[Tensor, Tensor]:
+    """Frequencies Om [width, dim] ~ N(0, 1 / sigma^2) and phases u [dim] ~ U[0, 2 pi), in float64."""
+    return torch.from_numpy(g.standard_normal((width, dim)) / sigma), torch.from_numpy(g.uniform(0, 2 * np.pi, dim))
+
+
+def fourier_features(z: Tensor, om: Tensor, u: Tensor) -> Tensor:
+    """sqrt(2 / dim) cos(z Om + u) [.., dim] of z [.., width]: inner products are about exp(-|z - z'|^2 / 2 sigma^2)."""
+    return torch.cos(z @ om.to(z.device) + u.to(z.device)) * math.sqrt(2.0 / len(u))

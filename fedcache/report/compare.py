@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.report import comparison_text, critical_difference
+from fedcache.report import comparison_output
 from fedcache.report.find_runs import Gathered, LeftOut, by_setting, setting_names
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
 from fedcache.report.paired_tests import Comparison, compared
@@ -42,12 +42,12 @@ class Comparisons:
 
     def markdown(self) -> str:
         """All tables as Markdown."""
-        return "\n".join([*(comparison_text.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)])
+        return "\n".join([*(comparison_output.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)])
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        said = map(comparison_text.comment, self.said)
-        return "\n".join([*said, *(comparison_text.latex(c) for c in self.tables)])
+        said = map(comparison_output.comment, self.said)
+        return "\n".join([*said, *(comparison_output.latex(c) for c in self.tables)])
 
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
@@ -60,13 +60,13 @@ class Comparisons:
                 f"--plot draws one diagram, and there are {len(self.tables)} settings.",
                 "Name the runs of one setting, or compare over settings:  --over settings",
             )
-        critical_difference.draw(self.tables[0], Path(path))
+        comparison_output.draw_ranks(self.tables[0], Path(path))
 
     def _repr_html_(self) -> str:
         from html import escape
 
         return "".join(
-            [*(f"<p>{escape(s)}</p>" for s in self.said), *(comparison_text.as_html(c) for c in self.tables)]
+            [*(f"<p>{escape(s)}</p>" for s in self.said), *(comparison_output.as_html(c) for c in self.tables)]
         )
 
     def __repr__(self) -> str:

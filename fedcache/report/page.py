@@ -18,8 +18,8 @@ from typing import Any
 import fedcache
 from fedcache.errors import MachineError, UsageError
 from fedcache.progress import Observer, Silent
-from fedcache.report.drawing_files import need_matplotlib
-from fedcache.report.figures import data, grids, models, runs
+from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
+from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import (
     Gathered,
     RunQuery,
@@ -31,9 +31,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
-from fedcache.report.rerun_command import command_of
-from fedcache.report.run_stores import RunStore, store_of_run
-from fedcache.report.svg import Plot, percent, short, size
+from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.store.files import write_atomic
 
 MOST_SETTINGS = 12
@@ -181,11 +179,11 @@ def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) ->
     if made[0] is None:
         notes.append("No run measured its accuracy in more than one round: `--eval-every 1` gives the curves.")
     for i, (label, entry) in enumerate(firsts[:MOST_CONFUSIONS]):
-        made.append(models.confusion(f"{ident}-confusion{i}", label, entry))
+        made.append(runs.confusion(f"{ident}-confusion{i}", label, entry))
     if any("confusion" not in e.result for e in entries):
         notes.append("Results of earlier versions hold no confusion matrix: `--fresh` makes them again.")
-    made += models.own_numbers(f"{ident}-own", named)
-    notes += models.last_numbers(named)
+    made += runs.own_numbers(f"{ident}-own", named)
+    notes += runs.last_numbers(named)
     if isinstance(source, RunStore):
         made.append(data.dots(f"{ident}-dots", source))
         made += [data.plane(f"{ident}-plane{i}", source, k, embed) for i, k in enumerate(source.keys[:MOST_PLANES])]

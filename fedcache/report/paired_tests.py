@@ -1,7 +1,7 @@
 """Treatments compared over paired blocks: means with intervals, paired differences with corrected p values, ranks.
 
 A treatment is a run (over settings: equal runs of several settings), a block is a seed, a client or a setting. Numbers
-in, frozen dataclasses out; ``blocks.py`` finds the numbers, ``comparison_text.py`` writes them.
+in, frozen dataclasses out; ``blocks.py`` finds the numbers, ``comparison_output.py`` writes them.
 """
 
 from __future__ import annotations

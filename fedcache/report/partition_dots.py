@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.federate.partition.partition import Columns, Partition
-from fedcache.report.drawing_files import plain, write_drawing
+from fedcache.report.drawing import plain, write_drawing
 
 CELL = 0.42  # inches between two clients or classes in a small figure
 WIDEST = 14.0  # inches of a large one, whose dots shrink instead

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,17 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones import lookup
 from fedcache.extract.images import decode
 from fedcache.extract.recipe import slug
+from fedcache.federate.engine import diagnostics
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
-from fedcache.federate.methods.common.switches import head_of
+from fedcache.federate.methods.common.model import head_of
 from fedcache.heads.projection import embed
 from fedcache.report.partition_dots import draw
 from fedcache.reproduce.metrics import Value
+from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.prepare import CellPartition, Workbench, partition_cell, short_batches, with_known_domains
-from fedcache.reproduce.proxies import find_domain
 from fedcache.reproduce.registry import PaperCell
-from fedcache.reproduce.requirements import DIAGNOSTICS
 from fedcache.runs.open_run import prepare_run, row_source
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.spec import parse_participation, parse_seeds
@@ -40,7 +39,6 @@ Measured = tuple[dict[str, Value | None], list[str]]
 
 def model(cell: PaperCell, _bench: Workbench) -> Measured:
     """A trained layer in words, from the tensors that the head really makes."""
-
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
@@ -82,7 +80,6 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     """Entropy in bits of softmax(I.T) over random training rows: mean, smallest, and the bound log2 C."""
-
     found = workbench.features(cell)
     store = Store.open(found.path)
     pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
@@ -104,7 +101,6 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
 
 def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
-
     data = workbench.images(cell)
     wanted = str(cell.options["class_of"])
     said = [] if wanted in data.classes else [f"class: {data.classes[0]} instead of {wanted}"]
@@ -122,21 +118,17 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     return {"picture": str(path)}, said
 
 
-def formula(cell: PaperCell, workbench: Workbench) -> Measured:
-    """A formula at the numbers of a cell: FedPCL's bound where it asks for one, else FLESD's equation 11."""
-    return (bound if "bound_printed" in cell.metrics else exchange)(cell, workbench)
+def formula(cell: PaperCell, _bench: Workbench) -> Measured:
+    """A formula at the numbers of a cell.
 
-
-def bound(cell: PaperCell, _bench: Workbench) -> Measured:
-    """FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share."""
-    found = diagnostics().generalisation_bound(**cell.options)
-    return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
-
-
-def exchange(cell: PaperCell, _bench: Workbench) -> Measured:
-    """FLESD's equation 11: what each way sends up, and whether representations cost less."""
+    FedPCL's theorem 4.1 as printed, with McDiarmid's constants corrected, and the term both share; or FLESD's equation
+    11: what each way sends up, and whether representations cost less.
+    """
     o = cell.options
-    found = diagnostics().flesd_exchange(
+    if "bound_printed" in cell.metrics:
+        found = diagnostics.generalisation_bound(**o)
+        return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
+    cost = diagnostics.flesd_exchange(
         public=o["public_rows"],
         width=o["width"],
         weights=o["weights"],
@@ -144,9 +136,9 @@ def exchange(cell: PaperCell, _bench: Workbench) -> Measured:
         average_rounds=o["averaging_rounds"],
     )
     return {
-        "flesd_scalars": float(found.representations),
-        "averaging_scalars": float(found.weights),
-        "cheaper": "yes" if found.cheaper else "no",
+        "flesd_scalars": float(cost.representations),
+        "averaging_scalars": float(cost.weights),
+        "cheaper": "yes" if cost.cheaper else "no",
     }, []
 
 
@@ -155,32 +147,25 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
 
     These models are trained here and not kept: a stored result holds no weights.
     """
-
     found = workbench.features(cell)
     dealt = partition_cell(cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy)
     models = [trained(cell, workbench, names, dealt) for names in (*((n,) for n in found.names), found.names)]
     clients = dealt.partition.clients
     proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
-    s = diagnostics().fusion_similarity(proto[:-1], proto[-1], owned)
-    projected = [
-        [
-            embed(head_of(of.settings, "projection"), state, of.data.x[clients[i].train, 0])[0]
-            for i, state in enumerate(states)
-        ]
-        for states, of in models
-    ]
+    s = diagnostics.fusion_similarity(proto[:-1], proto[-1], owned)
+    projected = []
+    for states, of in models:
+        head, x = head_of(of.settings, "projection"), of.data.x
+        projected.append([embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)])
     cka = [
-        [diagnostics().linear_cka(mine, fused) for mine, fused in zip(projected[k], projected[-1], strict=True)]
+        [diagnostics.linear_cka(mine, fused) for mine, fused in zip(projected[k], projected[-1], strict=True)]
         for k in range(len(found.names))
     ]
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
-    said = [
-        *dealt.departures,
-        *short,
-        *(["one backbone: there is nothing to compare"] if len(found.names) == 1 else []),
-    ]
+    said = [*dealt.departures, *short]
+    said += ["one backbone: there is nothing to compare"] if len(found.names) == 1 else []
     return {"heatmap": _matrix(found.names, names, s.tolist()), "cka": _matrix(found.names, names, cka)}, said
 
 
@@ -217,11 +202,6 @@ def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[fl
     """A row for each backbone, a number for each client."""
     rows = [f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)]
     return f"{'; '.join(rows)} (columns {', '.join(clients)})"
-
-
-def diagnostics() -> Any:
-    """``fedcache.federate.engine.diagnostics``, where this fedcache has it; ``needs`` asked before."""
-    return import_module(DIAGNOSTICS)
 
 
 def _picture(cell: PaperCell, workbench: Workbench) -> Path:

@@ -1,4 +1,4 @@
-"""What a finished run says about a metric of a table, in the unit the papers print, and how two numbers compare."""
+"""What a finished run says about a metric of a table, in the unit the papers print; how numbers compare, as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcache.errors import unknown
-from fedcache.federate.methods.common.switches import head_of
-from fedcache.reproduce.proxies import find_domain
+from fedcache.federate.methods.common.model import head_of
+from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.directory import rounds_of
 
@@ -127,12 +127,16 @@ def _percent(value: Any) -> float | None:
     return None if value is None else 100.0 * float(value)
 
 
-def _accuracy(run: Run, _rest: str) -> Value | None:
-    return _percent(run.accuracy["mean"])
+def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
+    """A number of the result at these keys, times ``scale``; None where a run has none."""
 
+    def read(run: Run, _rest: str) -> Value | None:
+        value: Any = run.result
+        for key in keys:
+            value = value.get(key, {})
+        return None if value is None or value == {} else scale * float(value)
 
-def _client_mean(run: Run, _rest: str) -> Value | None:
-    return _percent(run.accuracy["client_mean"])
+    return read
 
 
 def _client_min(run: Run, _rest: str) -> Value | None:
@@ -151,15 +155,6 @@ def _domain(run: Run, rest: str) -> Value | None:
     return None if name is None else _percent(values[name])
 
 
-def _fairness(key: str) -> Callable[[Run, str], Value | None]:
-    return lambda run, _rest: _percent(run.fairness.get(key))
-
-
-def _std(run: Run, _rest: str) -> Value | None:
-    value = run.fairness.get("std_pp")
-    return None if value is None else float(value)
-
-
 def _params(run: Run, _rest: str) -> Value | None:
     return float(run.traffic["paper"]["per_client_round"]["up"])
 
@@ -170,15 +165,6 @@ def _head_params(run: Run, _rest: str) -> Value | None:
         return float(run.result["parameters"]["trainable"])
     hp = {"dim": run.result["hyperparameters"].get("dim", 256)}
     return float(head_of(hp, "mlp").paper_weights(sum(run.result["widths"]), run.result["classes"]))
-
-
-def _fixed_params(run: Run, _rest: str) -> Value | None:
-    found = run.result.get("parameters", {}).get("fixed")
-    return None if found is None else float(found)
-
-
-def _macro_f1(run: Run, _rest: str) -> Value | None:
-    return _percent(run.result.get("macro_f1", {}).get("mean"))
 
 
 def _seconds(run: Run, _rest: str) -> Value | None:
@@ -209,20 +195,20 @@ def _near_best(run: Run, rest: str) -> Value | None:
 
 
 METRICS: Mapping[str, Callable[[Run, str], Value | None]] = {
-    "accuracy": _accuracy,
-    "client_mean": _client_mean,
+    "accuracy": _at("accuracy", "mean", scale=100.0),
+    "client_mean": _at("accuracy", "client_mean", scale=100.0),
     "client_min": _client_min,
     "client": _client,
     "domain": _domain,
-    "worst10": _fairness("worst10"),
-    "worst20": _fairness("worst20"),
-    "worst40": _fairness("worst40"),
-    "best10": _fairness("best10"),
-    "std": _std,
+    "worst10": _at("fairness", "worst10", scale=100.0),
+    "worst20": _at("fairness", "worst20", scale=100.0),
+    "worst40": _at("fairness", "worst40", scale=100.0),
+    "best10": _at("fairness", "best10", scale=100.0),
+    "std": _at("fairness", "std_pp"),
     "params": _params,
     "head_params": _head_params,
-    "fixed_params": _fixed_params,
-    "macro_f1": _macro_f1,
+    "fixed_params": _at("parameters", "fixed"),
+    "macro_f1": _at("macro_f1", "mean", scale=100.0),
     "seconds_per_round": _seconds,
     "curve": _curve,
     "near_best": _near_best,
@@ -240,3 +226,52 @@ UNITS: Mapping[str, str] = {
     "entropy_mean": "bits",
     "entropy_least": "bits",
 }  # fmt: skip
+
+
+def name(metric: str) -> str:
+    """A metric with its unit."""
+    words = metric.replace("_", " ").replace(":", " ")
+    return f"{words} ({unit(metric)})" if unit(metric) else words
+
+
+def show_number(value: float, metric: str) -> str:
+    """Two decimals for what has a unit, whole numbers for what is counted, five decimals for a bound."""
+    if unit(metric):
+        return f"{value:.3f}" if unit(metric) == "bits" else f"{value:.2f}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
+
+
+def show_printed(printed: Printed | None, metric: str) -> str:
+    """As the paper has it: mean (std)."""
+    if printed is None:
+        return "-"
+    if printed.mean is None:
+        return printed.text or "-"
+    spread = f" ({show_number(printed.std, metric)})" if printed.std is not None else ""
+    return show_number(printed.mean, metric) + spread
+
+
+def show_measured(measured: Measurement, metric: str) -> str:
+    """Mean (std), a text, or a curve from its first to its last round."""
+    if measured.curve is not None:
+        first, last = show_number(measured.curve[0], metric), show_number(measured.curve[-1], metric)
+        return f"{first} to {last} in {len(measured.curve)} rounds"
+    if measured.mean is None:
+        return measured.text or "-"
+    counted = not unit(metric) and not measured.std  # what is counted is the same for every seed
+    spread = "" if measured.std is None or counted else f" ({show_number(measured.std, metric)})"
+    return show_number(measured.mean, metric) + spread
+
+
+def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
+    """The difference, and its standard errors with whose spread they are of."""
+    if compared.same is not None:
+        return ("equal" if compared.same else "differs"), ""
+    if compared.difference is None:
+        return "", ""
+    sign = "+" if compared.difference >= 0 else "-"
+    difference = sign + show_number(abs(compared.difference), metric)
+    if compared.errors is None:
+        return difference, "-"
+    whose = "" if compared.spread == "both" else f" ({compared.spread} std only)"
+    return difference, f"{compared.errors:+.1f}{whose}"

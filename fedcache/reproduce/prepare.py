@@ -20,7 +20,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
 from fedcache.progress import Observer, Round, Silent
-from fedcache.reproduce.proxies import Options, find_domain, match_domains
+from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
 
@@ -149,7 +149,6 @@ class Workbench:
 
     def columns(self, cell: PaperCell) -> Columns:
         """What a partition may know of the images of a cell; every one counts as readable."""
-
         d = self.images(cell)
         return Columns(d.label, d.domain, d.split, np.ones(len(d), np.uint8), d.uid, d.classes, d.domains, d.digest)
 

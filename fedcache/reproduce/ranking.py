@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.number_text import name
+from fedcache.reproduce.metrics import Measurement, name
 from fedcache.reproduce.registry import PaperCell
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedcache.reproduce.metrics import compare, unit
-from fedcache.reproduce.number_text import name, show_compared, show_measured, show_printed
+from fedcache.reproduce.metrics import compare, name, show_compared, show_measured, show_printed, unit
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, PaperTable
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
@@ -194,11 +193,7 @@ def cell_data(cell: PaperCell) -> dict[str, Any]:
 def entry_data(entry: PaperTable) -> dict[str, Any]:
     """An entry as plain values: the protocol and every printed number."""
     return {
-        "name": entry.name,
-        "title": entry.title,
-        "paper": entry.paper,
-        "kind": entry.kind,
-        "setting": entry.setting,
+        **{key: getattr(entry, key) for key in ("name", "title", "paper", "kind", "setting")},
         "labels": list(entry.labels),
         "roles": list(entry.roles()),
         "printed_seeds": entry.printed_seeds,

@@ -18,12 +18,20 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.cell_kinds import MEASURES
-from fedcache.reproduce.metrics import AgainstPrinted, Measurement, Value, compare, measure, over_seeds, subtract
-from fedcache.reproduce.number_text import name, show_measured
+from fedcache.reproduce.metrics import (
+    AgainstPrinted,
+    Measurement,
+    Value,
+    compare,
+    measure,
+    name,
+    over_seeds,
+    show_measured,
+    subtract,
+)
+from fedcache.reproduce.planning import READS, Options, PlannedCell, Requirement, RequirementCheck, plan
 from fedcache.reproduce.prepare import ReproductionEngine, Workbench, partition_cell, short_batches, with_known_domains
-from fedcache.reproduce.proxies import Options, PlannedCell, plan
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable
-from fedcache.reproduce.requirements import READS, Requirement, RequirementCheck, unique
 from fedcache.runs.loop import train
 from fedcache.runs.spec import parse_seeds
 
@@ -118,7 +126,15 @@ def reproduce(
     options, observer, stop = options or Options(), observer or Silent(), stop or Stop()
     looker = RequirementCheck(home, options.weights, options.data)
     planned = plan(entry, options, looker)
-    lacks = [_missing_for(entry, p, options, looker) for p in planned]
+    lacks = [
+        # What extraction fetches is not missing, and data given with --on is looked at when it is opened.
+        [
+            n
+            for n in looker.missing(entry, p.cell)
+            if not n.fetched and not (n.kind == "data" and options.on is not None)
+        ]
+        for p in planned
+    ]
     if options.on is not None:  # a word that is no dataset is refused at once
         datasets.peek(options.on, memory=memory_of(home), roots=looker.roots, data=home.data)
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
@@ -139,7 +155,8 @@ def reproduce(
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            lines.append(_measure_cell(entry, p, workbench, _twin(p, lines) if options.proxy else None))
+            earlier = [ln for ln in lines if options.proxy and not ln.why_not and _same(ln.planned.cell, p.cell)]
+            line = _measure_cell(entry, p, workbench, earlier[0] if earlier else None)
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
@@ -147,25 +164,20 @@ def reproduce(
             lines.append(ReproducedCell(p, why_not=error.message))
             observer.note(f"{where}: not run, {error.message}")
             continue
-        observer.note(f"{where}: {_short(lines[-1])}")
+        lines.append(line)
+        metric = line.cell.metrics[0]
+        stored = f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
+        observer.note(f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}")
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
-
-
-def _missing_for(
-    entry: PaperTable, planned: PlannedCell, options: Options, looker: RequirementCheck
-) -> list[Requirement]:
-    """What keeps a planned cell from being measured; data given with ``--on`` is looked at when it is opened."""
-    found = looker.missing(entry, planned.cell)
-    return [n for n in found if not n.fetched and not (n.kind == "data" and options.on is not None)]
 
 
 def _nothing_can_run(
     entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
 ) -> FedcacheError:
     """The error of an entry none of whose cells can be run."""
-    needs = unique(n for lack in lacks for n in lack)
+    needs = list(dict.fromkeys(n for lack in lacks for n in lack))
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(p.refused or "" for p in planned)
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
@@ -177,13 +189,9 @@ def _nothing_can_run(
     )
 
 
-def _twin(planned: PlannedCell, lines: Sequence[ReproducedCell]) -> ReproducedCell | None:
-    """The first row that was measured as this one will be."""
-
-    def what(cell: PaperCell) -> PaperCell:
-        return replace(cell, labels={}, printed=())
-
-    return next((ln for ln in lines if not ln.why_not and what(ln.planned.cell) == what(planned.cell)), None)
+def _same(one: PaperCell, other: PaperCell) -> bool:
+    """Whether two cells are the same measurement."""
+    return replace(one, labels={}, printed=()) == replace(other, labels={}, printed=())
 
 
 def _measure_cell(
@@ -207,12 +215,8 @@ def _measure_cell(
     return line
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """One ordinary run of a cell: a seed with its own partition."""
-
-    config: TrainConfig
-    partition: PartitionConfig
+RunRequest = tuple[TrainConfig, PartitionConfig]
+"""One ordinary run of a cell: a seed with its own partition."""
 
 
 def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRequest], list[str]]:
@@ -238,7 +242,7 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
             eval_every=cell.eval_every,
             set=settings,
         )
-        asked.append(RunRequest(config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
+        asked.append((config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options)))
     return asked, said
 
 
@@ -253,7 +257,7 @@ def _train_on_cluster(planned: Sequence[PlannedCell], workbench: Workbench, engi
                 raise
     if asked:
         workbench.made |= engine.run_configurations(
-            [(a.config, a.partition) for a in asked], workbench.home, workbench.runs, workbench.observer, workbench.halt
+            asked, workbench.home, workbench.runs, workbench.observer, workbench.halt
         )
 
 
@@ -261,11 +265,11 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
     """One ordinary run for each seed, each with its own partition."""
     asked, said = _requests_of(line.planned, workbench)
     values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}
-    for one in asked:
+    for config, partition in asked:
         done = train(
-            one.config,
+            config,
             workbench.home,
-            partition=one.partition,
+            partition=partition,
             runs=workbench.runs,
             extract=False,
             observer=workbench.quiet,
@@ -305,10 +309,3 @@ def _take_out_shared(lines: Sequence[ReproducedCell]) -> list[str]:
     for line in run:
         line.departures = [d for d in line.departures if d not in common]
     return common
-
-
-def _short(line: ReproducedCell) -> str:
-    """The first metric in a few words, for the story."""
-    metric = line.cell.metrics[0]
-    stored = f" ({line.reused} of {len(line.runs)} runs were there already)" if line.reused else ""
-    return f"{name(metric)} {show_measured(line.measured[metric], metric)}{stored}"

@@ -24,7 +24,7 @@ from command import fedcache
 
 import fedcache as fc
 from fedcache.cli import app
-from fedcache.errors import MEANINGS, Exit
+from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +48,13 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
+MAKE_DOCS = loaded(ROOT / "tools" / "make_docs.py")
+MEANINGS = MAKE_DOCS.MEANINGS
+
+
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return loaded(ROOT / "tools" / "make_docs.py")
+    return MAKE_DOCS
 
 
 def text(path: Path) -> str:

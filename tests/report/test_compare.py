@@ -18,8 +18,8 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
-from fedcache.report import critical_difference as cd_diagram
-from fedcache.report.comparison_text import latex, markdown
+from fedcache.report import comparison_output as cd_diagram
+from fedcache.report.comparison_output import latex, markdown
 from fedcache.report.find_runs import gather
 from fedcache.report.paired_blocks import PairedBlocks, across, complete, within
 from fedcache.report.paired_tests import Comparison, compared
@@ -539,12 +539,12 @@ def test_from_python(three: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_equal_comparisons_are_equal_diagrams(kind: str, tmp_path: Path) -> None:
     for place in "ab":
-        cd_diagram.draw(four(), tmp_path / f"{place}.{kind}")
+        cd_diagram.draw_ranks(four(), tmp_path / f"{place}.{kind}")
     assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
 
 def test_the_diagram_has_a_bar_for_each_group_and_no_two_bars_touch(tmp_path: Path) -> None:
-    cd_diagram.draw(four(), tmp_path / "p.svg")
+    cd_diagram.draw_ranks(four(), tmp_path / "p.svg")
     assert (tmp_path / "p.svg").read_text().count('<g id="group"') == 3
     # (1, 2) and (2, 3) meet; (3.5, 4) has the first line to itself again
     assert cd_diagram.stacked([(1, 2), (2, 3), (3.5, 4)]) == [(1, 2, 0), (2, 3, 1), (3.5, 4, 0)]
@@ -553,7 +553,7 @@ def test_the_diagram_has_a_bar_for_each_group_and_no_two_bars_touch(tmp_path: Pa
 def test_names_are_drawn_as_they_are_and_many_stay_a_figure(tmp_path: Path) -> None:
     names = ["$\\frac{$", "<script>", "数" * 60, *(f"method {i}" for i in range(40))]
     values = np.random.default_rng(0).random((len(names), 6))
-    cd_diagram.draw(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.svg")
+    cd_diagram.draw_ranks(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.svg")
     assert "<script>" not in (tmp_path / "p.svg").read_text()
-    cd_diagram.draw(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.png")
+    cd_diagram.draw_ranks(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size < 1_000_000

@@ -20,10 +20,9 @@ from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.report.drawing import draw
 from fedcache.report.find_runs import by_setting, differing, gather, labels
-from fedcache.report.rerun_command import command_of
-from fedcache.report.run_stores import store_of
-from fedcache.report.svg import draw
+from fedcache.report.run_origin import command_of, store_of
 from fedcache.runs.directory import read_result, write_result
 
 IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")

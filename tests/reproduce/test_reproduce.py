@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,10 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.metrics import AgainstPrinted, Measurement, compare, over_seeds, subtract
+from fedcache.reproduce.planning import READS, Options, RequirementCheck, plan
 from fedcache.reproduce.prepare import pixels_recipe
-from fedcache.reproduce.proxies import Options, plan
 from fedcache.reproduce.registry import Printed, entry, names, parse
 from fedcache.reproduce.render import markdown, rows, title
-from fedcache.reproduce.requirements import DIAGNOSTICS, READS, RequirementCheck
 from fedcache.reproduce.runner import reproduce
 
 TINY = ("--backbones", "random-projection:16", "--seeds", 0, "--rounds", 2)
@@ -278,25 +276,17 @@ def test_curves_have_a_number_for_each_round(images: str) -> None:
     assert near == next(i for i, a in enumerate(curve, 1) if a >= max(curve) - 0.5)
 
 
-def test_what_calls_diagnostics_runs_only_where_they_are(images: str) -> None:
-    there = find_spec(DIAGNOSTICS) is not None
-    cost = fedcache("reproduce", "flesd-eq11", "--json")
-    words = ("--on", images, *TINY[:2], *TINY[4:], "--only", "dataset=Digit-5", "--json")
-    fusion = fedcache("reproduce", "fedpcl-fig3", *words)
-    listed = {e["name"]: e["status"] for e in ok("reproduce", "list").data["entries"]}
-    for name, done in (("flesd-eq11", cost), ("fedpcl-fig3", fusion)):
-        assert done.code == (0 if there else 6), done.err
-        assert listed[name].startswith("not runnable") != there
-        if not there:
-            assert DIAGNOSTICS in done.envelope["error"]["message"]
-    if there:
-        values = cost.data["cells"][0]["values"]
-        assert values["flesd_scalars"]["difference"] == values["averaging_scalars"]["difference"] == 0
-        assert values["cheaper"]["same"] is True
-        # one backbone alone is all of them together: cosine 1 in a column of one row, and CKA 1
-        for metric in ("heatmap", "cka"):
-            text = fusion.data["cells"][0]["values"][metric]["got"]["text"]
-            assert text.startswith("random-projection:16 1.000 1.000 1.000"), metric
+def test_formulas_and_heatmaps_are_measured(images: str) -> None:
+    cost = ok("reproduce", "flesd-eq11")
+    words = ("--on", images, *TINY[:2], *TINY[4:], "--only", "dataset=Digit-5")
+    fusion = ok("reproduce", "fedpcl-fig3", *words)
+    values = cost.data["cells"][0]["values"]
+    assert values["flesd_scalars"]["difference"] == values["averaging_scalars"]["difference"] == 0
+    assert values["cheaper"]["same"] is True
+    # one backbone alone is all of them together: cosine 1 in a column of one row, and CKA 1
+    for metric in ("heatmap", "cka"):
+        text = fusion.data["cells"][0]["values"][metric]["got"]["text"]
+        assert text.startswith("random-projection:16 1.000 1.000 1.000"), metric
 
 
 def test_the_bound_of_theorem_41_by_hand() -> None:

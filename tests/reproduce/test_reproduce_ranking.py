@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 from fedcache.config import Home
 from fedcache.reproduce import cell_kinds as kinds
 from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.proxies import Options, PlannedCell
+from fedcache.reproduce.planning import Options, PlannedCell
 from fedcache.reproduce.ranking import orders
 from fedcache.reproduce.registry import PaperCell, Printed, entry
 from fedcache.reproduce.render import columns, report_data, rows, sentences

@@ -13,8 +13,8 @@ from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce.metrics import METRICS
+from fedcache.reproduce.planning import READS, RequirementCheck
 from fedcache.reproduce.registry import PaperTable, Printed, entries, entry, names, parse
-from fedcache.reproduce.requirements import READS, RequirementCheck
 
 NAMES = {
     *(f"fedpcl-table{n}" for n in range(1, 16)),

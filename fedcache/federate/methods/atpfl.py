@@ -19,20 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common.prompts import (
-    AUG,
-    class_names,
-    encode_rows,
-    frozen_text,
-    image_features,
-    paint,
-    train_prompts,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, is_zero, prompts
+from fedcache.federate.methods.common.prompts import AUG
 from fedcache.heads.prompt import l_aug
 
 PREVIOUS = "prev/"
@@ -48,15 +38,15 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
     """z_g and z_prev of a batch's images: looked up, or encoded at the batch's place for a random patch."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
-        z_g = encode_rows(data, down, ctx)
+        z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])
-        z_prev = z_g if same else encode_rows(data, previous, ctx)
+        z_prev = z_g if same else prompts.encode_rows(data, previous, ctx)
         return lambda batch: (z_g[batch["i"]], z_prev[batch["i"]])
 
     def again(batch: Batch) -> tuple[Tensor, Tensor]:
         at = batch["at"].tolist()
         with torch.no_grad():
-            g, prev = (image_features(batch["x"], paint(p, ctx, at), ctx) for p in (down, previous))
+            g, prev = (prompts.image_features(batch["x"], prompts.paint(p, ctx, at), ctx) for p in (down, previous))
         return g, prev
 
     return again
@@ -64,10 +54,10 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 5 from the received prompts; the client remembers what it sends."""
-    names, mu, gamma = class_names(ctx, down["ctx"].shape[-2]), ctx.number("mu_aug"), ctx.number("gamma_aug")
+    names, mu, gamma = prompts.class_names(ctx, down["ctx"].shape[-2]), ctx.number("mu_aug"), ctx.number("gamma_aug")
     previous = {k: state[PREVIOUS + k] for k in down}
     if not is_zero(mu):
-        t_g, t_prev = (frozen_text(p["ctx"], names, ctx) for p in (down, previous))
+        t_g, t_prev = (prompts.frozen_text(p["ctx"], names, ctx) for p in (down, previous))
         images = fixed_images(down, previous, data, ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
@@ -78,7 +68,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return value + mu * (l_aug(t, t_g, t_prev, gamma).mean(-1) + visual)
 
     kept = {k: t for k, t in state.items() if not k.startswith(PREVIOUS)}
-    p = train_prompts(loss, {**down, **kept}, data, ctx)
+    p = prompts.train_prompts(loss, {**down, **kept}, data, ctx)
     return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {k: p[k] for k in down}
 
 

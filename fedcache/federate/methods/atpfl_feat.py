@@ -13,13 +13,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero, over
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, is_zero, over
 from fedcache.federate.methods.common.prompts import AUG, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
-from fedcache.heads.linear import Tree
 from fedcache.heads.prompt import l_aug
 
 PREVIOUS = "prev/"

@@ -11,27 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
-from fedcache.federate.methods.common.switches import (
-    FEAT_POST,
-    TRAINING,
-    ce_loss,
-    check_model,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-)
-from fedcache.heads.linear import Tree, affine
+from fedcache.federate.engine.method import server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine, model
+from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
-sgd = local(ce_loss, names, trained, send=names)
+sgd = local(model.ce_loss, model.names, model.trained, send=model.names)
 
 
 def lbfgs(x: Tensor, y: Tensor, classes: int, l2: float, steps: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +50,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
-    return logits(head_of(ctx.hp), down, x)[0]
+    return logits(model.head_of(ctx.hp), down, x)[0]
 
 
 METHOD = Method(
@@ -82,11 +68,11 @@ METHOD = Method(
         HParam("lbfgs_steps", 500, "int", "most iterations of probe=lbfgs", low=1),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=100, scheme="iid"),
-    init=init_model,
+    init=model.init,
     fit=fit,
-    uploads=server_tensors(names),
+    uploads=server_tensors(model.names),
     predict=predict,
-    check=check_model,
+    check=model.check,
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, sends_nothing
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine, sends_nothing
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
-from fedcache.heads.linear import Tree, affine
 
 
 def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

@@ -19,15 +19,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero
-from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import personal_model
 from fedcache.federate.methods import fedavg, solo
-from fedcache.federate.methods.common.switches import ce_loss, head_of, trained
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model
 from fedcache.federate.methods.fedprox import proximal
-from fedcache.heads.linear import Tree
 from fedcache.heads.projection import logits
 
 OWN = "v/"
@@ -47,7 +43,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus (lambda/2) |v - w|^2."""
-    value, updates = ce_loss(p, batch, down, ctx)
+    value, updates = model.ce_loss(p, batch, down, ctx)
     lam = ctx.number("lambda")
     if is_zero(lam):
         return value, updates  # the same bits as solo, at the same price
@@ -58,13 +54,13 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """FedAvg's local epochs on w, then those on v_i."""
     kept, up = fedavg.METHOD.fit(down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx)
     epochs = ctx.count("epochs" if ctx.hp["personal_epochs"] is None else "personal_epochs")
-    v = train(personal(state), trained(ctx.hp), epochs, loss, down, data, ctx)
+    v = train(personal(state), model.trained(ctx.hp), epochs, loss, down, data, ctx)
     return {k: v[k.removeprefix(OWN)] if k.startswith(OWN) else kept[k] for k in state}, up
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the client's own model."""
-    return logits(head_of(ctx.hp), {**down, **personal(state)}, x)[0]
+    return logits(model.head_of(ctx.hp), {**down, **personal(state)}, x)[0]
 
 
 METHOD = replace(

@@ -17,21 +17,19 @@ come back to it, so its own rows count 1 + omega times. omega = 0 is the global 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, generator
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.engine.context import generator
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.heads.linear import Tree
-from fedcache.heads.random_fourier import drawn_fourier, fourier_features
-from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
+from fedcache.heads.ridge import drawn_fourier, fourier_features, gram, solve, solve_spectrum, spectrum, unpack
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +136,8 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
     return up, up if personal(hp) else classes * (D + 1)
 
 
-METHOD = Method(
+METHOD = replace(
+    fedncm.METHOD,
     name="fed3r",
     paper="Fani et al., ICML 2024",
     summary="Ridge regression from summed statistics; one round, exact for every partition.",
@@ -154,10 +153,9 @@ METHOD = Method(
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
-    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {}, fit=fit, uploads=uploads, pool=lambda _hp: {"": "sum"},
+    fit=fit, uploads=uploads,
     aggregate=aggregate, prepare=prepare, predict=scores,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     protocol=lambda hp: "personalised" if personal(hp) else "global",
-    gradient=False, one_shot=True, paper_count=paper_count,
+    paper_count=paper_count,
 )  # fmt: skip

@@ -9,16 +9,15 @@ half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
-from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.fedncm import class_sums
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
@@ -54,34 +53,24 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"W": W.mT.contiguous().to(ctx.env.dtype), "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype)}
 
 
-METHOD = Method(
+METHOD = replace(
+    fedncm.METHOD,
     name="fed3r-prior",
     paper="ours; after Fani et al., ICML 2024",
     summary="Ridge regression around the zero-shot classifier; one round, exact for every partition.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam(
-            "lam",
-            1.0,
-            "float",
-            "weight of the zero-shot classifier; in rows, when features are unit",
-            low=0.0,
-            fit=False,
+            "lam", 1.0, "float", "weight of the zero-shot classifier; in rows, when features are unit",
+            low=0.0, fit=False,
         ),
         HParam("kappa", 1.0, "float", "regression target of a row's own class; the others are 0", low=1e-6, fit=False),
     ),
-    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {},
     fit=fit,
     uploads=uploads,
-    pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     prepare=prepare,
-    additive=lambda _hp: True,
-    predict=predict,
     needs=frozenset({"labels", "text"}),
     text_travels=False,
-    gradient=False,
-    one_shot=True,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
-)
+)  # fmt: skip

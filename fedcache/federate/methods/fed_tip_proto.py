@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.fedncm import class_sums
 from fedcache.federate.methods.tip_local import CACHE, cached_logits
-from fedcache.heads.linear import Tree
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

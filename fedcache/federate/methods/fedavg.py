@@ -14,50 +14,34 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol, server_tensors
-from fedcache.federate.methods.common.switches import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    check_model,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, Tree, model, server_tensors
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
 
 def own_statistics(hp: Hp) -> tuple[str, ...]:
     """Names of the buffers that stay with the client."""
-    return head_of(hp).buffers() if hp["bn_mode"] == "local" else ()
+    return model.head_of(hp).buffers() if hp["bn_mode"] == "local" else ()
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """Nothing, unless statistics or the optimiser stay with the client."""
     kept = {k: down[k] for k in own_statistics(ctx.hp)}
-    return {**kept, **keep_optimiser(down, trained(ctx.hp), ctx)}
+    return {**kept, **keep_optimiser(down, model.trained(ctx.hp), ctx)}
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """The model, less what stays."""
     own = own_statistics(hp)
-    return tuple(n for n in names(hp) if n not in own)
+    return tuple(n for n in model.names(hp) if n not in own)
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the global model (with the client's own statistics, if it keeps any)."""
     own = {k: state[k] for k in own_statistics(ctx.hp) if k in state}
-    return logits(head_of(ctx.hp), {**down, **own}, x)[0]
+    return logits(model.head_of(ctx.hp), {**down, **own}, x)[0]
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -67,7 +51,7 @@ def protocol(hp: Hp) -> Protocol:
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """All weights, both ways."""
-    n = head_of(hp).paper_weights(width, classes)
+    n = model.head_of(hp).paper_weights(width, classes)
     return n, n
 
 
@@ -78,12 +62,12 @@ METHOD = Method(
     hparams=declare(FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20),
     executions=ON_ROWS,
-    init=init_model,
+    init=model.init,
     enter=enter,
-    fit=local(ce_loss, names, trained, sent_names),
+    fit=local(model.ce_loss, model.names, model.trained, sent_names),
     uploads=server_tensors(sent_names),
     predict=predict,
     protocol=protocol,
-    check=check_model,
+    check=model.check,
     paper_count=paper_count,
 )

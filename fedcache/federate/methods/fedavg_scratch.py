@@ -12,12 +12,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, local
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
-from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, server_tensors, simclr
 from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
 from fedcache.heads.linear import Tree, affine, init_linear

@@ -7,45 +7,27 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 
 from __future__ import annotations
 
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
-from fedcache.federate.methods.common.simclr import (
-    ENCODER,
-    PROBE,
-    SIMCLR,
-    check,
-    enter,
-    fidelity,
-    fit_with,
-    init,
-    loss,
-    names,
-    needs,
-    parameters,
-    predict,
-    probe,
-    trainable,
-    watch,
-)
+from fedcache.federate.methods.common import Defaults, Method, server_tensors, simclr
 from fedcache.federate.methods.common.switches import AGG, declare
 
 METHOD = Method(
     name="fedavg-simclr",
     paper="baseline of FLESD (Shi et al., 2022)",
     summary="Average SimCLR encoders; a linear probe scores the result.",
-    hparams=(ENCODER, *declare(SIMCLR, epochs=20), AGG, *PROBE),
+    hparams=(simclr.ENCODER, *declare(simclr.SIMCLR, epochs=20), AGG, *simclr.PROBE),
     defaults=Defaults(rounds=10, participation=None, clients=6, scheme="flesd"),
-    init=init,
-    enter=enter,
-    fit=fit_with(loss, send=True),
-    uploads=server_tensors(names),
-    predict=predict,
-    deploy=probe,
-    check=check,
+    init=simclr.init,
+    enter=simclr.enter,
+    fit=simclr.fit_with(simclr.loss, send=True),
+    uploads=server_tensors(simclr.names),
+    predict=simclr.predict,
+    deploy=simclr.probe,
+    check=simclr.check,
     needs=frozenset({"views"}),
-    needs_for=needs,
-    received=parameters,
-    trainable=trainable,
-    fidelity=fidelity,
-    diagnose=watch,
+    needs_for=simclr.needs,
+    received=simclr.parameters,
+    trainable=simclr.trainable,
+    fidelity=simclr.fidelity,
+    diagnose=simclr.watch,
     paper_count=None,
 )

@@ -12,16 +12,15 @@ affine map of the features (T-K8). C counts the classes that somebody has; the o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.fedncm import class_sums
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
@@ -88,7 +87,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {"W": W.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
-METHOD = Method(
+METHOD = replace(
+    fedncm.METHOD,
     name="fedcgs",
     paper="Guan et al., AAAI 2025",
     summary="Linear discriminant analysis from summed statistics; one round, exact for every partition.",
@@ -103,16 +103,9 @@ METHOD = Method(
             low=0.0, official=0.0, auto="1e-3 of its mean diagonal", fit=False,
         ),
     ),
-    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {},
     fit=fit,
     uploads=uploads,
-    pool=lambda _hp: {"": "sum"},
     aggregate=aggregate,
     prepare=prepare,
-    additive=lambda _hp: True,
-    predict=predict,
-    gradient=False,
-    one_shot=True,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
 )  # fmt: skip

@@ -17,27 +17,17 @@ method is FedNCM; ``gamma=auto`` follows the scale of the features.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import Ctx, HParam, Tree
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import class_sums, predict, uploads
-from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
-
-
-def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Class sums and class counts of the client."""
-    x, mask = data.full()
-    total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
-    return {}, {"sum": total, "count": count}
 
 
 def scatter(sums: Tensor, counts: Tensor) -> Tensor:
@@ -83,7 +73,8 @@ def owners(server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tens
     return {"owners_min": float(known.min()), "owners_mean": float(known.mean())}
 
 
-METHOD = Method(
+METHOD = replace(
+    fedncm.METHOD,
     name="fedcof",
     paper="Goswami et al., NeurIPS 2025",
     summary="Ridge regression whose Gram matrix is estimated from class means; one round, no training.",
@@ -94,16 +85,9 @@ METHOD = Method(
             low=0.0, official=0.1, auto="1e-2 of the mean diagonal of G/N",
         ),
     ),
-    defaults=Defaults(rounds=1, participation=None, clients=100, scheme="dirichlet"),
-    init=lambda _ctx: {},
-    fit=fit,
-    uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     broadcast=broadcast,
-    predict=predict,
+    additive=lambda _hp: False,
     diagnose=owners,
-    gradient=False,
-    one_shot=True,
-    paper_count=lambda width, classes, _clients, _hp: (classes * width, classes * width),
 )  # fmt: skip

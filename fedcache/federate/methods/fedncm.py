@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
+from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
 
 

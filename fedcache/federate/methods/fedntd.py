@@ -19,25 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero, over
-from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
-from fedcache.federate.engine.method import Defaults
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common.switches import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    declare,
-    head_of,
-    init_param,
-    names,
-    trained,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Tree, is_zero, model, over
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.heads.losses import cross_entropy, not_true_divergence
 from fedcache.heads.projection import logits
 
@@ -46,8 +31,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus beta tau^2 KL over the classes that are not true."""
     beta = ctx.number("beta")
     if is_zero(beta):
-        return ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-    head, x, y, w = head_of(ctx.hp), batch["x"], batch["y"], batch["w"]
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+    head, x, y, w = model.head_of(ctx.hp), batch["x"], batch["y"], batch["w"]
     u, updates = logits(head, p, x, w)
     with torch.no_grad():
         g = logits(head, down, x, w)[0]
@@ -62,7 +47,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     return _local(down, state, data, replace(ctx, hp={**ctx.hp, "lr": lr}))
 
 
-_local = local(loss, names, trained, fedavg.sent_names)
+_local = local(loss, model.names, model.trained, fedavg.sent_names)
 
 METHOD = replace(
     fedavg.METHOD,

@@ -14,39 +14,39 @@ L_g and L_p summed (D-05), prototypes as anchors and the 2B embeddings of two vi
 means (D-06), dropped last batches (D-09), a first round of decay alone (D-10), own initial weights (D-11), mse (D-12).
 Stale sets of clients that were not sampled are kept. With one available class there is no negative and the loss is 0.
 For the local losses of A's table 5 see ``supcon``.
+
+Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
+prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise
+s^2. No differential-privacy guarantee follows from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch
+from fedcache.federate.engine.context import Ctx, narrow_clients, over
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
-from fedcache.federate.methods.common import prototypes
-from fedcache.federate.methods.common.noise import NOISE, noisy, noisy_prototypes
-from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU, body
-from fedcache.federate.methods.common.switches import (
-    FEAT_POST,
-    PROJECTION,
-    PROTO_AGG,
-    PROTO_INIT,
-    TRAINING,
-    declare,
-    owned_rows,
-    prototype_uploads,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import Batch, ClientData, Hp, HParam, Tree, prototypes
+from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
+from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare
 from fedcache.heads.losses import set_contrast
 from fedcache.heads.projection import embed
 from fedcache.heads.prototype import dots, merge, scores
+
+NOISE = (
+    HParam("noise_on", "off", "choice", "perturb uploaded prototypes, or training features (an approximation of image "
+           "noise)", choices=("off", "proto", "features")),
+    HParam("noise", "gaussian", "choice", "distribution of the noise", choices=("laplace", "gaussian")),
+    HParam("p", 0.1, "float", "share of the value that is removed", low=0.0, high=1.0),
+    HParam("s", 0.05, "float", "scale of the noise", low=0.0),
+    HParam("noise_local_infer", False, "bool", "classify with the noisy prototypes too (D-20)", official=True),
+)  # fmt: skip
 
 
 def init(ctx: Ctx) -> Tree:
@@ -91,6 +91,36 @@ def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     return (known["weight"] * value).sum(-1), updates
 
 
+def draw(rows: Sequence[int], width: int, ctx: Ctx, *key: int) -> Tensor:
+    """Unit noise [*lead, max(rows), width]; client i has ``rows[i]`` rows of it, then zeros."""
+
+    def one(g: np.random.Generator, client: int) -> np.ndarray:
+        shape = (rows[client], width)
+        return g.laplace(size=shape) if ctx.hp["noise"] == "laplace" else g.standard_normal(shape)
+
+    return ctx.rng.each("noise", one, *key)
+
+
+def perturb(x: Tensor, e: Tensor, ctx: Ctx) -> Tensor:
+    """(1 - p) x + s e for unit noise ``e``; p = s = 0 is ``x`` itself."""
+    return over(1.0 - ctx.number("p"), x) * x + over(ctx.number("s"), e) * e
+
+
+def noisy(batches: Iterator[tuple[int, Batch]], data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
+    """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
+    noise = draw(data.n, ctx.env.width, ctx, epoch)
+    for k, batch in batches:
+        e = narrow_clients(noise, k, ctx).gather(-2, batch["i"].unsqueeze(-1).expand(batch["x"].shape))
+        yield k, batch | {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+
+
+def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
+    """Noise on the prototypes [.., C, P] of the classes with rows behind them, ``count`` [.., C]; the others are 0."""
+    clients = ctx.lead[-1] if ctx.lead else 1
+    e = draw([ctx.env.classes] * clients, proto.shape[-1], ctx)
+    return perturb(proto, e, ctx) * (count > 0).unsqueeze(-1)
+
+
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs (none before the first prototypes exist), then one pass over the rows for C_i and n_ij."""
 
@@ -118,7 +148,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
-    z, own, rule = embed(body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
+    z, own, rule = embed(prototypes.body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
     mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
@@ -159,8 +189,8 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="feature-shift"),
     executions=ON_ROWS,
-    init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototype_uploads,
+    init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototypes.uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),
-    sent=owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
+    sent=prototypes.owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
 )  # fmt: skip

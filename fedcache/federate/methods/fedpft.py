@@ -22,12 +22,9 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import train
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
-from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, ce_loss, declare, without
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Uploads, UploadTensor, model
+from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, init_linear
@@ -130,7 +127,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
     head = init_linear(ctx.rng.uniform("init", independent=False), ctx.env.classes, ctx.env.width)
-    p = train(head, ("W", "b"), ctx.count("epochs"), ce_loss, {}, data, ctx)
+    p = train(head, ("W", "b"), ctx.count("epochs"), model.ce_loss, {}, data, ctx)
     known = (up["count"] > 0).any(0)
     return {"W": p["W"], "b": torch.where(known, p["b"], p["b"].new_full((), MASKED))}
 

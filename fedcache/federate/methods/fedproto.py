@@ -18,11 +18,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import keep_optimiser, train
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, is_zero, model, prototypes
 from fedcache.federate.methods.common.switches import (
     FEAT_POST,
     LOGIT_HEAD,
@@ -32,14 +30,7 @@ from fedcache.federate.methods.common.switches import (
     PROTO_INIT,
     TRAINING,
     declare,
-    head_of,
-    init_model,
-    names,
-    owned_rows,
-    prototype_uploads,
-    trained,
 )
-from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
@@ -47,17 +38,15 @@ from fedcache.heads.prototype import class_means, merge, scores
 
 def init(ctx: Ctx) -> Tree:
     """No prototypes yet."""
-    C, dim = ctx.env.classes, ctx.count("dim")
-    bar = torch.zeros(C, dim, dtype=ctx.env.dtype, device=ctx.env.device)
-    return {"bar": bar, "has": torch.zeros(C, dtype=torch.bool, device=ctx.env.device)}
+    bar, count = prototypes.no_prototypes(ctx)
+    return {"bar": bar, "has": count > 0}
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own model, and its prototypes, none yet."""
-    p = init_model(ctx)
-    C, dim = ctx.env.classes, ctx.count("dim")
-    proto = torch.zeros(*ctx.lead, C, dim, dtype=ctx.env.dtype, device=ctx.env.device)
-    return {**p, "proto": proto, "count": proto.sum(-1), **keep_optimiser(p, trained(ctx.hp), ctx)}
+    p = model.init(ctx)
+    proto, count = prototypes.no_prototypes(ctx, *ctx.lead)
+    return {**p, "proto": proto, "count": count, **keep_optimiser(p, model.trained(ctx.hp), ctx)}
 
 
 def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: str) -> Tensor:
@@ -85,7 +74,7 @@ def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus lambda times the distance to the global prototypes."""
-    head = head_of(ctx.hp)
+    head = model.head_of(ctx.hp)
     z, updates = embed(head, p, batch["x"], batch["w"])
     value = cross_entropy(classify(head, p, z), batch["y"], batch["w"])
     lam = ctx.number("lambda_proto")
@@ -97,10 +86,10 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then one pass over all rows for the prototypes."""
-    model = {k: t for k, t in state.items() if k in names(ctx.hp) or k.startswith("opt/")}
-    p = train(model, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    own = {k: t for k, t in state.items() if k in model.names(ctx.hp) or k.startswith("opt/")}
+    p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     x, mask = data.full()
-    z = embed(head_of(ctx.hp), p, x)[0]
+    z = embed(model.head_of(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
     up = {"proto": proto, "count": count}
     return {k: up[k] if k in up else p[k] for k in state}, up
@@ -114,7 +103,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
-    head = head_of(ctx.hp)
+    head = model.head_of(ctx.hp)
     z = embed(head, state, x)[0]
     rule, own = ctx.hp["proto_infer"], state["count"] > 0
     if rule == "head":
@@ -146,14 +135,14 @@ METHOD = Method(
     init=init,
     enter=enter,
     fit=fit,
-    uploads=prototype_uploads,
+    uploads=prototypes.uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     merges="classes",
     predict=predict,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),
-    sent=owned_rows,
+    sent=prototypes.owned_rows,
     received=lambda down, _ctx: int(down["has"].sum()) * down["bar"].shape[-1],
     paper_count=paper_count,
 )  # fmt: skip

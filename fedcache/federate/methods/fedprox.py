@@ -14,21 +14,19 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
-from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import local
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common.switches import ce_loss, names, trained
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import HParam, Tree, model
 
 
 def proximal(p: Tree, down: Tree, ctx: Ctx) -> Tensor:
     """|w - w_g|^2 over the trained tensors, one value per client."""
-    return squared_distance(p, down, trained(ctx.hp), ctx)
+    return squared_distance(p, down, model.trained(ctx.hp), ctx)
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus (mu/2) |w - w_g|^2."""
-    value, updates = ce_loss(p, batch, down, ctx)
+    value, updates = model.ce_loss(p, batch, down, ctx)
     mu = ctx.number("mu")
     if is_zero(mu):
         return value, updates  # the same bits as fedavg, at the same price
@@ -46,5 +44,5 @@ METHOD = replace(
         HParam("mu", 1e-3, "float", "strength of the pull; 0 is fedavg", low=0.0),
         HParam("prox_half", True, "bool", "the paper's 1/2 before mu (D-31)", official=False),
     ),
-    fit=local(loss, names, trained, fedavg.sent_names),
+    fit=local(loss, model.names, model.trained, fedavg.sent_names),
 )

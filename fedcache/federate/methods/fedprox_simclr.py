@@ -11,10 +11,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx, is_zero, squared_distance
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common import HParam, Tree, simclr
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
-from fedcache.heads.linear import Tree
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:

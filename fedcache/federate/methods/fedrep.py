@@ -19,11 +19,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, server_tensors
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, model, server_tensors
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -33,16 +31,11 @@ from fedcache.federate.methods.common.switches import (
     PROJECTION,
     PROTO_INIT,
     TRAINING,
-    ce_loss,
     declare,
-    head_of,
-    init_model,
-    names,
     without,
 )
 from fedcache.federate.methods.fedavg import own_statistics
 from fedcache.federate.methods.solo import predict
-from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import classify, embed
 
@@ -52,41 +45,43 @@ OWN = ("Q.W", "Q.b")
 def shared(hp: Hp) -> tuple[str, ...]:
     """P, less the statistics that stay with the client."""
     kept = (*OWN, *own_statistics(hp))
-    return tuple(n for n in names(hp) if n not in kept)
+    return tuple(n for n in model.names(hp) if n not in kept)
 
 
 def init(ctx: Ctx) -> Tree:
     """P; with ``init=independent`` only the classifiers differ between clients."""
-    head = head_of(ctx.hp)
+    head = model.head_of(ctx.hp)
     p = head.init(ctx.rng.uniform("init", independent=False), ctx.env.width, ctx.env.classes)
     return {k: t for k, t in p.items() if k not in OWN}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own Q."""
-    p = init_model(ctx)
+    p = model.init(ctx)
     return {**{k: p[k] for k in OWN}, **{k: down[k] for k in own_statistics(ctx.hp)}}
 
 
 def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
     """Cross-entropy of Q on a P that is only looked at."""
-    head = head_of(ctx.hp)
+    head = model.head_of(ctx.hp)
     return cross_entropy(classify(head, p, embed(head, p, batch["x"])[0]), batch["y"], batch["w"])
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """e_h epochs of Q, then e_b epochs of P; P leaves, Q stays."""
-    known, body = {**down, **state}, head_of(ctx.hp).body()
-    p = {k: known[k] for k in names(ctx.hp)}
+    known, body = {**down, **state}, model.head_of(ctx.hp).body()
+    p = {k: known[k] for k in model.names(ctx.hp)}
     p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
-    p = {k: p[k] for k in names(ctx.hp)}  # Adam counts the steps of a phase: the second begins without the first's
-    p = train(p, body, ctx.count("e_b"), ce_loss, down, data, ctx)
+    p = {
+        k: p[k] for k in model.names(ctx.hp)
+    }  # Adam counts the steps of a phase: the second begins without the first's
+    p = train(p, body, ctx.count("e_b"), model.ce_loss, down, data, ctx)
     return {k: p[k] for k in state}, {k: p[k] for k in shared(ctx.hp)}
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """The weights of P, both ways."""
-    n = head_of(hp, "projection").paper_weights(width, classes)
+    n = model.head_of(hp, "projection").paper_weights(width, classes)
     return n, n
 
 

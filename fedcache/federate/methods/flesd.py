@@ -19,13 +19,9 @@ from collections.abc import Mapping
 
 import torch
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, Uploads, UploadTensor
-from fedcache.federate.methods.common import distillation, simclr
+from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, distillation, simclr
 from fedcache.federate.methods.common.switches import declare
-from fedcache.heads.linear import Tree
 from fedcache.heads.simclr import Ensemble
 
 

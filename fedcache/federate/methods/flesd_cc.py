@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Defaults
-from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common import Defaults, Hp, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 

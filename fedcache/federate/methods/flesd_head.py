@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common import HParam, simclr
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(

@@ -26,16 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
 from fedcache.federate.engine.method import Defaults, Method, server_tensors
 from fedcache.federate.engine.outcome import self_training
 from fedcache.federate.methods import central
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, check_views, declare, init_model
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, affine, is_zero, model, over
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, TRAINING, declare
 from fedcache.federate.methods.common.synthesis import SYNTHESIS, at_once, dealt, synthetic, with_rows
-from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy, soft_cross_entropy
 
 NAMES = ("W", "b")
@@ -124,6 +121,12 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {**server, **{k: done[k] for k in NAMES}}
 
 
+def check(hp: Hp, ctx: Ctx) -> None:
+    """Refuse an ``init`` that the features cannot serve, and views that are not stored."""
+    model.check(hp, ctx)
+    model.check_views(hp, ctx)
+
+
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """W and b both ways; the server-only ablation sends nothing up. Text features are counted by the engine, once."""
     n = classes * width + classes
@@ -153,12 +156,12 @@ METHOD = Method(
         HParam("pseudo", "text", "choice", "first soft labels: eq 2, or the control", choices=("text", "uniform")),
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
-    init=init_model, enter=enter, fit=fit, uploads=server_tensors(sent_names),
+    init=model.init, enter=enter, fit=fit, uploads=server_tensors(sent_names),
     aggregate=aggregate, predict=central.predict,
     needs=frozenset({"text"}),
     fidelity=lambda hp, _views:
         "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",
-    check=check_views,
+    check=check,
     diagnose=self_training,
     paper_count=paper_count,
 )  # fmt: skip

@@ -10,12 +10,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser
-from fedcache.federate.engine.method import everywhere, sends_nothing
+from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, sends_nothing
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

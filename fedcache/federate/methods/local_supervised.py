@@ -13,14 +13,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, everywhere, sends_nothing
+from fedcache.federate.engine.method import Defaults, everywhere
 from fedcache.federate.methods import fedavg_scratch as scratch
-from fedcache.federate.methods.common import simclr
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, sends_nothing, simclr
 from fedcache.federate.methods.common.switches import declare
-from fedcache.heads.linear import Tree
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

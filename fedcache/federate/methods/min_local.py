@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Defaults, everywhere, sends_nothing
-from fedcache.federate.methods.common import simclr
-from fedcache.federate.methods.common.simclr import fit_with, init, loss
+from fedcache.federate.engine.method import Defaults, everywhere
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, sends_nothing, simclr
 from fedcache.federate.methods.common.switches import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
-from fedcache.heads.linear import Tree
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own encoder."""
-    return {**init(ctx), **simclr.enter(down, data, ctx)}
+    return {**simclr.init(ctx), **simclr.enter(down, data, ctx)}
 
 
 METHOD = replace(
@@ -31,7 +27,7 @@ METHOD = replace(
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     init=lambda _ctx: {},
     enter=enter,
-    fit=fit_with(loss, send=False),
+    fit=simclr.fit_with(simclr.loss, send=False),
     uploads=sends_nothing,
     protocol=everywhere,
     headline="min",

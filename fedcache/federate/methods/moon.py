@@ -19,11 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero, over
-from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.local_training import train
 from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, is_zero, model, over
 from fedcache.federate.methods.common.switches import (
     AGG,
     BN_MODE,
@@ -32,13 +30,8 @@ from fedcache.federate.methods.common.switches import (
     MLP,
     PROJECTION,
     TRAINING,
-    ce_loss,
     declare,
-    head_of,
-    names,
-    trained,
 )
-from fedcache.heads.linear import Tree
 from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed
 
@@ -48,15 +41,15 @@ LAST = "last/"
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The received projection for a last one, and what FedAvg keeps."""
-    return {**fedavg.enter(down, data, ctx), **{LAST + n: down[n] for n in head_of(ctx.hp).body()}}
+    return {**fedavg.enter(down, data, ctx), **{LAST + n: down[n] for n in model.head_of(ctx.hp).body()}}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus mu times the contrast of models."""
     mu = ctx.number("mu")
     if is_zero(mu):
-        return ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
-    head, x, w = head_of(ctx.hp), batch["x"], batch["w"]
+        return model.ce_loss(p, batch, down, ctx)  # the same bits as fedavg, at the same price
+    head, x, w = model.head_of(ctx.hp), batch["x"], batch["w"]
     z, updates = embed(head, p, x, w)
     with torch.no_grad():
         # Statistics of the batch, not running ones, whose updates nobody wants here.
@@ -68,8 +61,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; the projection they end with is the last one."""
-    p = {**{k: down[k] for k in names(ctx.hp) if k not in state}, **state}
-    p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    p = {**{k: down[k] for k in model.names(ctx.hp) if k not in state}, **state}
+    p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     return {k: p[k.removeprefix(LAST)] for k in state}, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
 
 

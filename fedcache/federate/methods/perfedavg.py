@@ -24,28 +24,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, is_zero, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, grads, minibatches, train
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol, server_tensors
-from fedcache.federate.methods.common.switches import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    check_model,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-    without,
-)
-from fedcache.federate.methods.fedavg import paper_count
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.method import Defaults, Protocol, no_state
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, is_zero, model, over, server_tensors
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
 from fedcache.heads.projection import logits
 
 
@@ -78,13 +61,13 @@ def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs over pairs of batches."""
-    sgd, moved = as_sgd(ctx, "beta"), trained(ctx.hp)
-    p = {k: down[k] for k in names(ctx.hp)}
+    sgd, moved = as_sgd(ctx, "beta"), model.trained(ctx.hp)
+    p = {k: down[k] for k in model.names(ctx.hp)}
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return pairs(data, sgd, epoch)
 
-    p = train(p, moved, ctx.count("epochs"), ahead(ce_loss, moved), down, data, sgd, batches=batches)
+    p = train(p, moved, ctx.count("epochs"), ahead(model.ce_loss, moved), down, data, sgd, batches=batches)
     return {}, {k: p[k] for k in down}
 
 
@@ -97,12 +80,14 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
         return islice(minibatches(data, sgd, epoch, "adapt"), 1)
 
     with torch.enable_grad():
-        return train(down, trained(ctx.hp), ctx.count("adapt_steps"), ce_loss, down, data, sgd, batches=batches)
+        return train(
+            down, model.trained(ctx.hp), ctx.count("adapt_steps"), model.ce_loss, down, data, sgd, batches=batches
+        )
 
 
 def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the adapted model."""
-    return logits(head_of(ctx.hp), adapt(down, data, ctx) if ctx.count("adapt_steps") else down, x)[0]
+    return logits(model.head_of(ctx.hp), adapt(down, data, ctx) if ctx.count("adapt_steps") else down, x)[0]
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -110,7 +95,8 @@ def protocol(hp: Hp) -> Protocol:
     return "personalised" if hp["adapt_steps"] else "global"
 
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="perfedavg",
     paper="Fallah et al., NeurIPS 2020 (first order)",
     summary="A global model made to be adapted by one gradient step on each client.",
@@ -124,13 +110,10 @@ METHOD = Method(
         HParam("adapt_steps", 1, "int", "steps of adaptation; 0 deploys theta (D-71)", low=0, official=2),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    executions=ON_ROWS,
-    init=init_model,
     fit=fit,
-    uploads=server_tensors(names),
+    enter=no_state,
+    uploads=server_tensors(model.names),
     predict=predict,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
-    check=check_model,
-    paper_count=paper_count,
 )  # fmt: skip

@@ -20,33 +20,18 @@ Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 
-from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over, own
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, Step, fold_batches, grads, minibatches
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, Protocol, server_tensors
-from fedcache.federate.methods.common.switches import (
-    AGG,
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    check_model,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-    without,
-)
-from fedcache.federate.methods.fedavg import paper_count
+from fedcache.federate.engine.method import Defaults, Protocol
+from fedcache.federate.methods import fedavg
+from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common.switches import AGG, FEAT_POST, MODEL, TRAINING, declare, init_param, without
 from fedcache.federate.methods.solo import predict
-from fedcache.heads.linear import Tree
 
 NEAR = "near/"
 """Prefix of w_i in the carry, beside theta_i under the model's names."""
@@ -54,7 +39,7 @@ NEAR = "near/"
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """theta_i = w; nothing where w is what is deployed."""
-    return {k: down[k] for k in names(ctx.hp)} if ctx.hp["eval"] == "personalised" else {}
+    return {k: down[k] for k in model.names(ctx.hp)} if ctx.hp["eval"] == "personalised" else {}
 
 
 def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
@@ -79,11 +64,11 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
-    moved = trained(ctx.hp)
-    p = own({**{k: down[k] for k in names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)
+    moved = model.trained(ctx.hp)
+    p = own({**{k: down[k] for k in model.names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx)
     for epoch in range(ctx.count("epochs")):
-        p = fold_batches(p, minibatches(data, ctx, epoch), envelope(ce_loss, moved, down), ctx)
-    up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in head_of(ctx.hp).buffers()}
+        p = fold_batches(p, minibatches(data, ctx, epoch), envelope(model.ce_loss, moved, down), ctx)
+    up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in model.head_of(ctx.hp).buffers()}
     return {k: p[k] for k in state}, up
 
 
@@ -97,7 +82,8 @@ def protocol(hp: Hp) -> Protocol:
     return cast(Protocol, hp["eval"])
 
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="pfedme",
     paper="Dinh et al., NeurIPS 2020",
     summary="Own models held near the global one, which follows them.",
@@ -115,14 +101,10 @@ METHOD = Method(
         ),
     ),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
-    executions=ON_ROWS,
-    init=init_model,
     enter=enter,
     fit=fit,
-    uploads=server_tensors(names),
+    uploads=server_tensors(model.names),
     aggregate=aggregate,
     predict=predict,
     protocol=protocol,
-    check=check_model,
-    paper_count=paper_count,
 )

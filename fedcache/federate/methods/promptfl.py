@@ -19,26 +19,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.errors import StoreError
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.federate.engine.local_training import Batch, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.engine.method import Defaults, Method, whole_server
-from fedcache.federate.methods.common.prompts import (
-    CONTEXT,
-    PROMPT_TRAINING,
-    SCALE,
-    check_prompts,
-    class_names,
-    frozen_text,
-    init_context,
-    scale,
-    scheduled,
-    text_features,
-)
+from fedcache.federate.engine.method import whole_server
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, model, prompts
+from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
-from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)
@@ -48,20 +34,16 @@ RELEASED: dict[str, Value] = {"opt": "sgd", "epochs": 5, "warm_rounds": 1}
 
 def check(hp: Hp, ctx: Ctx) -> None:
     """Prompts that fit, and stored views where they are asked for."""
-    check_prompts(hp, ctx)
-    if hp["train_view"] == "aug" and ctx.env.views == 1:
-        raise StoreError(
-            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
-            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
-        )
+    prompts.check(hp, ctx)
+    model.check_views(hp, ctx)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
-    names, now = class_names(ctx, down["ctx"].shape[-2]), scheduled(ctx)
+    names, now = prompts.class_names(ctx, down["ctx"].shape[-2]), prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
-        u = scale(batch_ctx) * affine(batch["x"], text_features(p["ctx"], names, batch_ctx))
+        u = prompts.scale(batch_ctx) * affine(batch["x"], prompts.text_features(p["ctx"], names, batch_ctx))
         return cross_entropy(u, batch["y"], batch["w"])
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -74,12 +56,12 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model and not once per block of rows."""
-    return {"T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
+    return {"T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C]."""
-    return scale(ctx) * affine(x, down["T"])
+    return prompts.scale(ctx) * affine(x, down["T"])
 
 
 METHOD = Method(
@@ -95,7 +77,7 @@ METHOD = Method(
         HParam("train_view", "center", "choice", "view 0, or stored augmentations (D-66)", choices=("center", "aug")),
     ),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
-    init=lambda ctx: {"ctx": init_context(ctx)},
+    init=lambda ctx: {"ctx": prompts.init_context(ctx)},
     enter=lambda down, _data, ctx: keep_optimiser(down, NAMES, ctx),
     fit=fit,
     uploads=whole_server,

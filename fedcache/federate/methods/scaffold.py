@@ -23,25 +23,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, dot, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import batch_sizes, train
-from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common.switches import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.methods.common import ClientData, Hp, HParam, Tree, model, server_tensors
+from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
 
 PLAIN = (
     HParam("opt", "sgd", "choice", "optimiser; option II is right for plain SGD only", choices=("sgd",)),
@@ -51,13 +37,13 @@ PLAIN = (
 
 def variates(hp: Hp) -> tuple[str, ...]:
     """Names of the control variates: one for every tensor a gradient moves."""
-    return tuple(f"c/{n}" for n in trained(hp))
+    return tuple(f"c/{n}" for n in model.trained(hp))
 
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and c = 0."""
-    p = init_model(ctx)
-    return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in trained(ctx.hp)}}
+    p = model.init(ctx)
+    return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -68,8 +54,8 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy plus <c - c_i, y>."""
-    value, updates = ce_loss(p, batch, down, ctx)
-    for name in trained(ctx.hp):
+    value, updates = model.ce_loss(p, batch, down, ctx)
+    for name in model.trained(ctx.hp):
         value = value + dot(p[f"shift/{name}"], p[name], ctx)
     return value, updates
 
@@ -84,13 +70,13 @@ def travelled(data: ClientData, ctx: Ctx) -> Tensor:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
     known = {**down, **state}
-    p = {k: known[k] for k in names(ctx.hp)}
-    p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in trained(ctx.hp)}
-    p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
+    p = {k: known[k] for k in model.names(ctx.hp)}
+    p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in model.trained(ctx.hp)}
+    p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     far = travelled(data, ctx)
     kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
-    for n in trained(ctx.hp):
+    for n in model.trained(ctx.hp):
         old, length = state[f"c/{n}"], torch.as_tensor(over(far, p[n]))
         new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
         kept[f"c/{n}"] = torch.where(length > 0, new, old)
@@ -102,7 +88,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """x by lr_g, c by the share of the clients that took part; BatchNorm's statistics are averaged."""
     share, lr_g = len(ctx.ids) / ctx.env.clients, ctx.number("lr_g")
     out = {**server, **up}
-    for n in trained(ctx.hp):
+    for n in model.trained(ctx.hp):
         out[f"c/{n}"] = server[f"c/{n}"] + share * up[f"c/{n}"]
         if isinstance(lr_g, Tensor) or lr_g != 1.0:  # at 1 the mean itself, without a rounding
             out[n] = server[n] + over(lr_g, up[n]) * (up[n] - server[n])
@@ -111,7 +97,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """All weights and their variates, both ways."""
-    n = 2 * head_of(hp).paper_weights(width, classes)
+    n = 2 * model.head_of(hp).paper_weights(width, classes)
     return n, n
 
 

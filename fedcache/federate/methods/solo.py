@@ -12,36 +12,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, sends_nothing
-from fedcache.federate.methods.common.switches import (
-    FEAT_POST,
-    MODEL,
-    TRAINING,
-    ce_loss,
-    check_model,
-    declare,
-    head_of,
-    init_model,
-    init_param,
-    names,
-    trained,
-)
-from fedcache.heads.linear import Tree
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.methods.common import ClientData, Ctx, Tree, model, sends_nothing
+from fedcache.federate.methods.common.switches import FEAT_POST, MODEL, TRAINING, declare, init_param
 from fedcache.heads.projection import logits
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own model."""
-    p = init_model(ctx)
-    return {**p, **keep_optimiser(p, trained(ctx.hp), ctx)}
+    p = model.init(ctx)
+    return {**p, **keep_optimiser(p, model.trained(ctx.hp), ctx)}
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the client's own model."""
-    return logits(head_of(ctx.hp), {**down, **state}, x)[0]
+    return logits(model.head_of(ctx.hp), {**down, **state}, x)[0]
 
 
 METHOD = Method(
@@ -53,11 +39,11 @@ METHOD = Method(
     executions=ON_ROWS,
     init=lambda _ctx: {},
     enter=enter,
-    fit=local(ce_loss, names, trained, send=lambda _hp: ()),
+    fit=local(model.ce_loss, model.names, model.trained, send=lambda _hp: ()),
     uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
     mixed=frozenset({"backbones", "dim"}),
-    check=check_model,
+    check=model.check,
     paper_count=lambda *_: (0, 0),
 )

@@ -19,24 +19,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.local_training import Batch
-from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model, sends_nothing
-from fedcache.federate.methods.common.prototypes import (
-    OWN_PROTOTYPES,
-    TAU,
-    body,
-    cached_views,
-    embeddings,
-    own_body,
-    own_prototypes,
-    train_body,
-    view_batches,
-)
+from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
+from fedcache.federate.methods.common import Batch, ClientData, Ctx, HParam, Tree, over, prototypes, sends_nothing
+from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
-from fedcache.heads.linear import Tree
 from fedcache.heads.losses import supervised_contrast
 from fedcache.heads.projection import embed
 from fedcache.heads.prototype import scores
@@ -44,28 +30,28 @@ from fedcache.heads.prototype import scores
 
 def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
-    p = own_body(ctx)
+    p = prototypes.own_body(ctx)
     every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})  # it may have too few for a batch
-    return {**p, **own_prototypes(p, data, every_row)}
+    return {**p, **prototypes.own_prototypes(p, data, every_row)}
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """tau / tau_base times the contrast of the batch with itself."""
-    z, y, w, updates = embeddings(p, batch, ctx.hp)
+    z, y, w, updates = prototypes.embeddings(p, batch, ctx.hp)
     tau = ctx.number("tau")
     return (tau / ctx.number("tau_base")) * supervised_contrast(z, y, w, over(tau, z)), updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
-    p = train_body(state, loss, down, data, ctx, lambda epoch: view_batches(data, ctx, epoch))
-    kept = own_prototypes(p, data, ctx)
+    p = prototypes.train_body(state, loss, down, data, ctx, lambda epoch: prototypes.view_batches(data, ctx, epoch))
+    kept = prototypes.own_prototypes(p, data, ctx)
     return {k: kept[k] if k in kept else p[k] for k in state}, {}
 
 
 def predict(_down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes."""
-    z = embed(body(ctx.hp), state, x)[0]
+    z = embed(prototypes.body(ctx.hp), state, x)[0]
     return scores(z, state["proto"], state["count"] > 0, str(ctx.hp["infer_score"]))
 
 
@@ -87,6 +73,6 @@ METHOD = Method(
     uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
-    fidelity=cached_views,
+    fidelity=prototypes.cached_views,
     paper_count=lambda *_: (0, 0),
 )

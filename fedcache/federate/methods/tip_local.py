@@ -9,16 +9,16 @@ Limits: a = 0 is ``clip-zs``; b = 0 adds a times the number of cached rows of th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import HParam
-from fedcache.federate.engine.method import Defaults, Method, personal_model, sends_nothing
+from fedcache.federate.engine.method import Defaults, personal_model
+from fedcache.federate.methods import clip_zs
+from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, affine, over
 from fedcache.federate.methods.common.switches import FEAT_POST, declare
-from fedcache.heads.linear import Tree, affine
 
 KEYS = 1024
 """Cached rows compared at once: bounds the memory of similarities."""
@@ -56,19 +56,14 @@ def predict(_down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) ->
     return cached_logits(x, normalize(rows, dim=-1), label * mask.unsqueeze(-1), ctx)
 
 
-METHOD = Method(
+METHOD = replace(
+    clip_zs.METHOD,
     name="tip-local",
     paper="Zhang et al., ECCV 2022",
     summary="Zero-shot logits and a cache of the client's own labelled features; nothing is sent.",
     hparams=CACHE,
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
-    init=lambda _ctx: {},
-    fit=lambda _down, _state, _data, _ctx: ({}, {}),
-    uploads=sends_nothing,
     predict=predict,
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),
-    gradient=False,
-    one_shot=True,
-    paper_count=lambda *_: (0, 0),
 )

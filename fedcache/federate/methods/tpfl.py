@@ -17,66 +17,46 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
-from fedcache.federate.engine.method import Defaults, Method, whole_server
-from fedcache.federate.methods.common.prompts import (
-    CONTEXT,
-    PROMPT_TRAINING,
-    SCALE,
-    VISUAL,
-    Names,
-    check_prompts,
-    class_names,
-    encode_images,
-    frozen_text,
-    image_features,
-    init_context,
-    init_visual,
-    paint,
-    scale,
-    text_features,
-    train_prompts,
-    trained,
-)
+from fedcache.federate.engine.method import whole_server
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Method, Tree, affine, prompts
+from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
 from fedcache.federate.methods.common.switches import AGG, declare
-from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 
 
 def init(ctx: Ctx) -> Tree:
     """Both prompts."""
-    made = {"ctx": init_context(ctx)}
-    return {**made, "v": init_visual(ctx)} if "v" in trained(ctx.hp) else made
+    made = {"ctx": prompts.init_context(ctx)}
+    return {**made, "v": prompts.init_visual(ctx)} if "v" in prompts.trained(ctx.hp) else made
 
 
-def forward(p: Tree, batch: Batch, names: Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
+def forward(p: Tree, batch: Batch, names: prompts.Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of a batch (eq 2), its unit image features z_v [B, D], and the class features [C, D]."""
-    z = image_features(batch["x"], paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx)
-    t = text_features(p["ctx"], names, ctx)
-    return cross_entropy(scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
+    z = prompts.image_features(batch["x"], prompts.paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx)
+    t = prompts.text_features(p["ctx"], names, ctx)
+    return cross_entropy(prompts.scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 2 on both prompts."""
-    names = class_names(ctx, down["ctx"].shape[-2])
+    names = prompts.class_names(ctx, down["ctx"].shape[-2])
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         return forward(p, batch, names, batch_ctx)[0]
 
-    p = train_prompts(loss, {**down, **state}, data, ctx)
+    p = prompts.train_prompts(loss, {**down, **state}, data, ctx)
     return {k: p[k] for k in state}, {k: p[k] for k in down}
 
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model."""
-    return {**down, "T": frozen_text(down["ctx"], class_names(ctx, down["ctx"].shape[-2]), ctx)}
+    return {**down, "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images uint8 [N, H W 3]."""
-    return scale(ctx) * affine(encode_images(x, down, ctx), down["T"])
+    return prompts.scale(ctx) * affine(prompts.encode_images(x, down, ctx), down["T"])
 
 
 METHOD = Method(
@@ -93,6 +73,6 @@ METHOD = Method(
     predict=predict,
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
     executions=("sequential",),
-    check=check_prompts,
+    check=prompts.check,
     paper_count=None,
 )

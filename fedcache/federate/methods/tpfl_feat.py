@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, over
-from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, local
-from fedcache.federate.engine.method import Defaults, Method, server_tensors
+from fedcache.federate.engine.method import server_tensors
+from fedcache.federate.methods.common import ClientData, Ctx, Defaults, Hp, HParam, Method, Tree, affine, over
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
 from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
-from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("u", "rho")

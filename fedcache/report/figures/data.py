@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, unknown
+from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, plot, short
 from fedcache.report.figures.grids import squares
-from fedcache.report.run_stores import RunStore
-from fedcache.report.svg import INK, SERIES, Cell, Marks, Plot, draw, legend_below, name_places, short
+from fedcache.report.run_origin import RunStore
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -62,14 +62,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_yticks, classes[: shown.shape[1]])
         axes.set(xlim=(-0.7, shown.shape[0] - 0.3), ylim=(shown.shape[1] - 0.3, -0.7))
 
-    return Plot(
-        ident,
-        "Who holds which classes",
-        says,
-        ("client", "class", "rows"),
-        rows,
-        draw(ident, fill, height=3.6, says=says),
-    )
+    return plot(ident, "Who holds which classes", says, ("client", "class", "rows"), rows, fill, height=3.6)
 
 
 def sampled(source: RunStore) -> NDArray[np.int64]:
@@ -104,20 +97,13 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     def fill(axes: Any, marks: Marks) -> None:
         for c in np.unique(label):
             mine = label == c
-            style = {
-                "color": SERIES[c % 10],
-                "marker": MARKERS[(c // 10) % len(MARKERS)],
-                "alpha": 0.55,
-                "linewidths": 0,
-            }
-            made = axes.scatter(flat[: len(x)][mine, 0], flat[: len(x)][mine, 1], s=13, **style)
+            colour, marker, (a, b) = SERIES[c % 10], MARKERS[(c // 10) % len(MARKERS)], flat[: len(x)][mine].T
+            made = axes.scatter(a, b, s=13, color=colour, marker=marker, alpha=0.55, linewidths=0)
             marks(made, [f"{columns.classes[c]}, row {r}" for r in rows[mine]])
         stars, small = flat[len(x) : len(x) + global_count], flat[len(x) + global_count :]
         if len(small):
-            marks(
-                axes.scatter(small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0),
-                words[global_count:],
-            )
+            made = axes.scatter(small[:, 0], small[:, 1], s=12, marker="^", color=INK, alpha=0.5, linewidths=0)
+            marks(made, words[global_count:])
         marks(axes.scatter(stars[:, 0], stars[:, 1], s=70, marker="*", color=INK, linewidths=0), words[:global_count])
         for said, at in zip(words[:global_count], stars, strict=True):
             if global_count <= 20:
@@ -126,14 +112,11 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         axes.set_yticks([])
         axes.grid(visible=False)
 
-    kinds = [
-        *(["row"] * len(x)),
-        *(["class mean"] * global_count),
-        *(["client's class mean"] * (len(proto) - global_count)),
-    ]
+    kinds = ["row"] * len(x) + ["class mean"] * global_count
+    kinds += ["client's class mean"] * (len(proto) - global_count)
     names = [*(columns.classes[c] for c in label), *words]
     data: list[list[Cell]] = [[k, n, float(a), float(b)] for k, n, (a, b) in zip(kinds, names, flat, strict=True)]
-    return Plot(ident, title, says, ("kind", "name", "x", "y"), data, draw(ident, fill, height=4.2, says=says))
+    return plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
@@ -160,21 +143,21 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
 def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
     """[N, D] in two dimensions, of unit rows; the same for the same rows."""
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    way: Any
     if how == "tsne":
         from sklearn.manifold import TSNE
 
-        perplexity = min(30.0, (len(x) - 1) / 3)
-        made: NDArray[np.float64] = TSNE(2, init="pca", random_state=0, perplexity=perplexity).fit_transform(unit)
-        return made
-    if how == "umap":
+        way = TSNE(2, init="pca", random_state=0, perplexity=min(30.0, (len(x) - 1) / 3))
+    elif how == "umap":
         import umap
 
-        flat: NDArray[np.float64] = umap.UMAP(random_state=0, n_jobs=1).fit_transform(unit)
-        return flat
-    from sklearn.decomposition import PCA
+        way = umap.UMAP(random_state=0, n_jobs=1)
+    else:
+        from sklearn.decomposition import PCA
 
-    two: NDArray[np.float64] = PCA(2, svd_solver="full").fit_transform(unit)
-    return two
+        way = PCA(2, svd_solver="full")
+    flat: NDArray[np.float64] = way.fit_transform(unit)
+    return flat
 
 
 def agreement(ident: str, source: RunStore) -> Plot | None:
@@ -212,8 +195,8 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
     rows_: list[list[Cell]] = [[names[k], clients[i].name, v] for i, k, v, _ in cells]
-    svg = draw(ident, fill, height=1.2 + 0.4 * len(names), says=says)
-    return Plot(ident, "Fusion: what each backbone brings", says, ("backbone", "client", "CKA"), rows_, svg)
+    columns, height = ("backbone", "client", "CKA"), 1.2 + 0.4 * len(names)
+    return plot(ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height)
 
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
@@ -254,6 +237,4 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         legend_below(axes)
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
-    return Plot(
-        ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, draw(ident, fill, height=3.0, says=says)
-    )
+    return plot(ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0)

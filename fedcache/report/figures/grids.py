@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, plot, short
 from fedcache.report.find_runs import StoredRun, differing, facts
-from fedcache.report.svg import INK, PAPER, SERIES, Cell, Marks, Plot, draw, percent, short
 
 MOST_SIDE = 24
 Cells = dict[tuple[str, ...], tuple[float, StoredRun]]
@@ -69,6 +69,8 @@ def _line(ident: str, name: str, values: Sequence[str], best: Cells, says: str) 
 
 
 def _heat(ident: str, names: Sequence[str], values: dict[str, list[str]], best: Cells, says: str) -> str:
+    from matplotlib.patches import Rectangle
+
     across, down = sorted(names, key=lambda n: len(values[n]))[::-1]
     flip = names[0] != across
     found = {(at[1], at[0]) if flip else at: v for at, v in best.items()}
@@ -83,19 +85,14 @@ def _heat(ident: str, names: Sequence[str], values: dict[str, list[str]], best: 
     def fill(axes: Any, marks: Marks) -> None:
         squares(axes, marks, [(x, y, v, f"{said}: {v:.2f} %") for x, y, v, said in cells], small=len(cells) > 60)
         at = (values[across].index(top[0]), values[down].index(top[1]))
-        axes.add_patch(_frame(at))
+        corner = (at[0] - 0.48, at[1] - 0.48)
+        axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
         axes.set_xticks(range(len(values[across])), [short(v, 9) for v in values[across]])
         axes.set_yticks(range(len(values[down])), [short(v, 12) for v in values[down]])
         axes.set(xlabel=across.removeprefix("set."), ylabel=down.removeprefix("set."))
         axes.set(xlim=(-0.5, len(values[across]) - 0.5), ylim=(len(values[down]) - 0.5, -0.5))
 
     return draw(ident, fill, height=1.1 + min(0.42 * len(values[down]), 6.0), says=says)
-
-
-def _frame(at: tuple[int, int]) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((at[0] - 0.48, at[1] - 0.48), 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2)
 
 
 def squares(
@@ -147,15 +144,11 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
             if (n, s) in best
         ]
         squares(axes, marks, cells)
-        axes.set_xticks(range(len(settings)), [_lines(s) for s in settings], rotation=90 if len(settings) > 3 else 0)
+        parts = ["\n".join(short(part, 22) for part in s.split(", ")) for s in settings]
+        axes.set_xticks(range(len(settings)), parts, rotation=90 if len(settings) > 3 else 0)
         axes.set_yticks(range(len(labels)), [short(n, 20) for n in labels])
         axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
 
     rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
-    svg = draw(ident, fill, height=1.0 + 0.25 * len(labels), says=says)
-    return Plot(ident, "Methods in every setting", says, ("run", "setting", "accuracy"), rows, svg)
-
-
-def _lines(setting: str) -> str:
-    """A setting's name, one part below the other."""
-    return "\n".join(short(part, 22) for part in setting.split(", "))
+    columns, height = ("run", "setting", "accuracy"), 1.0 + 0.25 * len(labels)
+    return plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)

@@ -22,9 +22,8 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
 from fedcache.federate.methods.common import simclr as contrastive
-from fedcache.heads.augment import DRAWS, augment
 from fedcache.heads.encoder import Encoder
-from fedcache.heads.simclr import Ensemble, nt_xent, one_way, similarity_divergence
+from fedcache.heads.simclr import DRAWS, Ensemble, augment, nt_xent, one_way, similarity_divergence
 
 SSL = ("fedavg-simclr", "fedprox-simclr", "flesd-head", "flesd-cc", "min-local", "non-fl")
 

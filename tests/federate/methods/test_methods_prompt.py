@@ -16,7 +16,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl, tpfl_feat
-from fedcache.federate.methods.common.prompts import check_prompts, scheduled
+from fedcache.federate.methods.common import prompts
 from fedcache.heads.prompt import border, canvas, l_aug, slots, square, weave
 
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
@@ -141,15 +141,15 @@ def test_a_prompt_that_does_not_fit_names_the_class_and_the_numbers():
     with pytest.raises(
         FedcacheError, match="'cargo aircraft' has 16 context vectors, a name of at least 15 tokens"
     ) as e:
-        check_prompts(ctx.hp, ctx)
+        prompts.check(ctx.hp, ctx)
     assert f"the {L} tokens that tiny reads" in e.value.message
     assert e.value.hint == "--set n_ctx=7 fits."  # 1 + 7 + 15 + 1 = 24
     assert e.value.code == Exit.USAGE
     seven = context("promptfl", {"n_ctx": 7})
-    check_prompts(seven.hp, replace(seven, env=replace(seven.env, names=ctx.env.names)))
+    prompts.check(seven.hp, replace(seven, env=replace(seven.env, names=ctx.env.names)))
     eight = context("promptfl", {"n_ctx": 8})
     with pytest.raises(FedcacheError, match="n_ctx=7 fits"):
-        check_prompts(eight.hp, replace(eight, env=replace(eight.env, names=ctx.env.names)))
+        prompts.check(eight.hp, replace(eight, env=replace(eight.env, names=ctx.env.names)))
 
 
 def test_words_that_are_none_are_refused():
@@ -157,7 +157,7 @@ def test_words_that_are_none_are_refused():
     towers.template = "{} it is"
     ctx = context("promptfl", {"ctx_init": "words"}, towers=towers)
     with pytest.raises(FedcacheError, match="has none before"):
-        check_prompts(ctx.hp, ctx)
+        prompts.check(ctx.hp, ctx)
 
 
 def test_stored_views_are_asked_for():
@@ -181,7 +181,7 @@ def test_stored_views_are_not_read_unless_they_are_asked_for():
 @pytest.mark.parametrize("name", [*LIVE, "tpfl-feat", "atpfl-feat"])
 def test_the_rate_follows_a_cosine_over_rounds(name):
     def rate(t, **settings):
-        return scheduled(context(name, {"lr": 0.1, **settings}, round_=t)).hp["lr"]
+        return prompts.scheduled(context(name, {"lr": 0.1, **settings}, round_=t)).hp["lr"]
 
     assert rate(0) == 0.1
     assert rate(10) == pytest.approx(0.05)  # half of the paper's twenty rounds
@@ -257,7 +257,7 @@ def test_the_gradient_of_a_visual_prompt_is_zero_outside_its_mask(template):  # 
         "w": torch.full((5,), 0.2, dtype=torch.float64),
         "at": torch.tensor([0, 0]),
     }
-    value, _, _ = tpfl.forward({**p, "v": leaf}, batch, promptfl.class_names(ctx, 2), ctx)
+    value, _, _ = tpfl.forward({**p, "v": leaf}, batch, prompts.class_names(ctx, 2), ctx)
     assert torch.allclose(torch.autograd.grad(value, leaf)[0], masked.flatten()[places], atol=1e-12, rtol=1e-9)
     assert float(canvas(p["v"], places, *SIDES).flatten()[~inside].abs().sum()) == 0.0
 
@@ -266,14 +266,14 @@ def test_a_random_patch_moves_and_its_draws_are_seeded():
     data, clients = one_client("tpfl")
     seen = []
     settings = {**FEW, "vp_template": "random_patch", "vp_size": 2, "batch": 5, "vp_init": "randn"}
-    original = tpfl.paint
+    original = prompts.paint
 
     def spy(p, ctx, at=(0, 0)):
         seen.append(tuple(at))
         return original(p, ctx, at)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tpfl, "paint", spy)
+        patch.setattr(prompts, "paint", spy)
         a = go("tpfl", settings, data, clients, rounds=9)
         first, seen[:] = list(seen), []
         b = go("tpfl", settings, data, clients, rounds=9)
@@ -287,10 +287,10 @@ def test_a_visual_prompt_larger_than_the_image_is_refused():
     for template, size, most in (("padding", 2, 1), ("fixed_patch", 4, 3), ("random_patch", 4, 3)):
         ctx = context("tpfl", {**FEW, "vp_template": template, "vp_size": size})
         with pytest.raises(FedcacheError, match=f"{template} prompt of {size} pixels does not fit .* 4 x 3") as info:
-            check_prompts(ctx.hp, ctx)
+            prompts.check(ctx.hp, ctx)
         assert f"vp_size={most} " in info.value.hint
         fits = context("tpfl", {**FEW, "vp_template": template, "vp_size": most})
-        check_prompts(fits.hp, fits)
+        prompts.check(fits.hp, fits)
 
 
 # The pull of ATPFL.

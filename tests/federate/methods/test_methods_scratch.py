@@ -13,9 +13,8 @@ from fedcache.config import Home
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, fedavg_scratch
 from fedcache.reproduce.metrics import measure
-from fedcache.reproduce.proxies import Options, plan
+from fedcache.reproduce.planning import Options, RequirementCheck, plan
 from fedcache.reproduce.registry import entry
-from fedcache.reproduce.requirements import RequirementCheck
 
 
 def test_it_is_a_resnet_18_and_its_classifier() -> None:

@@ -107,7 +107,7 @@ def test_a_strong_pull_holds_the_model():  # T-P2: mu = 1e6, lr < 1/mu
 @pytest.mark.parametrize(("half", "pull"), [(True, 0.5), (False, 1.0)])
 def test_the_proximal_term_is_the_squared_distance(half, pull):
     # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2), gradient exactly 0 at w = w_g.
-    from fedcache.federate.methods.common.switches import ce_loss
+    from fedcache.federate.methods.common.model import ce_loss
     from fedcache.federate.methods.fedprox import loss
 
     ctx = lanes("fedprox", {**LINEAR, "mu": 3.0, "prox_half": half})
@@ -341,7 +341,7 @@ def test_the_lbfgs_probe_is_scikit_learns():
 
 @pytest.mark.parametrize(("kind", "variance"), [("gaussian", 1.0), ("laplace", 2.0)])
 def test_noise_has_the_mean_and_power_it_says(kind, variance):  # T-X3
-    from fedcache.federate.methods.common.noise import draw, perturb
+    from fedcache.federate.methods.fedpcl import draw, perturb
 
     ctx = lanes("fedpcl", {"noise": kind, "p": 0.2, "s": 0.3})
     x = torch.full((400, 500), 2.0, dtype=torch.float64)

@@ -1,1 +1,17 @@
-"""What several methods share: prototypes, contrastive training, prompts, distillation, synthetic rows, switches."""
+"""What the files of methods share; the words that nearly all of them are written in are names of this package."""
+
+from fedcache.federate.engine.client_data import ClientData as ClientData
+from fedcache.federate.engine.context import Ctx as Ctx
+from fedcache.federate.engine.context import is_zero as is_zero
+from fedcache.federate.engine.context import over as over
+from fedcache.federate.engine.hyperparameters import Hp as Hp
+from fedcache.federate.engine.hyperparameters import HParam as HParam
+from fedcache.federate.engine.local_training import Batch as Batch
+from fedcache.federate.engine.method import Defaults as Defaults
+from fedcache.federate.engine.method import Method as Method
+from fedcache.federate.engine.method import Uploads as Uploads
+from fedcache.federate.engine.method import UploadTensor as UploadTensor
+from fedcache.federate.engine.method import sends_nothing as sends_nothing
+from fedcache.federate.engine.method import server_tensors as server_tensors
+from fedcache.heads.linear import Tree as Tree
+from fedcache.heads.linear import affine as affine

@@ -173,7 +173,7 @@ def init_visual(ctx: Ctx) -> Tensor:
     return ctx.rng.shared("visual", lambda g: g.standard_normal(n))
 
 
-def check_prompts(hp: Hp, ctx: Ctx) -> None:
+def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse prompts that do not fit the text tower, words that are none, and visual prompts larger than the image.
 
     Raises:

@@ -12,7 +12,8 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, keep_optimiser, minibatches, train
-from fedcache.federate.methods.common.switches import head_of
+from fedcache.federate.engine.method import Uploads, UploadTensor
+from fedcache.federate.methods.common import model
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import Head, embed
 from fedcache.heads.prototype import class_means
@@ -29,7 +30,7 @@ OWN_PROTOTYPES = (
 
 def body(hp: Hp) -> Head:
     """P alone: there is no classifier."""
-    return head_of(hp, "projection")
+    return model.head_of(hp, "projection")
 
 
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
@@ -98,3 +99,14 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
 def cached_views(hp: Hp, views: int) -> str:
     """Two stored views stand in for live augmentation; the same image twice is what it is."""
     return "cached_views" if hp["views"] == "2" and views > 1 else "exact"
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
+    C, dtype = ctx.env.classes, ctx.env.dtype
+    return {"proto": UploadTensor((C, ctx.count("dim")), dtype), "count": UploadTensor((C,), dtype, counts_rows=True)}
+
+
+def owned_rows(up: Tree, _ctx: Ctx) -> int:
+    """Scalars of an upload of prototypes: the rows of the classes the client owns, and their counts."""
+    return int((up["count"] > 0).sum()) * (up["proto"].shape[-1] + 1)

@@ -23,11 +23,10 @@ from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, drawn_views, minibatches, train
 from fedcache.federate.engine.method import Fit
 from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
-from fedcache.heads.augment import DRAWS, augment
 from fedcache.heads.encoder import Encoder
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import cross_entropy
-from fedcache.heads.simclr import nt_xent, one_way
+from fedcache.heads.simclr import DRAWS, augment, nt_xent, one_way
 
 ENCODER = HParam(
     "encoder", "mlp", "choice", "mlp: a head on cached views; conv: a ResNet-18 on images (--backbones pixels)",

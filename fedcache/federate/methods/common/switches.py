@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 
-import torch
-from torch import Tensor
-
-from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import FEAT_POSTS
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
-from fedcache.federate.engine.method import Uploads, UploadTensor
-from fedcache.heads.linear import Tree, text_head, zero_head
-from fedcache.heads.losses import cross_entropy
-from fedcache.heads.projection import Head, logits
+from fedcache.federate.engine.hyperparameters import HParam, Value
 
 FEAT_POST = HParam(
     "feat_post", "none", "choice",
@@ -95,81 +85,3 @@ def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HPar
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
     """A group of declarations less the switches that a method does not read."""
     return tuple(h for h in group if h.name not in names)
-
-
-def head_of(hp: Hp, kind: str | None = None) -> Head:
-    """The blocks that the switches describe."""
-    return Head(
-        kind or str(hp["head"]),
-        dim=cast(int, hp.get("dim", 0)),
-        bn=bool(hp.get("bn", False)),
-        z_norm=hp.get("z_norm") == "l2",
-        relu_l2=hp.get("logit_head") == "relu_l2",
-    )
-
-
-def names(hp: Hp) -> tuple[str, ...]:
-    """Every tensor of the model."""
-    return head_of(hp).names()
-
-
-def trained(hp: Hp) -> tuple[str, ...]:
-    """The tensors of the model that a gradient moves."""
-    return head_of(hp).trained()
-
-
-def init_model(ctx: Ctx) -> Tree:
-    """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    head, env = head_of(ctx.hp), ctx.env
-    how = ctx.hp["init"]
-    if how == "auto":
-        how = "text" if head.kind == "linear" and env.text is not None else "shared"
-    if how in ("text", "zero"):
-        if how == "text":
-            made = text_head(ctx.text)
-        else:
-            made = zero_head(env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device))
-        return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in made.items()}
-    return head.init(ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes)
-
-
-def check_model(hp: Hp, ctx: Ctx) -> None:
-    """Refuse an ``init`` that the head or the features cannot serve."""
-    how, head = hp["init"], hp["head"]
-    if how == "text" and ctx.env.text is None:
-        raise StoreError(
-            "init=text starts from class text features, but these features have none.",
-            "Use a backbone with a text tower, for example --backbones glyph-clip, or --set init=zero.",
-        )
-    if how in ("text", "zero") and head != "linear":
-        raise UsageError(
-            f"init={how} sets the classifier on the features, but head={head} has a projection before it.",
-            f"Use --set head=linear --set init={how}, or --set init=shared.",
-        )
-
-
-def check_views(hp: Hp, ctx: Ctx) -> None:
-    """``check_model`` on a linear head, and refuse ``train_view=aug`` where no augmented view is stored."""
-    check_model({**hp, "head": "linear"}, ctx)
-    if hp["train_view"] == "aug" and ctx.env.views == 1:
-        raise StoreError(
-            "train_view=aug trains on stored augmentations, but the features hold 1 view.",
-            "Extract some, for example fedcache extract --views 4, or --set train_view=center.",
-        )
-
-
-def ce_loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
-    """Mean cross-entropy of the model's logits, one value per client, and BatchNorm's updates."""
-    u, updates = logits(head_of(ctx.hp), p, batch["x"], batch["w"])
-    return cross_entropy(u, batch["y"], batch["w"]), updates
-
-
-def prototype_uploads(_server: Tree, ctx: Ctx) -> Uploads:
-    """Clients send a prototype of each class, ``proto`` [C, P], and the rows behind it, ``count`` [C]."""
-    C, dtype = ctx.env.classes, ctx.env.dtype
-    return {"proto": UploadTensor((C, ctx.count("dim")), dtype), "count": UploadTensor((C,), dtype, counts_rows=True)}
-
-
-def owned_rows(up: Tree, _ctx: Ctx) -> int:
-    """Scalars of an upload of prototypes: the rows of the classes the client owns, and their counts."""
-    return int((up["count"] > 0).sum()) * (up["proto"].shape[-1] + 1)

@@ -1,7 +1,9 @@
-"""Figures as data and as SVG: drawn once by matplotlib, in colours that the page names, with words behind each mark.
+"""Figures drawn by matplotlib: as SVG in a page, and in files of their own.
 
-A colour is written as one of the numbers of ``NAMES`` and becomes ``var(--name, fallback)``, so that one drawing serves
-light and dark and still has colours where there is no style sheet. A mark's words become the SVG's own ``<title>``.
+In a page a figure is data first, drawn once in colours that the page names, with words behind each mark. A colour is
+written as one of the numbers of ``NAMES`` and becomes ``var(--name, fallback)``, so that one drawing serves light and
+dark and still has colours where there is no style sheet. A mark's words become the SVG's own ``<title>``. A file has an
+ending that chooses its format, and equal bytes for equal drawings.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fedcache.report.drawing_files import plain
+from fedcache.errors import MachineError, UsageError, closest
+from fedcache.store.files import write_atomic
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
@@ -60,6 +64,20 @@ class Plot:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     svg: str
+
+
+def plot(
+    ident: str,
+    title: str,
+    says: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    fill: Draw,
+    *,
+    height: float = HEIGHT,
+) -> Plot:
+    """A figure drawn by ``fill``; the arguments are those of ``Plot`` and ``draw``."""
+    return Plot(ident, title, says, columns, rows, draw(ident, fill, height=height, says=says))
 
 
 def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
@@ -180,3 +198,73 @@ def name_places(set_ticks: Any, names: Sequence[str], **style: Any) -> None:
     step = max(1, -(-len(names) // MOST_TICKS))
     places = range(0, len(names), step)
     set_ticks(list(places), [short(names[i], 18) for i in places], **style)
+
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be drawn, before any work.
+
+    Raises:
+        FedcacheError: usage error for an ending other than .png, .svg and .pdf or a missing directory; environment
+            error without matplotlib.
+    """
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        near = closest(kind, FORMATS) or FORMATS[0]
+        raise UsageError(
+            f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
+            f"--plot {path.with_suffix('.' + near)}",
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+    need_matplotlib()
+
+
+def need_matplotlib() -> None:
+    """Refuse before any work what cannot be drawn.
+
+    Raises:
+        FedcacheError: environment error without matplotlib.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MachineError(
+            "Drawing needs matplotlib, which is not installed or damaged.", "pip install --force-reinstall matplotlib"
+        ) from error
+
+
+def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:
+    """Draw one pair of axes into a file, whole or not at all.
+
+    Args:
+        path: its ending chooses the format.
+        size: width and height in inches.
+        fill: draws on the axes.
+
+    Raises:
+        FedcacheError: as ``check_file``.
+    """
+    check_file(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    kind = path.suffix.lower().removeprefix(".")
+    buffer = io.BytesIO()
+    # Ids in an SVG are random, and a PDF carries the date, unless told otherwise.
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "fedcache", "font.size": 8}):
+        # A script that the font lacks is drawn as boxes, which says it better than one warning for each character.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=size, layout="constrained")
+        fill(figure.add_subplot())
+        date: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        figure.savefig(buffer, format=kind, dpi=150, metadata=date)
+    write_atomic(path, buffer.getvalue())
+
+
+def plain(name: str, longest: int = 24) -> str:
+    """A name from a dataset or a run as a label: no control characters, not too long."""
+    text = "".join(c if c.isprintable() else "?" for c in name)
+    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,16 +1,149 @@
-"""From the paper's cells to those that are run: data and backbones at hand, overrides, a sentence for each change."""
+"""From the paper's cells to those that are run: what they need here, what takes its place, a sentence for each change.
+
+What a cell needs is asked of the code that extracts and trains: nothing is declared ready by hand.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from fedcache.errors import UsageError, unknown
-from fedcache.extract import backbones
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.extract import backbones, datasets
+from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce.registry import HEADS, PaperCell, PaperTable, replaceable
-from fedcache.reproduce.requirements import RequirementCheck
+
+READS: Mapping[str, tuple[str, ...]] = {
+    "runs": ("method", "scheme", "weights", "data"),
+    "model": ("method",),
+    "partition": ("scheme", "data"),
+    "entropy": ("weights", "data"),
+    "heatmap": ("method", "scheme", "weights", "data"),
+    "noise": ("data",),
+    "formula": (),
+}
+"""What each kind of entry needs."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that is missing.
+
+    Attributes:
+        kind: weights | data | method | setting | scheme.
+        name: of the backbone, dataset, method, ...
+        why: what was found.
+        command: what would get it.
+        fetched: ``extract`` would download it by itself.
+    """
+
+    kind: str
+    name: str
+    why: str
+    command: str
+    fetched: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return dict(self.__dict__)
+
+
+class RequirementCheck:
+    """Asks once for each thing, however many cells need it.
+
+    Args:
+        home: where weights and data are looked for.
+        weights: ``--weights NAME=FILE``.
+        data: ``--data NAME=PATH``.
+    """
+
+    def __init__(
+        self, home: Home, weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None
+    ) -> None:
+        self.home = home
+        self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
+        self.roots = roots_of(ExtractConfig(data=data or {}), home)
+        self._memory = memory_of(home)
+        self._found: dict[tuple[str, str], Requirement | None] = {}
+
+    def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
+        """What a cell of an entry lacks; [] when it can be measured right now."""
+        reads = READS[entry.kind]
+        asked: list[Requirement | None] = []
+        if "method" in reads:
+            asked.append(_method(cell))
+        if "scheme" in reads:
+            asked.append(_scheme(cell))
+        if "weights" in reads:
+            asked += [self.weights(name) for name in cell.backbones]
+        if "data" in reads:
+            asked.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
+        return [need for need in asked if need is not None]
+
+    def all_missing(self, entry: PaperTable) -> list[Requirement]:
+        """What any cell lacks, each thing once."""
+        return list(dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell)))
+
+    def weights(self, name: str) -> Requirement | None:
+        """What is missing of a backbone."""
+        return self._once("weights", name, lambda: self._weights(name))
+
+    def _once(self, kind: str, name: str, ask: Callable[[], Requirement | None]) -> Requirement | None:
+        if (kind, name) not in self._found:
+            self._found[kind, name] = ask()
+        return self._found[kind, name]
+
+    def _weights(self, name: str) -> Requirement | None:
+        try:
+            row = backbones.lookup(name, home=self.home.root)
+            found = backbones.locate(
+                row, given=self.given, home=self.home.root, memory=self._memory, offline=self.home.offline
+            )
+        except FedcacheError as error:
+            return Requirement("weights", name, error.message, error.hint)
+        if found.download is not None:
+            why = f"not here; published {found.download}"
+            return Requirement("weights", name, why, f"fedcache backbones pull {name}", fetched=True)
+        return None
+
+    def _data(self, spec: str) -> Requirement | None:
+        try:
+            known = datasets.info(spec, roots=self.roots, data=self.home.data)
+        except FedcacheError as error:
+            return Requirement("data", spec, error.message, error.hint)
+        if known.get("ready"):
+            return None
+        command = str(known.get("needs") or f"fedcache datasets info {spec}")
+        return Requirement("data", spec, "its files are not here", command)
+
+
+def _method(cell: PaperCell) -> Requirement | None:
+    """A method that is not there, or lacks a switch or a value of it."""
+    name = cell.method
+    if name not in METHODS:
+        return Requirement("method", name, f"this fedcache has no method {name}", "fedcache methods list")
+    try:
+        METHODS[name].resolve(cell.preset, cell.set)
+    except FedcacheError as error:
+        return Requirement("setting", name, error.message, f"fedcache methods info {name}")
+    return None
+
+
+def _scheme(cell: PaperCell) -> Requirement | None:
+    if cell.scheme not in SCHEMES:
+        found = f"this fedcache has no scheme {cell.scheme}"
+        return Requirement("scheme", cell.scheme, found, "fedcache partition --help")
+    try:
+        SCHEMES[cell.scheme].resolve({**cell.args, **({"domain": cell.domain} if cell.domain else {})})
+    except FedcacheError as error:
+        return Requirement("scheme", cell.scheme, error.message, error.hint)
+    return None
+
 
 DEFAULT = "glyph-clip"
 """The backbone that ships with the package and has both towers: what a proxy takes when none is named."""
@@ -153,11 +286,13 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
         said.append(heads)
-    if _one_shot(paper.method):
+    method = METHODS.get(paper.method)
+    if method is not None and method.one_shot:
         cell = replace(cell, rounds=None)
     elif options.rounds is not None and options.rounds != paper.rounds and paper.method:
         cell = replace(cell, rounds=options.rounds)
-        said.append(f"rounds: {options.rounds} instead of {paper.rounds or _rounds(paper.method)}")
+        usual = "the method's own" if method is None else method.defaults.rounds
+        said.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
         said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
@@ -174,14 +309,6 @@ def _as_head(cell: PaperCell) -> tuple[PaperCell, str]:
     method = HEADS.get(cell.method, cell.method)
     made = replace(cell, method=method, set={**cell.set, "encoder": "mlp"}, views=VIEWS)
     return made, f"encoder: {method} trains a head on {VIEWS} cached views instead of a ResNet-18 on images"
-
-
-def _one_shot(method: str) -> bool:
-    return method in METHODS and METHODS[method].one_shot
-
-
-def _rounds(method: str) -> str:
-    return str(METHODS[method].defaults.rounds) if method in METHODS else "the method's own"
 
 
 def _pairs(values: Mapping[str, str]) -> str:
