@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError
 from fedcache.extract import backbones as registry
+from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.images import BadImage, decode, resize, view
 from fedcache.extract.recipe import Recipe
-from fedcache.extract.text import text_features
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import FrozenEncoder, Weights
@@ -64,9 +64,9 @@ def input_key(recipe: Recipe) -> tuple[Any, ...]:
     return (recipe.size, recipe.resize, recipe.interpolation, recipe.crop_pct, recipe.views, recipe.view_seed)
 
 
-def load_inputs(
-    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], *, mirror: bool
-) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str]]:
+def decode_batch(
+    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
+) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
     """Decode each row once and make every recipe's views.
 
     Args:
@@ -74,8 +74,10 @@ def load_inputs(
         mirror: a mirrored image keeps its class.
 
     Returns:
-        per input key uint8 [B, V, H, W, 3] (zeros where the image is bad), and the reason per bad row.
+        per input key uint8 [B, V, H, W, 3] (zeros where the image is bad), the reason per bad row, and the seconds it
+        took, in whichever process decodes.
     """
+    start = time.perf_counter()
     distinct = {input_key(r): r for r in recipes}
     collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {k: [] for k in distinct}
     bad: dict[int, str] = {}
@@ -92,15 +94,7 @@ def load_inputs(
             made = {}
         for key in distinct:
             collected[key].append(made.get(key))
-    return {key: _stacked(images, distinct[key]) for key, images in collected.items()}, bad
-
-
-def decode_batch(
-    source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
-) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
-    """``load_inputs`` and the seconds it took; in whichever process decodes."""
-    start = time.perf_counter()
-    inputs, bad = load_inputs(source, rows, uids, recipes, mirror=mirror)
+    inputs = {key: _stacked(images, distinct[key]) for key, images in collected.items()}
     return inputs, bad, time.perf_counter() - start
 
 

@@ -43,8 +43,7 @@ def known_dtype(requested: str) -> str:
 def resolve_device(requested: str) -> Device:
     """``auto`` takes a GPU when torch can use one and says why not otherwise; ``cuda`` never falls back.
 
-    Raises:
-        UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
+    Raises UsageError for an unknown device, MachineError for ``cuda`` without a usable GPU.
     """
     if known_device(requested) == "cpu":
         return Device("cpu", f"{cores()} cores", "asked for")

@@ -23,9 +23,7 @@ def stat_key(path: Path) -> list[Any]:
 class DigestMemory:
     """One small JSON file per remembered fact, under ``root``; concurrent writers cannot lose each other's.
 
-    Args:
-        root: the directory (``$FEDCACHE_HOME/digests``).
-        rehash: ignore what is remembered; new facts are still stored.
+    With ``rehash``, what is remembered is ignored; new facts are still stored.
     """
 
     def __init__(self, root: Path, *, rehash: bool = False) -> None:

@@ -57,15 +57,12 @@ def extract(
 ) -> Extraction:
     """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
 
-    A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is
-    not imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``.
-    The prompt templates asked for (``config.text``, else the default) become the current ones, which training reads;
-    with ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``,
-    to the same bytes.
-
-    Raises:
-        UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError (weights,
-            device, disk), StoppedError (after a stop).
+    A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is not
+    imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``. The
+    prompt templates asked for (``config.text``, else the default) become the current ones, which training reads; with
+    ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
+    the same bytes. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images),
+    MachineError (weights, device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
     if engine is not None:

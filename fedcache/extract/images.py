@@ -115,13 +115,10 @@ quiet = _Quiet()
 
 
 def decode(raw: bytes | NDArray[np.uint8]) -> Image.Image:
-    """The RGB image in ``raw``.
+    """The RGB image in ``raw``: a loaded Pillow image, upright, as the module docstring says.
 
     Args:
         raw: the bytes of an image file, or pixels as uint8 [H, W] (gray) or [H, W, 3].
-
-    Returns:
-        A loaded Pillow image of mode RGB, upright, as the module docstring says.
 
     Raises:
         BadImage: empty, too large, truncated, corrupt, not an image, or of a kind that has no 8-bit RGB meaning.
@@ -209,18 +206,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
-    """The square of pixels a backbone reads (view 0 of an image).
+    """The square of pixels a backbone reads: uint8 [S, S, 3] of a recipe's size S, or [H, W, 3] for size 0.
 
     ``crop`` resizes the short side to ``round(size / crop_pct)``, keeping the aspect ratio (the long side is rounded
     down), and cuts out the centre; ``squash`` resizes both sides. Pillow's filters widen with the reduction, so there
     is no aliasing. Offsets round half to even, as torchvision's ``CenterCrop`` does.
-
-    Args:
-        image: RGB image from ``decode``.
-        recipe: its ``size`` S, ``resize``, ``interpolation`` and ``crop_pct`` are used; size 0 keeps the pixels.
-
-    Returns:
-        uint8 [S, S, 3], or [H, W, 3] for size 0.
 
     Raises:
         BadImage: the resized image would pass ``MAX_PIXELS``.
@@ -247,20 +237,14 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
 
 
 def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool = True) -> NDArray[np.uint8]:
-    """View ``v`` of an image.
+    """View ``v`` of an image from ``decode``: uint8 [S, S, 3] of the recipe's size S, or its own [H, W, 3] for size 0.
 
     Args:
-        image: RGB image from ``decode``.
+        image: RGB image.
         recipe: its preprocessing and ``view_seed``.
         uid: the 16 bytes of ``Dataset.uid`` of the row.
-        v: number of the view; 0 is the deterministic one.
+        v: number of the view; 0 is the deterministic one, which raises as ``resize``.
         mirror: a mirrored image keeps its class (``Dataset.mirror``).
-
-    Returns:
-        uint8 [S, S, 3] with S the recipe's size, or the image's own [H, W, 3] for size 0.
-
-    Raises:
-        BadImage: as ``resize``, for view 0.
     """
     if v == 0:
         return resize(image, recipe)

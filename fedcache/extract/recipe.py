@@ -126,8 +126,7 @@ class Recipe:
         >>> small.label, small.key == native.key
         ('clip-rn50@96', False)
 
-        Raises:
-            UsageError, for an unknown key or a value out of range.
+        Raises UsageError for an unknown key or a value out of range.
         """
         changed: dict[str, Any] = {}
         for name, text in options.items():

@@ -14,9 +14,9 @@ from fedcache.config import Home, TrainConfig
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import clip_towers
+from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import Recipe
-from fedcache.extract.text import prompts
 from fedcache.federate.engine.client_data import Data, FrozenEncoders, prepare
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method

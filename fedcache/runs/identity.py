@@ -52,7 +52,6 @@ DETERMINING = (
     "store/samples.py",
     "extract/batches.py",
     "extract/images.py",
-    "extract/text.py",
     "extract/backbones/encoder.py",
     "extract/backbones/clip_towers.py",
 )

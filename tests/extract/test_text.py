@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.text import prompts, text_features
+from fedcache.extract.backbones.encoder import prompts, text_features
 
 
 class Lines:

@@ -26,14 +26,10 @@ NPZ_LIMIT = 16 << 30
 
 
 def read_state(path: Path, *, hub: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, on the CPU.
+    """The tensors, on the CPU and by name, of a safetensors file, an npz of arrays, or a torch checkpoint of tensors.
 
-    Args:
-        path: a safetensors file, an npz of arrays, or a torch checkpoint of tensors.
-        hub: repository with a safetensors file of the same weights, named when a TorchScript archive is refused.
-
-    Raises:
-        MachineError, for a file that is missing, damaged, of another kind, or that would run code.
+    ``hub``, a repository with a safetensors file of the same weights, is named when a TorchScript archive is refused.
+    Raises MachineError for a file that is missing, damaged, of another kind, or that would run code.
     """
     kind = kind_of(path)
     if kind == "torchscript":

@@ -1,7 +1,9 @@
-"""The encoder every provider builds: normalise on the device, run the module, hand back float32.
+"""The encoder every provider builds, which normalises on the device, runs the module and hands back float32.
 
 Normalisation lives here and not in the decoding workers, so bytes cross to the device and recipes that differ in
-mean and std alone share their inputs.
+mean and std alone share their inputs. Text features are a unit row per class, from one prompt template or an ensemble;
+that is CLIP's (Radford et al., arXiv:2103.00020, section 3.1.4): the mean of the templates' unit features, made unit
+again.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedcache.errors import FedcacheError, UsageError
+from fedcache.extract.backbones.backbone import FrozenEncoder
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -35,17 +41,15 @@ def deterministic() -> Iterator[None]:
 
 
 class ModuleEncoder:
-    """An ``Encoder`` over one torch module.
+    """A ``FrozenEncoder`` over one torch module.
 
     Args:
         name: of the backbone, for messages.
-        module: maps normalised [B, 3, H, W] to [B, D], unless ``image`` is given.
+        module: maps normalised [B, 3, H, W] to [B, D], unless ``image``, a part of it, does.
         recipe: its mean and std normalise the input.
         device: where to run.
         dtype: ``float32`` | ``bfloat16`` | ``float16``; the last two run under autocast, weights stay float32.
-        image: the part of ``module`` that maps normalised [B, 3, H, W] to [B, D].
-        text: maps tokens [C, L] to [C, D], if there is a text tower.
-        tokenize: prompts to tokens, with ``text``.
+        text: maps tokens [C, L], which ``tokenize`` makes of prompts, to [C, D], if there is a text tower.
     """
 
     def __init__(
@@ -142,3 +146,41 @@ def _affine(recipe: Recipe, device: torch.device) -> tuple[Tensor, Tensor]:
     mean = torch.tensor(recipe.mean, dtype=torch.float64).view(1, 3, 1, 1)
     std = torch.tensor(recipe.std, dtype=torch.float64).view(1, 3, 1, 1)
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+
+
+def prompts(classes: Sequence[str], template: str) -> list[str]:
+    """The template filled in for every class, underscores read as spaces; UsageError for one without ``{}``."""
+    if "{}" not in template:
+        raise UsageError(
+            f"The template {template!r} has no {{}} for the class name.", 'For example --text "a photo of a {}."'
+        )
+    # Not str.format: a class name or template may hold other braces.
+    return [template.replace("{}", name.replace("_", " ").strip()) for name in classes]
+
+
+def text_features(encoder: FrozenEncoder, classes: Sequence[str], templates: Sequence[str]) -> NDArray[np.float32]:
+    """Text features [C, D] float32 of the classes, unit rows, by the text tower of ``encoder``.
+
+    Raises UsageError without templates, classes or a text tower, for a template without ``{}``, or when the templates'
+    features cancel out.
+    """
+    if not templates or not classes:
+        raise UsageError(
+            f"Text features need templates and classes; got {len(templates)} and {len(classes)}.",
+            'For example --text "a photo of a {}."',
+        )
+    filled = [prompts(classes, template) for template in templates]
+    rows = [encoder.text(lines).to("cpu").numpy().astype(np.float64) for lines in filled]
+    total = np.sum([_unit(r) for r in rows], axis=0)
+    return _unit(total).astype(np.float32)
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    norm = np.linalg.norm(rows, axis=-1, keepdims=True)
+    if not np.all(norm > 1e-12):  # also true of NaN
+        raise UsageError(
+            f"{int((~(norm > 1e-12)).sum())} text features have no direction (their norm is 0 or not finite).",
+            "Check the weights of the text tower with `fedcache backbones verify`, or use other templates.",
+        )
+    unit: NDArray[np.float64] = rows / norm
+    return unit

@@ -120,7 +120,7 @@ def _recall(path: Path, name: str) -> Backbone | None:
 def load(
     backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str | torch.device = "cpu", dtype: str = "float32"
 ) -> FrozenEncoder:
-    """Load a backbone for one recipe.
+    """Load a backbone for one recipe: the encoder, in evaluation mode; equal inputs give equal features.
 
     Args:
         backbone: from ``lookup``.
@@ -128,9 +128,6 @@ def load(
         recipe: the native one, or an override of it.
         device: where to run, already resolved.
         dtype: compute dtype, ``float32`` | ``bfloat16`` | ``float16``; weights and features stay float32.
-
-    Returns:
-        the encoder, in evaluation mode; equal inputs give equal features.
 
     Raises:
         UsageError, when the backbone cannot follow the recipe; MachineError, when the weights are refused

@@ -78,10 +78,8 @@ def from_augreg(state: Mapping[str, Tensor], *, blocks: int, backbone: str, path
     """The tensors of an AugReg npz in timm's names and layouts.
 
     flax kernels are [in, out] and attention keeps heads apart ([D, heads, d] for query, key, value; [heads, d, D] for
-    the output); torch weights are [out, in] with heads folded, query, key and value stacked.
-
-    Raises:
-        MachineError, naming tensors the file lacks.
+    the output); torch weights are [out, in] with heads folded, query, key and value stacked. Raises MachineError naming
+    tensors the file lacks.
     """
     import torch
 

@@ -48,7 +48,7 @@ def library_caches(environ: Mapping[str, str] = os.environ) -> Caches:
 def locate(
     backbone: Backbone, *, given: Mapping[str, Path], home: Path, memory: DigestMemory, offline: bool = False
 ) -> Weights:
-    """Find the weights of a backbone.
+    """Find the weights of a backbone; with ``path`` None and ``download`` set when ``pull`` would fetch them.
 
     Args:
         backbone: from ``lookup``.
@@ -56,9 +56,6 @@ def locate(
         home: ``$FEDCACHE_HOME``.
         memory: remembered digests of files.
         offline: never offer a download.
-
-    Returns:
-        the weights; with ``path`` None and ``download`` set when ``pull`` would fetch them.
 
     Raises:
         MachineError, when they are nowhere (naming the places, the published digest and what would
@@ -262,10 +259,8 @@ def _other_ways(backbone: Backbone) -> str:
 def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
     """Download weights into the library's own cache, and locate them there.
 
-    Print ``Weights.download`` before: it says how much and from where.
-
-    Raises:
-        MachineError, when nothing publishes them, the network refuses, or the bytes are not those published.
+    Print ``Weights.download`` before: it says how much and from where. Raises MachineError when nothing publishes them,
+    the network refuses, or the bytes are not those published.
     """
     download = _published_download(backbone)
     if download is None:
@@ -288,8 +283,7 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
 def import_weights(source: Path, name: str, home: Path) -> Path:
     """Check a checkpoint by loading it, and keep it as ``<home>/weights/<name>.safetensors``.
 
-    Raises:
-        MachineError, when the file is refused or does not fit the backbone; UsageError, for one without weights.
+    Raises MachineError when the file is refused or does not fit the backbone; UsageError, for one without weights.
     """
     from safetensors.torch import save
 

@@ -138,11 +138,7 @@ def pull(
 
 
 def known(*, roots: Mapping[str, Path] | None = None, data: Path | None = None) -> list[dict[str, Any]]:
-    """The datasets that can be named.
-
-    Returns:
-        ``{"name", "about", "needs", "ready"}`` each; ``ready`` says whether it can be opened right now.
-    """
+    """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
     context = Context(DigestMemory(data or Path()), roots or {}, data)
     offline = "four domains of ten digits, made offline from installed packages"
     files = "a directory, .zip or .tar with one folder per class, or a .csv that lists images"

@@ -96,6 +96,7 @@ def list_zip(path: Path) -> Entries:
         if not info.is_dir():
             _check_place(path, before.st_size, info.filename, info.header_offset, info.compress_size)
             files.append(info)
+    methods = [_PASSWORD if info.flag_bits & 1 else min(info.compress_type, _PASSWORD - 1) for info in files]
     entries = Entries(
         path=path,
         stamp=(before.st_size, before.st_mtime_ns),
@@ -104,16 +105,12 @@ def list_zip(path: Path) -> Entries:
         packed=np.array([info.compress_size for info in files], dtype=np.int64),
         # Only compared with limits: a zip64 record can claim more than an int64 holds.
         size=np.array([min(info.file_size, 2**62) for info in files], dtype=np.int64),
-        method=np.array([_method(info) for info in files], dtype=np.uint8),
+        method=np.array(methods, dtype=np.uint8),
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
     )
     if int(entries.packed.sum()) > before.st_size:
         raise _damaged(path, "its entries overlap (together they are longer than the file)", "Do not unpack it")
     return _checked(entries)
-
-
-def _method(info: zipfile.ZipInfo) -> int:
-    return _PASSWORD if info.flag_bits & 1 else min(info.compress_type, _PASSWORD - 1)
 
 
 def list_tar(path: Path) -> Entries:
@@ -179,8 +176,7 @@ def _checked(entries: Entries) -> Entries:
 def check_images(entries: Entries) -> None:
     """Refuse what cannot or should not be unpacked, looking only at the entries that will be (images).
 
-    Raises:
-        UsageError for a password or a rare compression, CorruptionError for a bomb.
+    Raises UsageError for a password or a rare compression, CorruptionError for a bomb.
     """
     odd = np.flatnonzero(~np.isin(entries.method, (_STORED, _DEFLATED, _TAR)))
     if len(odd):

@@ -65,38 +65,24 @@ class RowsSource:
 class Dataset:
     """N labelled images from one or more domains, numbered.
 
-    Attributes:
-        spec: as the user wrote it.
-        slug: names the store.
-        classes: class names; ``label`` indexes them.
-        domains: domain names; ``domain`` indexes them.
-        names: [N] path inside the dataset, sorted by code point; the row order, for ever.
-        label: int32 [N], -1 unknown.
-        domain: int16 [N].
-        split: uint8 [N]: 0 train, 1 test, 2 validation.
-        uid: uint8 [N, 16], first 16 bytes of the sha256 of the encoded image or of the raw array row; of
-            ``b"unreadable\\0"`` and the name for a row that cannot be read.
-        template: prompt template, if the dataset has one.
-        reading: how it was read, with counts.
-        source: where the images are; row numbers are those of ``names``.
-        digest: sha256 over names, uids, labels, domains, splits and their names.
-        mirror: a mirrored image keeps its class; false for digits and letters (``fedcache.extract.images``).
+    ``uid`` is the first 16 bytes of the sha256 of the encoded image or of the raw array row, or of ``b"unreadable\\0"``
+    and the name for a row that cannot be read.
     """
 
-    spec: str
-    slug: str
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    names: tuple[str, ...]
-    label: NDArray[np.int32]
-    domain: NDArray[np.int16]
-    split: NDArray[np.uint8]
-    uid: NDArray[np.uint8]
-    template: str | None
-    reading: str
-    source: Source
-    mirror: bool = True
-    digest: str = field(init=False)
+    spec: str  # as the user wrote it
+    slug: str  # names the store
+    classes: tuple[str, ...]  # class names; ``label`` indexes them
+    domains: tuple[str, ...]  # domain names; ``domain`` indexes them
+    names: tuple[str, ...]  # [N] path inside the dataset, sorted by code point; the row order, for ever
+    label: NDArray[np.int32]  # [N], -1 unknown
+    domain: NDArray[np.int16]  # [N]
+    split: NDArray[np.uint8]  # [N]: 0 train, 1 test, 2 validation
+    uid: NDArray[np.uint8]  # [N, 16]
+    template: str | None  # prompt template, if the dataset has one
+    reading: str  # how it was read, with counts
+    source: Source  # where the images are; row numbers are those of ``names``
+    mirror: bool = True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
+    digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
 
     def __post_init__(self) -> None:
         if any(a >= b for a, b in pairwise(self.names)):
@@ -162,10 +148,9 @@ def uid_of(raw: bytes | NDArray[np.uint8]) -> bytes:
 def read_uids(
     source: Source, names: Sequence[str], key: Sequence[Any], context: Context
 ) -> tuple[NDArray[np.uint8], int]:
-    """The uids of all rows, remembered under ``key``: reading every byte of a large dataset takes minutes.
+    """The uids of all rows, uint8 [N, 16], and how many rows cannot be read.
 
-    Returns:
-        uint8 [N, 16], and how many rows cannot be read.
+    Remembered under ``key``: reading every byte of a large dataset takes minutes.
     """
     fact_key = ["uids", READING, *key]
     fact = context.memory.recall(fact_key)
@@ -208,11 +193,12 @@ def counts(split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[s
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
     parts = [f"{n:,} {word}" for word, n in found if n]
-    images, kinds, places = _count(len(split), "image"), _count(len(classes), "class"), _count(len(domains), "domain")
-    return f"{images} ({', '.join(parts)}), {kinds}, {places}"
+    kinds, places = counted(len(classes), "class"), counted(len(domains), "domain")
+    return f"{counted(len(split), 'image')} ({', '.join(parts)}), {kinds}, {places}"
 
 
-def _count(n: int, word: str) -> str:
+def counted(n: int, word: str) -> str:
+    """``1 class``, ``1,000 classes``."""
     plural = "es" if word.endswith("s") else "s"
     return f"{n:,} {word}{'' if n == 1 else plural}"
 
@@ -233,11 +219,9 @@ class JoinedSource:
 def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     """One dataset whose domains are the members, with names prefixed by the domain.
 
-    A member that has several domains itself gives ``NAME/domain`` each. Class names must be the same set in all;
-    their order is the first member's. Rows are in order of the prefixed names.
-
-    Raises:
-        UsageError, with the differences, when the class names do not agree.
+    A member that has several domains itself gives ``NAME/domain`` each. Class names must be the same set in all; their
+    order is the first member's. Rows are in order of the prefixed names. Raises UsageError with the differences, when
+    the class names do not agree.
     """
     if len(members) > 255:
         raise UsageError(f"{len(members)} datasets are named as domains; at most 255.", "Join fewer")

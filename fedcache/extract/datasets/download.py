@@ -56,8 +56,7 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
 def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable[[str], None]) -> Path:
     """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
 
-    Raises:
-        MachineError, when the address does not answer, stops early, gives a web page, or another file.
+    Raises MachineError when the address does not answer, stops early, gives a web page, or another file.
     """
     if target.exists():
         return target
@@ -146,8 +145,7 @@ def _install(archive: Path, file: PaperFile, root: Path) -> None:
 def unpack(archive: Path, place: Path) -> None:
     """The regular files of a zip or tar, below ``place``.
 
-    Raises:
-        CorruptionError, for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
+    Raises CorruptionError for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
     entries = _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)

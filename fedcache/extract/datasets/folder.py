@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,8 @@ from fedcache.store.samples import HELD_OUT, held_out
 _SUFFIXES = (".zip", ".tar", ".csv")
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows in order of their names, before uids and splits are known."""
-
-    names: list[str]
-    labels: Labels
-    source: Source
-    how: str
-    ignored: Counter[str]
+_Rows = tuple[list[str], Labels, Source, str, Counter[str]]
+"""Names in their order, labels, source, how they were read, and what was ignored: before uids and splits are known."""
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -56,21 +48,21 @@ def key(rest: str, context: Context) -> list[Any]:
 def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``folder:PATH``.
 
-    Raises:
-        UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
+    Raises UsageError for a missing path or folders without a clear meaning, CorruptionError for a bad archive.
     """
     path = _locate(rest)
     facts = key(rest, context)  # before the images are read: a change in between must not go unnoticed
-    rows = _from_csv(path, context) if _kind(path) == ".csv" else _from_tree(path, context)
-    uid, unreadable = dataset.read_uids(rows.source, rows.names, facts, context)
-    known = np.array([bool(c) for c in rows.labels.classes])
-    classes, index = dataset.index_of([c for c in rows.labels.classes if c])
-    label = np.full(len(rows.names), -1, dtype=np.int32)
+    read = _from_csv if _kind(path) == ".csv" else _from_tree
+    names, labels, source, how, ignored = read(path, context)
+    uid, unreadable = dataset.read_uids(source, names, facts, context)
+    known = np.array([bool(c) for c in labels.classes])
+    classes, index = dataset.index_of([c for c in labels.classes if c])
+    label = np.full(len(names), -1, dtype=np.int32)
     label[known] = index
-    domains, domain_index = dataset.index_of(rows.labels.domains)
+    domains, domain_index = dataset.index_of(labels.domains)
     domain = dataset.domain_column(domain_index, domains)
-    split, note = _split(rows.labels.splits, label, domain, uid, path)
-    reading = f"{path.name or path}: {rows.how}; {dataset.counts(split, classes, domains)}"
+    split, note = _split(labels.splits, label, domain, uid, path)
+    reading = f"{path.name or path}: {how}; {dataset.counts(split, classes, domains)}"
     if note:
         reading += f"; {note}"
     if not known.all():
@@ -82,14 +74,14 @@ def load(rest: str, context: Context) -> Dataset:
         slug=_slug(path),
         classes=classes,
         domains=domains,
-        names=tuple(rows.names),
+        names=tuple(names),
         label=label,
         domain=domain,
         split=split,
         uid=uid,
         template=None,
-        reading=reading + tree.ignored_text(rows.ignored),
-        source=rows.source,
+        reading=reading + tree.ignored_text(ignored),
+        source=source,
     )
 
 
@@ -143,7 +135,7 @@ def _from_tree(path: Path, context: Context) -> _Rows:
     else:
         source = archives.ArchiveSource(found.entries.take(order))
     inside = f" inside {spelled[0][: cut - 1]}" if cut else ""
-    return _Rows(names, labels, source, f"read as {labels.layout}{inside}", found.ignored)
+    return names, labels, source, f"read as {labels.layout}{inside}", found.ignored
 
 
 def _from_csv(path: Path, context: Context) -> _Rows:
@@ -154,7 +146,7 @@ def _from_csv(path: Path, context: Context) -> _Rows:
         )
     paths, labels = read_csv(path)
     source = tree.FilesSource(path.parent.absolute(), paths)
-    return _Rows([tree.name_of(p) for p in paths], labels, source, labels.layout, Counter())
+    return [tree.name_of(p) for p in paths], labels, source, labels.layout, Counter()
 
 
 def _split(

@@ -72,8 +72,7 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
 def infer(names: Sequence[str], layout: str | None, *, where: str) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    Raises:
-        UsageError, when images lie at different depths, or directly at the top, or there is one class.
+    Raises UsageError when images lie at different depths, or directly at the top, or there is one class.
     """
     roles = parse_layout(layout) if layout is not None else None
     folders = [tuple(name.split("/")[:-1]) for name in names]
@@ -131,8 +130,7 @@ def _split_codes(words: Sequence[str], hint: str) -> list[int]:
 def read_csv(path: Path) -> tuple[list[str], Labels]:
     """The relative paths that a CSV lists, in order of their names, and what its other columns say.
 
-    Raises:
-        UsageError, with the line, for a wrong column, path or split, or a path given twice.
+    Raises UsageError with the line, for a wrong column, path or split, or a path given twice.
     """
     rows = sorted(_rows(path), key=lambda row: name_of(row["path"]))
     used = [c for c in _COLUMNS[1:] if any(row.get(c) for row in rows)]

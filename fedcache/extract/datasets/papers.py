@@ -32,8 +32,13 @@ def full_spec(name: str) -> str:
 
 def ready(name: str, context: Context) -> bool:
     """Whether one of its layouts is recognised where it would be."""
-    root = context.root_of("paper", name)
-    return root is not None and paper.find(paper.read(name), root) is not None
+    return _look_for(name, context)[1] is not None
+
+
+def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
+    """Where the dataset is looked for, and what is there."""
+    held, root = paper.read(name), context.root_of("paper", name)
+    return root, None if root is None else paper.find(held, root)
 
 
 def key(rest: str, context: Context) -> list[Any]:
@@ -95,8 +100,7 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 def info(name: str, context: Context) -> dict[str, Any]:
     """What the data file says, and whether the dataset is there."""
     held = paper.read(name)
-    root = context.root_of("paper", name)
-    place = paper.find(held, root) if root is not None else None
+    root, place = _look_for(name, context)
     counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
     return {
         "title": held.title,
@@ -124,8 +128,7 @@ def steps(held: Paper) -> list[str]:
 
 def _require(name: str, context: Context) -> FoundLayout:
     held = paper.read(name)
-    root = context.root_of("paper", name)
-    place = paper.find(held, root) if root is not None else None
+    root, place = _look_for(name, context)
     if place is not None:
         return place
     looked = "nowhere: no --data was given" if root is None else str(root)
@@ -140,12 +143,8 @@ def _require(name: str, context: Context) -> FoundLayout:
 def check(name: str, root: Path) -> dict[str, Any]:
     """``fedcache datasets check``: what is missing or wrong in a copy of a dataset; no image is decoded.
 
-    Returns:
-        ``{"name", "path", "layout", "missing", "wrong", "counts"}``: ``missing`` and ``wrong`` are sentences, none for
-        a whole copy; ``counts`` is ``{"train": 50000, ...}`` as found.
-
-    Raises:
-        UsageError for an unknown name or a path that is no folder.
+    Returns ``{"name", "path", "layout", "missing", "wrong", "counts"}``: ``missing`` and ``wrong`` are sentences, none
+    for a whole copy; ``counts`` is ``{"train": 50000, ...}`` as found. UsageError for a path that is no folder.
     """
     held = paper.read(name)
     root = root.expanduser()

@@ -15,7 +15,6 @@ import importlib.metadata
 import inspect
 import os
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -91,17 +90,14 @@ def load(rest: str, context: Context) -> Dataset:
     source = TorchvisionSource(rest, root)
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
-    splits = [code for _, code in entry.splits]
-    # The three words sort differently from their codes, so rows are put in order of their names here.
-    order = sorted(range(len(splits)), key=lambda p: SPLIT_WORDS[splits[p]])
-    source = TorchvisionSource(rest, root, order)
-    names = [f"{SPLIT_WORDS[splits[p]]}/{i:0{width}d}" for p in order for i in range(lengths[p])]
+    codes = [code for _, code in _in_order(entry)]
+    names = [f"{SPLIT_WORDS[code]}/{i:0{width}d}" for code, n in zip(codes, lengths, strict=True) for i in range(n)]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
-    split = np.repeat(np.array([splits[p] for p in order], dtype=np.uint8), [lengths[p] for p in order])
+    split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
     domain = np.zeros(len(names), dtype=np.int16)
     note = ""
-    if TEST not in splits:
+    if TEST not in codes:
         split[held_out(label, domain, uid, split == TRAIN)] = TEST
         note = f"; no test set: {HELD_OUT} is the test set"
     if unreadable:
@@ -137,21 +133,17 @@ def pull(name: str, root: Path) -> None:
 
 
 class TorchvisionSource:
-    """Reads rows through torchvision's objects, which each process constructs when it reads its first row.
+    """Reads rows through torchvision's objects, which each process constructs when it reads its first row."""
 
-    ``order`` says which parts follow each other in the rows; by default all of them, as in ``TABLE``.
-    """
-
-    def __init__(self, name: str, root: Path, order: Sequence[int] | None = None) -> None:
+    def __init__(self, name: str, root: Path) -> None:
         self.name = name
         self.root = root
-        self.order = tuple(range(len(TABLE[name].splits))) if order is None else tuple(order)
 
     @cached_property
     def parts(self) -> list[Any]:
         """torchvision's datasets, one per split."""
-        splits = TABLE[self.name].splits
-        return [_construct(self.name, self.root, splits[p][0], download=False) for p in self.order]
+        splits = _in_order(TABLE[self.name])
+        return [_construct(self.name, self.root, options, download=False) for options, _ in splits]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -177,7 +169,12 @@ class TorchvisionSource:
         raise BadImage(f"torchvision gives a {type(image).__name__}, not an image")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name, "root": self.root, "order": self.order}
+        return {"name": self.name, "root": self.root}
+
+
+def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
+    """The splits in the order of the rows, which is that of their names: the words sort differently from the codes."""
+    return sorted(entry.splits, key=lambda split: SPLIT_WORDS[split[1]])
 
 
 def _require(name: str, context: Context) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, StoreError
-from fedcache.extract.datasets import Dataset
+from fedcache.extract.datasets.dataset import Dataset, counted
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning.incremental import plan_incremental
@@ -39,13 +39,8 @@ def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> No
 
 def describe_growth(growth: Mapping[str, int]) -> str:
     """What is new, gone, taken over and to compute, in one clause."""
-    images = "image" if growth["new"] == 1 else "images"
-    chunks = "chunk" if growth["reused_chunks"] == 1 else "chunks"
-    passes = "pass" if growth["forward_passes"] == 1 else "passes"
-    return (
-        f"{growth['new']:,} {images} new, {growth['vanished']:,} vanished, {growth['reused_chunks']:,} {chunks} "
-        f"reused, {growth['forward_passes']:,} forward {passes}"
-    )
+    chunks, passes = counted(growth["reused_chunks"], "chunk"), counted(growth["forward_passes"], "forward pass")
+    return f"{counted(growth['new'], 'image')} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
 
 
 def estimate(

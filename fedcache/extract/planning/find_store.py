@@ -26,10 +26,8 @@ def locate_store(
     """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
 
     Nothing is opened, so that a damaged store can be named too. A dataset's store is found from its remembered digest,
-    so no image is read; an ingested one by its name, with or without ``ingested:``.
-
-    Raises:
-        StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
+    so no image is read; an ingested one by its name, with or without ``ingested:``. Raises StoreError for a path where
+    nothing is; UsageError for a dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
         raise UsageError("A store and --dataset are both given. A store holds its dataset.", "Leave one of them out.")

@@ -42,17 +42,11 @@ from fedcache.store.store import ArrayWriter, Store
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IncrementalDataset(Dataset):
-    """A dataset whose rows are in another order than that of their names.
+    """A dataset whose rows are in another order than that of their names."""
 
-    Attributes:
-        content: digest of the dataset in its own order.
-        ok: uint8 [N], 0 where the image has vanished.
-        known: rows that the earlier store had.
-    """
-
-    content: str
-    ok: NDArray[np.uint8]
-    known: int
+    content: str  # digest of the dataset in its own order
+    ok: NDArray[np.uint8]  # [N], 0 where the image has vanished
+    known: int  # rows that the earlier store had
 
     def __post_init__(self) -> None:
         digest = sha256(content_digest(self).encode() + self.content.encode() + self.ok.tobytes()).hexdigest()
@@ -89,8 +83,7 @@ def in_earlier_order(
 
     Args:
         data: as it is now.
-        before: rows of the earlier store.
-        rows: where these are in ``data``; from ``find_earlier_rows``.
+        before: rows of the earlier store, which ``find_earlier_rows`` found to be ``rows`` of ``data``.
         known: of the rows of ``before``, those of the store it grew from itself; None for all.
     """
     rest = np.setdiff1d(np.arange(len(data)), rows)

@@ -12,10 +12,10 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
+from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.device import known_device, known_dtype
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import Recipe
-from fedcache.extract.text import prompts
 from fedcache.progress import Observer
 from fedcache.store.store import Store
 
@@ -50,13 +50,9 @@ def roots_of(config: ExtractConfig, home: Home) -> dict[str, Path]:
 def plan(
     config: ExtractConfig, home: Home, observer: Observer, *, rehash: bool = False
 ) -> tuple[list[PlannedArray], list[str]]:
-    """Locate the weights of every backbone, before any work, and fix every recipe.
+    """Locate the weights of every backbone, before any work, and fix every recipe: the arrays, and the names skipped.
 
-    Returns:
-        the arrays, and the names skipped.
-
-    Raises:
-        UsageError for an unknown backbone or recipe, or another wrong value; MachineError for missing weights.
+    Raises UsageError for an unknown backbone or recipe, or another wrong value; MachineError for missing weights.
     """
     if not config.backbones:
         raise UsageError(
@@ -141,14 +137,10 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 def wanted_text(
     store: Store | None, planned: Sequence[PlannedArray], template: str | None, config: ExtractConfig, *, keep: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Templates per array key whose text features are to be the current ones.
+    """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
 
-    Args:
-        store: of the features; None when there is none yet.
-        planned: backbones; those without a text tower are left out.
-        template: the dataset's, which goes before the backbone's own where the configuration names none.
-        config: with the templates asked for.
-        keep: leave out a backbone that has text features, when no template was asked for.
+    Those asked for, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
+    features is left out when no template was asked for.
     """
     found = {}
     for item in planned:

@@ -249,8 +249,7 @@ def run_tasks(
 ) -> bool:
     """Have every task computed and commit its chunks; False when it was stopped on request (tasks begun are finished).
 
-    Raises:
-        CorruptionError, as soon as more than ``max_bad`` images are bad; what a worker raised.
+    Raises CorruptionError as soon as more than ``max_bad`` images are bad; what a worker raised.
     """
     begun = 0
     while True:

@@ -266,10 +266,8 @@ def run_batches(
 ) -> bool:
     """Compute and store every batch, in order; False when it was stopped on request (chunks begun are finished).
 
-    Never more ahead of the journal than one chunk per array.
-
-    Raises:
-        CorruptionError, as soon as more than ``max_bad`` images are bad; MachineError when a worker died.
+    Never more ahead of the journal than one chunk per array. Raises CorruptionError as soon as more than ``max_bad``
+    images are bad; MachineError when a worker died.
     """
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}

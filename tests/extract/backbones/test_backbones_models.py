@@ -15,9 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
+from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.text import text_features
 
 
 def at(path: Path) -> Weights:

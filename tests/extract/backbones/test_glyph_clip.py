@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import Weights, load, locate, lookup
 from fedcache.extract.backbones import glyph_clip as module
+from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.backbones.glyph_clip import BACKBONE, CONTEXT, PARAMETERS, build, tokenize, untokenize
 from fedcache.extract.datasets import digits
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode, resize
-from fedcache.extract.text import text_features
 
 FILE = Path(module.__file__).with_name("glyph_clip.safetensors")
 FONTS = Path(module.__file__).with_name("glyph_clip_fonts.txt")
