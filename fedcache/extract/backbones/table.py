@@ -32,19 +32,9 @@ from fedcache.store.files import digest_of, make_private, write_atomic
 if TYPE_CHECKING:
     import torch
 
-_ROWS = (
-    *packaged.BACKBONES,
-    glyph_clip.BACKBONE,
-    *open_clip.BACKBONES,
-    *metadataset.BACKBONES,
-    *timm.BACKBONES,
-    *torchvision.BACKBONES,
-    *cnn.BACKBONES,
-    *pixels.BACKBONES,
-    *random.BACKBONES,
-)
+_PROVIDERS = (packaged, glyph_clip, open_clip, metadataset, timm, torchvision, cnn, pixels, random)
 
-BACKBONES: Mapping[str, Backbone] = {row.name: row for row in _ROWS}
+BACKBONES: Mapping[str, Backbone] = {row.name: row for provider in _PROVIDERS for row in provider.BACKBONES}
 
 DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     timm.PREFIX: timm.derive,

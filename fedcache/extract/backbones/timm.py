@@ -36,7 +36,6 @@ def _vit(name: str, architecture: str, width: int, size: int, *, published: bool
         name=name,
         provider="timm",
         width=width,
-        text_width=None,
         recipe=Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"),
         source=f"AugReg ViT: timm's {architecture}"
         if published
@@ -148,7 +147,6 @@ def derive(name: str) -> Backbone:
         name=name,
         provider="timm",
         width=width,
-        text_width=None,
         recipe=Recipe(
             name,
             "",

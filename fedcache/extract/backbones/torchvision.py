@@ -18,7 +18,6 @@ def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
         name=name,
         provider="torchvision",
         width=width,
-        text_width=None,
         recipe=Recipe(
             name, "", size=64, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling="features"
         ),

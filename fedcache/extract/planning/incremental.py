@@ -198,16 +198,10 @@ def plan_incremental(
     fresh: bool,
     observer: Observer,
 ) -> IncrementalPlan | None:
-    """What a store of ``data`` at ``path`` takes over from an earlier one; None when there is none.
+    """What a store of ``data`` at ``path``, made or gone on with, takes over from an earlier one; None without one.
 
-    Args:
-        path: of the store to make, or to go on with.
-        data: as it is now.
-        jobs: the arrays asked for.
-        home: with the stores among which earlier ones are.
-        chunk_rows: asked for, or None.
-        fresh: take nothing over.
-        observer: told when an earlier store was computed otherwise.
+    Nothing is taken over when it is to be ``fresh``. Earlier stores lie beside ``path`` and in the home; the observer
+    is told when one was computed otherwise.
     """
     with suppress(FedcacheError):
         store = Store.open(path)

@@ -118,11 +118,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         return lines, ingest_command(store)
     method, scheme = ("fedavg", "iid" if known.all() else "dirichlet") if known.any() else ("clip-zs", "iid")
     clients = max(1, min(5, counts["train"] // 2))
-    where = store_option(store) or ["--dataset", dataset_option(home, name)]
+    # NAME alone may mean something else.
+    spec = name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"
+    where = store_option(store) or ["--dataset", spec]
     words = ["fedcache", "train", "--method", method, "--scheme", scheme, "--clients", str(clients), *where]
     return lines, shlex.join(words)
-
-
-def dataset_option(home: Home, name: str) -> str:
-    """``--dataset`` of an ingested name: ``ingested:NAME`` where NAME alone means something else."""
-    return name if ingested_path(home, name) is not None else f"{INGESTED}:{name}"
