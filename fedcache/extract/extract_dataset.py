@@ -17,20 +17,11 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, open_dataset, peek
 from fedcache.extract.how import jobs_of, resolve_compute
+from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.extract.planning.incremental import IncrementalDataset, IncrementalPlan, plan_incremental
-from fedcache.extract.planning.plan import (
-    PlannedArray,
-    make_current,
-    memory_of,
-    missing_text,
-    parse_max_bad,
-    plan,
-    recipe_of,
-    roots_of,
-    wanted_text,
-)
+from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
@@ -67,14 +58,14 @@ def extract(
     observer = observer or Silent()
     if engine is not None:
         engine.check_extraction(config.workers)
-    planned, skipped = plan(config, home, observer, rehash=rehash)
+    planned, skipped = planning.plan(config, home, observer, rehash=rehash)
     planned = [pull_if_needed(p, config, home, observer) for p in planned] if not dry_run else planned
     spec = config.dataset or default_dataset(home, observer)
     spec = f"{INGESTED}:{spec}" if ingested_path(home, spec) is not None and ":" not in spec else spec
     store = None if store is None else resolve_path(home, store)
     where: dict[str, Any] = {
-        "memory": memory_of(home, rehash=rehash),
-        "roots": roots_of(config, home),
+        "memory": planning.memory_of(home, rehash=rehash),
+        "roots": planning.roots_of(config, home),
         "data": home.data,
         "layout": config.layout,
         "limit": config.limit,
@@ -97,7 +88,8 @@ def extract(
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
-        max_bad=parse_max_bad(config.max_bad, len(data.names)),  # of the dataset; what has vanished is not counted
+        # Of the dataset: what has vanished is not counted.
+        max_bad=planning.parse_max_bad(config.max_bad, len(data.names)),
         wait=wait,
         fresh=fresh,
         stop=stop or Stop(),
@@ -115,8 +107,8 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
     if planned.weights.path is not None or planned.weights.download is None:
         return planned
     observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
-    weights = registry.pull(planned.backbone, home=home.root, memory=memory_of(home))
-    return replace(planned, weights=weights, recipe=recipe_of(planned.backbone, weights, config))
+    weights = registry.pull(planned.backbone, home=home.root, memory=planning.memory_of(home))
+    return replace(planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config))
 
 
 def default_dataset(home: Home, observer: Observer) -> str:
@@ -140,7 +132,7 @@ def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], 
 
     In the home and not in the store, which says nothing of places.
     """
-    memory = memory_of(home)
+    memory = planning.memory_of(home)
     for item in planned:
         name = item.backbone.name
         order = replace(
@@ -165,11 +157,11 @@ def finished(
     if store.content != digest or any(p.recipe.key not in store.arrays for p in planned):
         return None
     template = store.dataset.get("template")
-    wanted = wanted_text(store, planned, template, config, keep=keep_text)
-    if missing_text(store, planned, wanted):
+    wanted = planning.wanted_text(store, planned, template, config, keep=keep_text)
+    if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, {p.recipe.key: "complete" for p in planned}, None)
-    done.text = make_current(store, planned, {} if dry_run else wanted, ())
+    done.text = planning.make_current(store, planned, {} if dry_run else wanted, ())
     if not dry_run:
         clean_up(store)
     return done
@@ -203,8 +195,8 @@ def compute(
     check_disk(path, data, planned)
     store = open_or_create(path, data, home, earlier)
     remember_orders(home, data, planned, config)
-    wanted = wanted_text(store, planned, data.template, config, keep=keep_text)
-    text = missing_text(store, planned, wanted)
+    wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
+    text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
     stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
     for key, kept in stats.kept_chunks.items():
@@ -225,7 +217,7 @@ def compute(
     )
     done = summarise(Store.open(path), planned, states, stats)
     clean_up(done.store)
-    done.text = make_current(done.store, planned, wanted, text)
+    done.text = planning.make_current(done.store, planned, wanted, text)
     if earlier is not None and earlier.parent is not None:
         done.growth = earlier.result(stats.forward_images)
     return done
@@ -245,7 +237,10 @@ def open_or_create(path: Path, data: Dataset, home: Home, earlier: IncrementalPl
         domains=data.domains,
     )
     # Of the dataset the manifest says the content, never a location.
-    meta = {"slug": data.slug, "digest": data.digest, "template": data.template, **(earlier.meta() if earlier else {})}
+    meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
+    if earlier is not None:
+        origin = earlier.parent.dataset["digest"] if earlier.parent else None
+        meta |= {"content": earlier.data.content, "grown": origin}
     store = Store.create(path, samples, dataset=meta, reasons=earlier.data.vanished if earlier else None)
     if earlier is not None:
         earlier.carry_text(store)

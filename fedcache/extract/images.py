@@ -248,7 +248,9 @@ def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool
     """
     if v == 0:
         return resize(image, recipe)
-    draw = _generator(recipe.view_seed, uid, v)
+    digest = hashlib.sha256(b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid).digest()
+    # PCG64 by name: numpy may change what default_rng is.
+    draw = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     box = _crop_box(image.size, draw)
     size = image.size if recipe.size == 0 else (recipe.size, recipe.size)
     image = image.resize(size, _FILTERS[recipe.interpolation], box=box)
@@ -262,12 +264,6 @@ def view(image: Image.Image, recipe: Recipe, uid: bytes, v: int, *, mirror: bool
         ):
             image = enhance(image).enhance(float(strength))
     return np.array(image)
-
-
-def _generator(seed: int, uid: bytes, v: int) -> np.random.Generator:
-    digest = hashlib.sha256(b"fedcache view\0" + f"{seed}\0{v}\0".encode() + uid).digest()
-    # PCG64 by name: numpy may change what default_rng is.
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def _crop_box(size: tuple[int, int], draw: np.random.Generator) -> tuple[int, int, int, int]:

@@ -123,8 +123,6 @@ class FrozenEncoder(Protocol):
         Returns:
             [B, D] float32 on the encoder's device (``pixels``: ``x`` itself).
         """
-        ...
 
     def text(self, prompts: Sequence[str]) -> Tensor:
         """Text features [C, D] float32 on the encoder's device, unit rows; UsageError without a text tower."""
-        ...

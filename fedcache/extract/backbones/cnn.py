@@ -18,20 +18,15 @@ from fedcache.extract.recipe import NORMS, Recipe
 if TYPE_CHECKING:
     from torch import nn
 
+_MEAN, _STD = NORMS["half"]
+
 BACKBONES = (
     Backbone(
         name="cnn2",
         provider="cnn",
         width=2048,
         recipe=Recipe(
-            "cnn2",
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=NORMS["half"][0],
-            std=NORMS["half"][1],
-            pooling="fc1",
+            "cnn2", "", size=64, resize="squash", interpolation="bilinear", mean=_MEAN, std=_STD, pooling="fc1"
         ),
         source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
         seeded=True,

@@ -97,5 +97,4 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     path = weights.file(backbone.name)
     model = build()
     load_strict(model, read_state(path), backbone=backbone.name, path=path)
-
     return clip_encoder(backbone.name, model, tokenize, recipe, device=device, dtype=dtype)

@@ -22,20 +22,14 @@ def _row(domain: str, pooled: bool) -> Backbone:
     base = f"resnet18-{domain}"
     name = f"{base}-maxpool" if pooled else base
     mean, std = NORMS["half"]
+    pooling = "maxpool+avg" if pooled else "avg"
     variant = ", run with the max pooling of the released FedPCL code" if pooled else ""
     return Backbone(
         name=name,
         provider="metadataset",
         width=512,
         recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="maxpool+avg" if pooled else "avg",
+            name, "", size=64, resize="squash", interpolation="bilinear", mean=mean, std=std, pooling=pooling
         ),
         source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),

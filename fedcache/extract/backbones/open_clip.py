@@ -55,7 +55,6 @@ def load(backbone: Backbone, weights: Weights, recipe: Recipe, *, device: str, d
     model, tokenizer = _build(backbone, recipe)
     state = _fit(read_state(path, hub=backbone.hub), model)
     load_strict(model, state, backbone=backbone.name, path=path, ignore=EXTRA)
-
     return clip_encoder(backbone.name, model, tokenizer, recipe, device=device, dtype=dtype)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcache.errors import FedcacheError, unknown
 from fedcache.extract.backbones import (
@@ -85,12 +85,9 @@ def lookup(name: str, *, home: Path | None = None) -> Backbone:
         row = derive(name)
         if remembered is not None:
             make_private(remembered.parent)
-            write_atomic(remembered, json.dumps(_to_dict(row), indent=1).encode())
+            plain = {**asdict(row), "recipe": row.recipe.to_dict()}
+            write_atomic(remembered, json.dumps(plain, indent=1).encode())
     return row
-
-
-def _to_dict(row: Backbone) -> dict[str, Any]:
-    return {**asdict(row), "recipe": row.recipe.to_dict()}
 
 
 def _recall(path: Path, name: str) -> Backbone | None:

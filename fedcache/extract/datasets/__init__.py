@@ -112,8 +112,7 @@ def pull(
         say: told the size and source of what is fetched (``paper:NAME``; torchvision says nothing of it).
         mirror: address below which files of the same names lie (``paper:NAME``).
 
-    Raises:
-        UsageError for a spec that has no download, MachineError when it cannot be downloaded.
+    Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
     kind, _, name = spec.partition(":")
     context = Context(DigestMemory(data), roots or {}, data)

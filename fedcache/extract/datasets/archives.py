@@ -195,11 +195,11 @@ def check_images(entries: Entries) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class ArchiveSource:
     """Reads entries of a zip or tar, one per row, by position."""
 
-    def __init__(self, entries: Entries) -> None:
-        self.entries = entries
+    entries: Entries
 
     def read(self, row: int) -> bytes:
         """The bytes of a row's entry, checked against its length and checksum; raises ``BadImage``."""

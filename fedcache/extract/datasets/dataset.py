@@ -44,7 +44,6 @@ class Source(Protocol):
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
         """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -203,13 +202,13 @@ def counted(n: int, word: str) -> str:
     return f"{n:,} {word}{'' if n == 1 else plural}"
 
 
+@dataclass(frozen=True)
 class JoinedSource:
-    """Reads each row from the source ``which`` it came from (uint8 [N]), where it is row ``row`` (int64 [N])."""
+    """Reads each row from the source it came from."""
 
-    def __init__(self, sources: list[Source], which: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
-        self.sources = sources
-        self.which = which
-        self.row = row
+    sources: list[Source]
+    which: NDArray[np.uint8]  # [N] index into ``sources``
+    row: NDArray[np.int64]  # [N] row in that source
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
         """The image of a row; raises ``BadImage``."""

@@ -21,6 +21,7 @@ import gzip
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,11 @@ _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 Row = tuple[str, int, int, NDArray[np.uint8]]  # name, label, split, pixels
 
 
+@dataclass(frozen=True)
 class ArraySource:
-    """Images held in memory: uint8 [H, W] or [H, W, 3] per row."""
+    """Images held in memory."""
 
-    def __init__(self, images: list[NDArray[np.uint8]]) -> None:
-        self.images = images
+    images: list[NDArray[np.uint8]]  # [H, W] or [H, W, 3] per row
 
     def read(self, row: int) -> NDArray[np.uint8]:
         """The pixels of a row."""

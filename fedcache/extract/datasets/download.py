@@ -27,15 +27,9 @@ _TIMEOUT = 60.0
 def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
-    Args:
-        paper: the dataset.
-        root: its folder.
-        say: told the size and source of each file before it is fetched.
-        mirror: an address below which files of the same names lie, used instead of the published ones.
-
-    Raises:
-        MachineError for a download that fails or whose md5 differs, CorruptionError for an archive that does not
-            unpack to what it should.
+    ``say`` is told the size and source of each file before it is fetched; files of the same names may lie below another
+    address, the ``mirror``. Raises MachineError for a download that fails or whose md5 differs, CorruptionError for an
+    archive that does not unpack to what it should.
     """
     for file in paper.files:
         target = root / (file.gives or file.name)

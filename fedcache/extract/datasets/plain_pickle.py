@@ -174,18 +174,12 @@ _OPEN = 2  # files kept in memory: rows are read in order, by threads that may b
 
 
 class StackSource:
-    """Images that follow each other in pickled arrays; a process unpickles a file when it first reads one of its rows.
-
-    Args:
-        files: paths, in the order of the rows.
-        counts: rows of each file.
-        labels: see ``read_images``.
-    """
+    """Images that follow each other in pickled arrays; a process unpickles a file when it reads its first row."""
 
     def __init__(self, files: Sequence[str], counts: Sequence[int], labels: str) -> None:
-        self.files = tuple(files)
-        self.counts = tuple(counts)
-        self.labels = labels
+        self.files = tuple(files)  # in the order of the rows
+        self.counts = tuple(counts)  # rows of each file
+        self.labels = labels  # see ``read_images``
         self._starts = np.cumsum([0, *self.counts])
         self._open: dict[int, NDArray[np.uint8]] = {}
         self._lock = threading.Lock()

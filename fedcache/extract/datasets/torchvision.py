@@ -132,12 +132,12 @@ def pull(name: str, root: Path) -> None:
         _construct(name, root, options, download=True)
 
 
+@dataclass(frozen=True)
 class TorchvisionSource:
     """Reads rows through torchvision's objects, which each process constructs when it reads its first row."""
 
-    def __init__(self, name: str, root: Path) -> None:
-        self.name = name
-        self.root = root
+    name: str  # key of ``TABLE``
+    root: Path  # see ``root_of``
 
     @cached_property
     def parts(self) -> list[Any]:

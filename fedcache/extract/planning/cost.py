@@ -25,9 +25,7 @@ FULL_DISK_MARGIN = 64 << 20
 
 def check_disk(path: Path, data: Dataset, planned: Sequence[PlannedArray]) -> None:
     """Refuse before any work what the disk cannot hold."""
-    parent = path
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
     if need + FULL_DISK_MARGIN > free:

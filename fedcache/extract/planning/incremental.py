@@ -131,10 +131,6 @@ class IncrementalPlan:
     whole: dict[str, int] = field(default_factory=dict)  # per array that is taken over, its first chunks that are whole
     reused: int = 0  # chunks taken over in this run
 
-    def meta(self) -> dict[str, Any]:
-        """What the manifest says of the dataset besides slug, digest and template."""
-        return {"content": self.data.content, "grown": self.parent.dataset["digest"] if self.parent else None}
-
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
         """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
         left = (self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys)

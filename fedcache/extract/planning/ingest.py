@@ -37,21 +37,13 @@ def ingest_file(
     replace: bool = False,
     observer: Observer | None = None,
 ) -> Store:
-    """A file of embeddings as a store, which commands without a store then use.
+    """A file of embeddings (npz, npy, h5, parquet, safetensors) as a store, which commands without a store then use.
 
-    The same content under the same name again changes nothing.
+    The same content under the same name again changes nothing. It goes to the home, unless ``path`` says otherwise;
+    with ``replace``, other content stored under this name is dropped, with its partitions.
 
-    Args:
-        home: where the store goes, unless ``path`` says otherwise.
-        file: npz, npy, h5, parquet or safetensors.
-        name: of the dataset; later ``--dataset NAME``.
-        path: of the store.
-        replace: drop what is stored under this name, with its partitions, when it is other content.
-        observer: told what was chosen.
-
-    Raises:
-        UsageError for a name without a letter or digit or one that holds other content, or a file that cannot be read;
-            CorruptionError for non-finite features.
+    Raises UsageError for a name without a letter or digit or one that holds other content, or a file that cannot be
+    read; CorruptionError for non-finite features.
     """
     observer = observer or Silent()
     slug = usable_name(name)
