@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones import lookup
-from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
 from fedcache.federate.partition.rows import FEWER
@@ -25,7 +24,7 @@ from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
-    from fedcache.federate.engine.method import Method
+    from fedcache.federate.engine.method import ClientOverrides, Method
 
 
 def columns_of(store: Store) -> Columns:
@@ -268,6 +267,8 @@ def client_overrides(
         widths: of each.
         clients: their number.
     """
+    from fedcache.federate.engine.method import ClientOverrides, check_mixed
+
     stops = np.cumsum(widths)
     place = {key: (int(stop) - width, int(stop)) for key, stop, width in zip(keys, stops, widths, strict=False)}
     columns = []
