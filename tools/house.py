@@ -24,7 +24,6 @@ LAYERS = (
     ("cli", "__main__"),
     ("commands",),
     ("api", "__init__"),
-    ("keywords",),
     ("reproduce",),
     ("report",),
     ("federate/engines",),
