@@ -24,8 +24,17 @@ from fedcache.federate.engine.run import executors
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.load import shares_uploads
 from fedcache.federate.methods import find_method
-from fedcache.grids.points import Grid, LostPoint, Point, combinations, partition_of_point, point_groups, sampled
-from fedcache.grids.sweeps import typed_sweep_values, values_of_place
+from fedcache.grids.points import (
+    Grid,
+    LostPoint,
+    Point,
+    combinations,
+    partition_of_point,
+    point_groups,
+    sampled,
+    typed_sweep_values,
+    values_of_place,
+)
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
@@ -110,18 +119,8 @@ def request_grid(
 ) -> GridRequest:
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
-    Args:
-        methods: names.
-        sweeps: key -> values, as ``--sweep``.
-        config: of all points.
-        home: where stores and runs are.
-        partition: of all points; see ``train``.
-        runs: directory of results instead of ``home.runs``.
-        repartition: every seed draws its own partition.
-        extract: whether to run the extraction that is missing.
-        fresh: train points although their results are there.
-        sampler: ``grid``, or ``random:N[:SEED]`` for N points drawn without repeats.
-        exact: compute every point alone, with the bits of its single run.
+    ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, or ``random:N[:SEED]``
+    for N points drawn without repeats. The others are fields of ``GridRequest``.
     """
     points = tuple(sampled(sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
@@ -181,11 +180,6 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
 
 class GridRun:
     """A grid under way.
-
-    Args:
-        request: what is asked for.
-        observer: told the story.
-        stop: honoured between rounds.
 
     Attributes:
         ended: point -> its run or the error that ended it.
@@ -354,7 +348,6 @@ def _set_up_process(threads: int) -> None:
 
 
 def _train_point(request: GridRequest, number: int) -> Run | FedcacheError:
-    """One point in a worker."""
     try:
         return train(
             request.config_of(number),

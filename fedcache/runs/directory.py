@@ -31,12 +31,7 @@ result by its own digest."""
 
 
 class DamagedRunError(CorruptionError):
-    """A stored result that is not what was written, or whose promised files are not.
-
-    Args:
-        path: the damaged file.
-        why: what is wrong with it.
-    """
+    """A stored result that is not what was written, or whose promised files are not."""
 
     def __init__(self, path: Path, why: str = "is not what was written") -> None:
         super().__init__(f"{path} {why}.", f"The same command with --fresh runs it again; or remove {path.parent}.")
@@ -47,12 +42,7 @@ class DamagedRunError(CorruptionError):
 
 
 class RunDirectory:
-    """``runs/<digest>/``.
-
-    Args:
-        root: the directory of all runs.
-        identity: of this run.
-    """
+    """``runs/<digest>/``."""
 
     def __init__(self, root: Path, identity: Identity) -> None:
         self.identity = identity

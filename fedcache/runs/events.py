@@ -196,9 +196,6 @@ class TensorBoard:
 
     A seed is told from its first round on, also where it goes on from a checkpoint or is read from a stored result, and
     what lies there of it is replaced: no round is there twice, and none is missing.
-
-    Args:
-        folder: DIR.
     """
 
     def __init__(self, folder: Path) -> None:

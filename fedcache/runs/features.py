@@ -50,16 +50,7 @@ def read_store(
     """Read arrays of a store, apply ``feat_post``, and take the text features of a backbone that has some.
 
     Backbones with different numbers of views are read as far as all have them. Raises UsageError for an array of
-    images.
-
-    Args:
-        method: says whether text features are read.
-        hp: likewise.
-        store: whose rows are read.
-        keys: of its arrays.
-        feat_post: what is done to features.
-        train: [n] rows of which ``standardize`` takes mean and variance.
-        observer: told of views that are left out.
+    images. ``train`` are the [n] rows of which ``standardize`` takes mean and variance.
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):

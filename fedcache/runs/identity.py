@@ -90,10 +90,8 @@ class Identity:
 def code_digest(method: str) -> str:
     """sha256 over the code that determines the results of a method.
 
-    Other methods' files are left out, so that adding one does not make every stored result old.
-
-    Args:
-        method: its name; "" for what all methods share.
+    Other methods' files are left out, so that adding one does not make every stored result old. "" stands for what all
+    methods share.
     """
     return digest_of_code(ROOT, method)
 
@@ -257,13 +255,11 @@ class _ReachedCode:
 
 
 def _is_users(path: Path) -> bool:
-    """Whether a file is neither fedcache's nor installed."""
     place = path.resolve()
     return not any(place.is_relative_to(p) for p in (ROOT, *INSTALLED)) and "site-packages" not in place.parts
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
-    """A module's code and that of every function in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -152,14 +152,7 @@ def train_run(
 ) -> Run:
     """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
-    Args:
-        inputs: from ``prepare_run``.
-        config: as asked.
-        runs: directory of all runs.
-        fresh: run again although the result is there.
-        observer: told the story.
-        stop: honoured where no finished round is lost.
-        position: that of a grid's point.
+    ``position`` is that of a grid's point; the others are as ``train`` takes them.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
     run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position)
@@ -244,13 +237,8 @@ def train_seeds(
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are taken as they are.
 
-    Raises FedcacheError, what concerns all runs; INTERRUPTED after a stop.
-
-    Args:
-        runs: points that differ in floats alone.
-        cache: what points share; None for a run alone.
-        observer: told the rounds of all runs.
-        stop: honoured where no finished round is lost.
+    Raises FedcacheError, what concerns all runs; INTERRUPTED after a stop. ``cache`` is what the points of a grid
+    share, None for a run alone.
 
     Returns:
         the errors that ended runs, by their place; the others go on.
@@ -290,13 +278,8 @@ def _round_of(state: Snapshot | None) -> int:
 class SeedTraining:
     """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
 
-    Args:
-        runs: all that are trained, of which ``states`` names some.
-        states: place of a run -> its checkpoint.
-        seed: of every draw.
-        cache: what points share; None for a run alone.
-        observer: told of every round.
-        stop: honoured where no finished round is lost.
+    ``states`` has the checkpoint of each run that is trained, by its place among ``runs``; ``cache`` is what the points
+    of a grid share, None for a run alone.
     """
 
     def __init__(

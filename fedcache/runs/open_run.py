@@ -126,8 +126,7 @@ def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple
 def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
     """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
 
-    Args:
-        programs: inputs, specification and number of points of each.
+    A program is inputs, specification and number of points.
     """
     plans = []
     for inputs, spec, points in programs:
@@ -204,11 +203,7 @@ class OpenRun:
     ) -> Run:
         """Store the result of all seeds, and give their warnings.
 
-        Args:
-            observer: told the warnings.
-            result: more of it.
-            seconds: more that was measured in seconds.
-            measured: more that was measured.
+        ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
         """
         seeds = [self.done[seed] for seed in self.spec.seeds]
         promised = {**summarise(self.inputs, self.spec, self.identity, seeds), **(result or {})}
@@ -289,13 +284,7 @@ def open_run(
 ) -> OpenRun:
     """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
 
-    Args:
-        inputs: what it reads.
-        spec: what determines the result.
-        runs: directory of all runs.
-        fresh: as if there were no result.
-        observer: told of the rounds.
-        position: in a grid.
+    ``fresh`` opens it as if there were no result.
     """
     identity = Identity(
         spec.to_identity(),

@@ -119,10 +119,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
 def single_class_warning(method: Method, label: NDArray[np.int32], classes: Sequence[str]) -> str | None:
     """What is to be warned of where a method that reads labels is given training rows of one class only.
 
-    Args:
-        method: what it reads.
-        label: of the training rows; negative where there is none.
-        classes: names.
+    ``label`` are those of the training rows, negative where there is none.
     """
     found = np.unique(label[label >= 0])
     if "labels" not in method.needs or len(found) != 1:

@@ -289,11 +289,7 @@ def trust_section(
 ) -> dict[str, Any]:
     """The part of a result that says what was done; {} for an ordinary run.
 
-    Args:
-        options: ``non_default_options`` of the run.
-        cost: ``privacy_cost`` of it.
-        attackers: names of the clients that lied, for each seed.
-        rejected: uploads that validation refused, over all seeds and rounds.
+    ``attackers`` are names for each seed; ``rejected`` counts uploads that validation refused in all of them.
     """
     section = dict(options)
     if not section:

@@ -95,13 +95,7 @@ class Preparation:
 
 
 class StoreRows:
-    """A ``RowSource``: the store of a configuration, extracted first where there is none.
-
-    Args:
-        config: names the store or its dataset, the backbones, and perhaps a saved partition.
-        partition: how rows are dealt, when none is named.
-        preparation: what preparing may do.
-    """
+    """A ``RowSource``: the store of a configuration, extracted first where there is none."""
 
     store: Store  # once it is open
 
@@ -221,11 +215,6 @@ class ShardRows:
 
     Rows that several clients hold (shared test rows) are taken once, in the parent's order, so that every sum runs in
     the order it has when one store holds all rows.
-
-    Args:
-        config: names the backbones.
-        folder: of the stores.
-        preparation: what preparing may do.
     """
 
     stores: list[Store]  # in client order, once they are open

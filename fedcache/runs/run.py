@@ -13,12 +13,7 @@ from fedcache.runs.directory import rounds_of
 
 
 class Figures(Mapping[str, Any]):
-    """A part of a result, read-only.
-
-    Args:
-        what: its name, for messages: ``accuracy``.
-        values: plain JSON values by name.
-    """
+    """A part of a result, read-only. ``what`` is its name, for messages: ``accuracy``."""
 
     def __init__(self, what: str, values: Mapping[str, Any]) -> None:
         self._what, self._values = what, values

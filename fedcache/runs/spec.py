@@ -106,13 +106,7 @@ def resolve_run(
     """The configuration that determines a result: every default in place.
 
     Raises UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
-
-    Args:
-        config: as asked.
-        method: of the run.
-        settings: from ``hyperparameters`` of ``runs.prepare``.
-        arrays: keys of the arrays it trains on.
-        clients: their number.
+    ``clients`` is their number.
     """
     text = _participation_text(config, method, clients)
     participation = parse_participation(text)

@@ -339,6 +339,5 @@ def find_or_extract(
 
 
 def _has(store: Store, names: Sequence[str]) -> bool:
-    """Whether a store has an array of every name."""
     have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
     return all(name.partition("@")[0] in have for name in names)

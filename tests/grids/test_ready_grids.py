@@ -13,9 +13,8 @@ from fedcache.config import PartitionConfig, TrainConfig, resolve
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import make
-from fedcache.grids.points import combinations, partition_of_point
+from fedcache.grids.points import combinations, partition_of_point, values_of_place
 from fedcache.grids.presets import find_preset, preset_names
-from fedcache.grids.sweeps import values_of_place
 
 DIGITS = even_columns(160, 60, 10, domains=4)
 ABLATIONS = {

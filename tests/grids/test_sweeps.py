@@ -7,8 +7,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.points import combinations, point_groups
-from fedcache.grids.sweeps import split_key, values_of_place
+from fedcache.grids.points import combinations, point_groups, split_key, values_of_place
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,6 @@ _SHIFT = np.uint32(16)
 
 
 class _Seeded(ISeedSequence):
-    """A seed whose state is known already."""
-
     def __init__(self, state: np.ndarray) -> None:
         self.state = state
 

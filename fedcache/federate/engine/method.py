@@ -49,11 +49,7 @@ def whole_server(server: Tree, _ctx: Ctx) -> Uploads:
 
 
 def server_tensors(names: Callable[[Hp], Sequence[str]]) -> Callable[[Tree, Ctx], Uploads]:
-    """Clients send these tensors of the server.
-
-    Args:
-        names: (hp) -> their names.
-    """
+    """Clients send these tensors of the server."""
 
     def uploads(server: Tree, ctx: Ctx) -> Uploads:
         return {name: UploadTensor.like(server[name]) for name in names(ctx.hp)}

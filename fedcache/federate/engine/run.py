@@ -204,7 +204,6 @@ def run_points(
 def _new_job(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> RunState:
-    """One point before its first round."""
     return RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
                   callbacks.before_step, memo, spec.trust)  # fmt: skip
 

@@ -262,13 +262,7 @@ class RunState:
         return [float(len(client.train)) for client in self.training_clients]
 
     def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
-        """What takes the uploads of this round's clients.
-
-        Args:
-            ids: of the clients that take part.
-            down: what they are sent.
-            participation: as in ``sample``.
-        """
+        """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
         noise_key = key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1
         return (UploadPipeline if self.trust.plain else KeptUploads)(
@@ -344,11 +338,7 @@ class RunState:
     def finish(self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
         """The end of a round: aggregate and count; advances ``round`` and ``server``.
 
-        Args:
-            ids: of the clients that took part.
-            down: what they were sent.
-            pooled: their uploads.
-            ups: (scalars, bytes of one) that each of them sent.
+        ``ups`` are (scalars, bytes of one) that each client sent.
         """
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.

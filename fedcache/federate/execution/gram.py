@@ -188,7 +188,6 @@ class Gram(Batched):
     def _fit_in_coordinates(
         self, order: Sequence[int], down: Tree, pipeline: UploadPipeline, sent: dict[int, Sent]
     ) -> None:
-        """A chunk of clients whose first map is in coordinates."""
         batch, first = self.batch, self.batch.points[0]
         first.env.watch()
         frame, ctx = ChunkBases(self.grams, order, batch.axes), batch.ctx(order)
@@ -313,7 +312,6 @@ class Gram(Batched):
                 point.states.keep(c, others, kept, self.grams)
 
     def _keep(self, order: Sequence[int], state: Tree) -> None:
-        """Store what stays with the clients, maps as coordinates."""
         batch = self.batch
         maps = {n: inner(t, batch.axes) for n, t in state.items() if is_first(n)}
         rest = {n: t for n, t in state.items() if n not in maps}

@@ -103,9 +103,7 @@ def shares_uploads(method: Method) -> bool:
 def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
     """Sizes of the points of a grid; what one client holds besides its rows is what it keeps and what it is sent.
 
-    Args:
-        jobs: the points, started; one is a run alone.
-        clients: sampled a round.
+    ``jobs`` are the points, started; ``clients`` are sampled a round.
     """
     job = jobs[0]
     first = job.eligible[0]
@@ -235,12 +233,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
 def refuse_too_much(found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool) -> None:
     """Refuse a run that does not fit into free memory, with what would. Raises MachineError.
 
-    Args:
-        found: from ``forecast``.
-        load: its sizes.
-        plan: how it would be computed.
-        free: bytes.
-        loaded: whether the features are in memory already.
+    ``free`` is in bytes; ``loaded`` says whether the features are in memory already.
     """
     needed = found.above if loaded else found.total
     if needed <= free:

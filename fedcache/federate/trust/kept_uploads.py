@@ -147,7 +147,6 @@ class KeptUploads(UploadPipeline):
         return UploadLayout(self.expected, self.round.broadcast, rules)
 
     def _reject(self, problem: Callable[[_KeptUpload], str | None]) -> None:
-        """Leave out the kept uploads that have a problem."""
         sound = []
         for kept in self._kept:
             why = problem(kept)
@@ -207,13 +206,8 @@ class KeptUploads(UploadPipeline):
     def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
         """Refuse a rule that what is left of a round cannot carry.
 
-        Raises FederatedRunError, with the round and who was rejected.
-
-        Args:
-            rule: of the policy.
-            m: uploads that are left.
-            f: liars that are expected among them.
-            of: of which class, in words.
+        Raises FederatedRunError, with the round and who was rejected. m uploads are left, f liars are expected among
+        them; ``of`` says of which class.
         """
         try:
             rule.check(m, f)

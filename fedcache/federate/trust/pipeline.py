@@ -83,11 +83,6 @@ class UploadPool:
         """Add what is already the sum over some clients, each times its ``factor``.
 
         Clients are counted by ``add`` or ``weigh``.
-
-        Args:
-            name: of the uploads.
-            total: their sum.
-            dtype: of the uploads.
         """
         self._dtypes[name] = dtype
         self._accumulate(name, total, 1.0)
@@ -201,12 +196,7 @@ class UploadPipeline:
         """Take the upload of one client, perhaps with a leading axis of the points of a grid.
 
         Raises FederatedRunError for a malformed upload, naming client and round; under a policy that keeps uploads it
-        is raised by ``pooled``.
-
-        Args:
-            up: what it sends.
-            client: its number.
-            validated: whether it is known to be sound.
+        is raised by ``pooled``. ``validated`` says that it is known to be sound.
         """
         rows = self.round.rows[client]
         if not validated and not self.validation.is_sound(up, rows):
@@ -226,11 +216,6 @@ class UploadPipeline:
         """Add what is already the sum over some clients, each times its ``factor``, for a policy that only sums.
 
         Raises FederatedRunError, when it is not the sum of what the method declares.
-
-        Args:
-            name: of the uploads.
-            total: their sum, perhaps with a leading axis of points.
-            dtype: of the uploads.
         """
         expected = self.expected[name]
         core = tuple(total.shape[total.dim() - len(expected.shape) :])

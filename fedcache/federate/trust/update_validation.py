@@ -73,12 +73,7 @@ SLACK = 1e-4
 
 
 class UpdateValidation:
-    """What the uploads of one round must be.
-
-    Args:
-        expected: what the method declares.
-        number: of the round that is being collected, from 1.
-    """
+    """What the uploads of one round must be. ``number`` is that of the round that is being collected, from 1."""
 
     def __init__(self, expected: Uploads, number: int) -> None:
         self.expected, self.number = expected, number
@@ -107,10 +102,6 @@ class UpdateValidation:
 
     def is_sound(self, up: object, rows: float) -> bool:
         """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
-
-        Args:
-            up: what came, of which nothing is known.
-            rows: n_i, training rows of the client.
 
         Returns:
             False also for finite numbers whose sum overflows; ``problem`` says what is wrong, if anything.
@@ -212,13 +203,7 @@ def all_finite(tree: object) -> bool:
 def not_finite(name: str, t: Tensor, number: int, client: tuple[int, str], method: Method, hp: Hp) -> FedcacheError:
     """The error of a result that is not finite.
 
-    Args:
-        name: of the tensor.
-        t: the client's numbers.
-        number: of the round, from 1.
-        client: its number and name.
-        method: that made it; its learning rates are named.
-        hp: its hyperparameters.
+    ``t`` are the client's numbers, ``client`` its number and name; rounds count from 1. Learning rates are named.
     """
     rates = [f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")]
     known = f" ({', '.join(rates)})" if rates else ""

@@ -21,7 +21,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, keep_down
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
-from fedcache.grids.sweeps import check_sweeps, split_key
+from fedcache.grids.points import check_sweeps, split_key
 from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds
 from fedcache.store.files import write_atomic
 
