@@ -18,6 +18,18 @@ from typing import Any, TypeVar
 
 from fedcache.errors import UsageError, unknown
 
+DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
+FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
+"""Panels of the help."""
+
+DATASET = "digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest."
+BACKBONES = "Names, comma-separated; see `fedcache backbones list`."
+
+FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
+"""Word of an earlier release -> the word now."""
+
+FILE_NAME = "fedcache.toml"
+
 
 @dataclass(frozen=True)
 class OptionInfo:
@@ -49,14 +61,6 @@ def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: An
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
-FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
-"""Panels of the help."""
-
-DATASET = "digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest."
-BACKBONES = "Names, comma-separated; see `fedcache backbones list`."
 
 
 @dataclass(frozen=True)
@@ -205,9 +209,6 @@ class TrainConfig:
 
 SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
 
-FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
-"""Word of an earlier release -> the word now."""
-
 
 def execution_name(word: str) -> str:
     """The word now for an execution that a user, a stored configuration or a result names."""
@@ -262,7 +263,6 @@ class Home:
         return self.root / "last.json"
 
 
-FILE_NAME = "fedcache.toml"
 C = TypeVar("C")
 
 

@@ -7,6 +7,11 @@ with 100 classes.
 
 from __future__ import annotations
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""``mallopt``'s names for: freed memory that is kept; the size from which a block is mapped by itself."""
+
+MOST = (1 << 31) - 1
+
 
 class Stop:
     """A request to stop, set by a signal handler, honoured at the next chunk or where no finished round is lost."""
@@ -17,12 +22,6 @@ class Stop:
     def ask(self) -> None:
         """Ask to stop at the next good moment."""
         self.requested = True
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""``mallopt``'s names for: freed memory that is kept; the size from which a block is mapped by itself."""
-
-MOST = (1 << 31) - 1
 
 
 def keep_freed_memory() -> bool:

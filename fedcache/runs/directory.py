@@ -164,18 +164,14 @@ def file_digest(name: str, raw: bytes) -> str:
 
 
 def _tensors_digest(tensors: Mapping[str, Any]) -> str:
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         t = tensors[name].contiguous()
         digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
-        digest.update(t.flatten().view(_byte()).numpy().tobytes() if t.numel() else b"")
+        digest.update(t.flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b"")
     return digest.hexdigest()
-
-
-def _byte() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

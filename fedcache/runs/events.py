@@ -29,6 +29,12 @@ OnRound = Callable[[Round], object]
 MEASURED = ("accuracy", "seconds", "clients")
 """What the engine's metrics of a round hold besides the method's diagnostics."""
 
+OPEN = 32
+"""Seeds whose files are open at a time: each is a file and a thread. Points of a grid beyond them are written when they
+end."""
+
+TRACKERS = ("tensorboard",)
+
 
 @dataclass(frozen=True)
 class GridPosition:
@@ -173,11 +179,6 @@ def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
     return HookedObserver(observer, hooks) if hooks else observer or Silent()
 
 
-OPEN = 32
-"""Seeds whose files are open at a time: each is a file and a thread. Points of a grid beyond them are written when they
-end."""
-
-
 class Tracker(Protocol):
     """A hook on the result stream that has something to close."""
 
@@ -253,9 +254,6 @@ class TensorBoard:
         rows = "\n".join(f"| {name} | {str(value).replace('|', '/')} |" for name, value in given.items())
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
         return writer
-
-
-TRACKERS = ("tensorboard",)
 
 
 def tracker(spec: str, runs: Path) -> Tracker:

@@ -16,7 +16,7 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import resolve_name
@@ -73,17 +73,7 @@ class Identity:
     @property
     def digest(self) -> str:
         """sha256 over all of it."""
-        return digest_of(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "config": dict(self.config),
-            "features": list(self.features),
-            "dataset": self.dataset,
-            "partitions": list(self.partitions),
-            "code": self.code,
-        }
+        return digest_of(asdict(self))
 
 
 @cache
@@ -98,15 +88,9 @@ def code_digest(method: str) -> str:
 
 def digest_of_code(root: Path, method: str) -> str:
     """``code_digest`` of the package whose folder is ``root``."""
-    files = {path for pattern in DETERMINING for path in _matching(root, pattern)}
+    files = {path for pattern in DETERMINING for path in root.glob(pattern.replace("/**", "/**/*.py"))}
     files |= _with_imports(root / "federate" / "methods", method.replace("-", "_"))
     return digest_of_files(files)
-
-
-def _matching(root: Path, pattern: str) -> Iterator[Path]:
-    if pattern.endswith("/**"):
-        return (root / pattern.removesuffix("/**")).rglob("*.py")
-    return root.glob(pattern)
 
 
 def _with_imports(folder: Path, name: str) -> set[Path]:

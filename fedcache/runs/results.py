@@ -184,7 +184,7 @@ def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
     return {
         "name": inputs.partition_name,
         "scheme": partition.scheme,
-        "args": _plain(partition.args),
+        "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
         "seed": partition.seed,
         "digest": partition.digest,
         "clients": len(partition.clients),
@@ -249,10 +249,6 @@ def _summed(matrices: Sequence[list[list[int]] | None]) -> list[list[int]] | Non
         return None
     summed: list[list[int]] = np.sum(known, axis=0).tolist()
     return summed
-
-
-def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in args.items()}
 
 
 def describe_trust(section: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
 from fedcache.runs.directory import rounds_of
 
+FRAMES = ("rounds", "clients")
+
 
 class Figures(Mapping[str, Any]):
     """A part of a result, read-only. ``what`` is its name, for messages: ``accuracy``."""
@@ -60,9 +62,6 @@ class TrafficFigures(Figures):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), "bytes_down", "bytes_up"]
-
-
-FRAMES = ("rounds", "clients")
 
 
 def spread(accuracy: Mapping[str, Any]) -> str:

@@ -204,28 +204,16 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     Raises UsageError, naming the value, or both options.
     """
     has_scheme = partition.scheme is not None or partition.clients is not None or bool(partition.options)
+    saved, shards = config.partition is not None, config.clients_from is not None
+    two_datasets = config.store is not None and config.dataset is not None
+    elsewhere = bool(config.store or config.dataset or config.partition)
     contradictions = (
-        (
-            config.store is not None and config.dataset is not None,
-            "--store and --dataset",
-            "A store holds its dataset.",
-        ),
-        (
-            config.partition is not None and has_scheme,
-            "--partition and options of a scheme",
-            "A saved partition is dealt.",
-        ),
-        (
-            config.clients_from is not None and has_scheme,
-            "--clients-from and options of a scheme",
-            "The stores are dealt.",
-        ),
-        (
-            config.clients_from is not None and bool(config.store or config.dataset or config.partition),
-            "--clients-from and another store, dataset or partition",
-            "The client stores are all there is.",
-        ),
-    )
+        (two_datasets, "--store and --dataset", "A store holds its dataset."),
+        (saved and has_scheme, "--partition and options of a scheme", "A saved partition is dealt."),
+        (shards and has_scheme, "--clients-from and options of a scheme", "The stores are dealt."),
+        (shards and elsewhere, "--clients-from and another store, dataset or partition",
+         "The client stores are all there is."),
+    )  # fmt: skip
     for both_given, names, why in contradictions:
         if both_given:
             raise UsageError(f"{names} are both given. {why}", "Leave one of them out.")

@@ -304,7 +304,9 @@ def find_or_extract(
         if keys:
             store.refresh()
             spent = time.perf_counter() - began
-        if store.arrays and (train.dataset is None or _has(store, train.backbones)):
+        have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
+        has_all = all(name.partition("@")[0] in have for name in train.backbones)
+        if store.arrays and (train.dataset is None or has_all):
             return store, spent
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
@@ -336,8 +338,3 @@ def find_or_extract(
         keep_text=True,  # what the user chose by extract --text stays
     )
     return done.store, time.perf_counter() - began
-
-
-def _has(store: Store, names: Sequence[str]) -> bool:
-    have = {str(a.recipe.get("backbone")) for a in store.arrays.values()} | set(store.arrays)
-    return all(name.partition("@")[0] in have for name in names)

@@ -23,6 +23,11 @@ from typing import Any
 
 Buffer = bytes | bytearray | memoryview
 
+_BEFORE, _AFTER = b',"sha256":"', b'"}'
+
+SCHEME = 2
+"""Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""
+
 
 def canonical_json(value: Any) -> bytes:
     """JSON with one spelling: sorted keys, no spaces, UTF-8, no NaN, and no trailing newline.
@@ -146,7 +151,6 @@ def make_private(path: Path) -> Path:
     return path
 
 
-_BEFORE, _AFTER = b',"sha256":"', b'"}'
 _TAIL = len(_BEFORE) + 64 + len(_AFTER)
 
 
@@ -169,10 +173,6 @@ def parse_signed(raw: bytes) -> dict[str, Any]:
     if type(value) is not dict or canonical != body:
         raise ValueError("is not the JSON fedcache writes")
     return value
-
-
-SCHEME = 2
-"""Number of the rule by which code is digested; 1 hashed paths and whole files. It is part of every digest."""
 
 
 def digest_of_files(files: Iterable[Path]) -> str:

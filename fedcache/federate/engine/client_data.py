@@ -22,6 +22,14 @@ from fedcache.errors import FederatedRunError, InternalError, StoreError, unknow
 from fedcache.store.files import make_private
 from fedcache.store.machine import explain_disk_errors, memory_limit
 
+FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+
+ALIGNED = 64
+"""Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
+
+STEP = 4096
+"""Rows that are worked on at a time: what is made of them on the way stays small."""
+
 
 class TextTower(Protocol):
     """A text encoder that reads token embeddings, so that some of them can be trained."""
@@ -76,9 +84,6 @@ class FrozenEncoders(Protocol):
 
     def to(self, device: str) -> FrozenEncoders:
         """The same towers on another device."""
-
-
-FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
 
 
 class ClientRows(Protocol):
@@ -219,10 +224,6 @@ def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axe
     return ClientData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
 
 
-ALIGNED = 64
-"""Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
-
-
 def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
     """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
 
@@ -250,10 +251,6 @@ class Blocks(Protocol):
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, rows [n, V, D]) in order."""
-
-
-STEP = 4096
-"""Rows that are worked on at a time: what is made of them on the way stays small."""
 
 
 def prepare(

@@ -39,6 +39,9 @@ MANY = 8
 
 _MASK = 0xFFFFFFFF
 
+SERVER = "/server"
+"""The name under which the server draws; no client may have it, because names hold no slash."""
+
 
 def _powers(first: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
     """(xor, multiplier) of each step of a running hash: the constant before and after its multiplication."""
@@ -109,10 +112,6 @@ def seed_states(entropy: np.ndarray) -> np.ndarray:
         pool[target] = both ^ both >> _SHIFT
     drawn = np.stack([mixed(pool[i % WORDS], step) for i, step in enumerate(_DRAW)], 1)
     return drawn.astype("<u4").view("<u8").astype(np.uint64)
-
-
-SERVER = "/server"
-"""The name under which the server draws; no client may have it, because names hold no slash."""
 
 
 @dataclass(frozen=True)

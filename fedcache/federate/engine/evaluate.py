@@ -143,10 +143,8 @@ def score_job(job: RunState) -> Evaluation:
 def global_scores(job: RunState, down: Tree) -> Callable[[Tensor], Tensor]:
     """Features [R, D] -> scores of the one model."""
     first = job.eligible[0]
-    ctx, data = (
-        job.server_ctx(),
-        stack_clients(job.data.x, job.labels, [np.asarray(job.training_clients[first].train, np.int64)], 0),
-    )
+    ctx, train = job.server_ctx(), np.asarray(job.training_clients[first].train, np.int64)
+    data = stack_clients(job.data.x, job.labels, [train], 0)
     deployed = _deploy(job, down, {}, None)
     return lambda x: job.method.predict(deployed, {}, data, x, ctx)
 

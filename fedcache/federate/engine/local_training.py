@@ -27,6 +27,9 @@ PerClient = float | Tensor
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
+GATHER_BYTES = 32 << 20
+"""An epoch's rows are gathered at once below this size (one call instead of one per step), else step by step."""
+
 
 def opt_names(names: Sequence[str], opt: str) -> tuple[str, ...]:
     """Names of the optimiser's state for the trained ``names``."""
@@ -165,9 +168,6 @@ Batch = Tree
 """x [.., B, D], y [.., B] (absent without labels), i [.., B] positions, w [.., B] 1/b on real rows and 0 on padding."""
 Loss = Callable[[Tree, Batch, Tree, Ctx], "Tensor | tuple[Tensor, Tree]"]
 Step = Callable[[Tree, Batch, Ctx], Tree]
-
-GATHER_BYTES = 32 << 20
-"""An epoch's rows are gathered at once below this size (one call instead of one per step), else step by step."""
 
 
 def batch_sizes(n: int, hp: Hp) -> list[int]:

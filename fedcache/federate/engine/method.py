@@ -23,6 +23,9 @@ from fedcache.federate.engine.hyperparameters import Hp, HParam, Value
 from fedcache.heads.linear import Tree
 from fedcache.heads.projection import TRAINED
 
+ON_ROWS = ("sequential", "batched", "gram")
+"""Executions of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
+
 
 @dataclass(frozen=True)
 class UploadTensor:
@@ -110,10 +113,6 @@ Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
 DeclareUploads = Callable[[Tree, Ctx], Uploads]
-
-
-ON_ROWS = ("sequential", "batched", "gram")
-"""Executions of a method whose maps on features are trained by its clients' own rows alone, and combined linearly."""
 
 
 def no_state(_down: Tree, _data: ClientData, _ctx: Ctx) -> Tree:

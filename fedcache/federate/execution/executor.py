@@ -23,6 +23,9 @@ from fedcache.federate.execution.grid_batch import GridBatch, Sent
 from fedcache.federate.execution.load import ExecutionPlan, Load, shares_uploads
 from fedcache.heads.linear import Tree
 
+SPECTRUM_POINTS = 4
+"""Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
+
 
 class Executor(ABC):
     """Computes the rounds of some points of a grid (one point is a run alone).
@@ -79,10 +82,6 @@ class Executor(ABC):
         if self.batch.failed and len(points) == 1:
             raise self.batch.failed[0]
         return found
-
-
-SPECTRUM_POINTS = 4
-"""Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
 
 
 class Sequential(Executor):

@@ -37,6 +37,12 @@ from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 from fedcache.heads.linear import Tree
 
+GRAM_SHARE = 0.25
+"""Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
+
+GRAM_BYTES = 1 << 30
+"""What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
+
 
 @dataclass(frozen=True)
 class GramClientData(ClientData):
@@ -118,13 +124,6 @@ class ChunkBases:
             n = self.grams.n[client] + len(self.bases)
             out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
         return out
-
-
-GRAM_SHARE = 0.25
-"""Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
-
-GRAM_BYTES = 1 << 30
-"""What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
 
 
 class Gram(Batched):

@@ -29,6 +29,9 @@ CACHE_BYTES = 256 << 20
 THIN = 64
 """Columns up to which X B' is faster as (B X')': the long side is then that of the result's rows (MKL, one core)."""
 
+BLOCK = 250
+"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
+
 
 def thin(columns: int) -> bool:
     """Whether a product of all rows with so few columns is made the other way round."""
@@ -143,10 +146,6 @@ class GramMatrices:
             for part, c in zip(cut, clients, strict=True):
                 total.addmm_(part.mT, self.of(c))
         return total.view(U, G, -1).permute(1, 0, 2)
-
-
-BLOCK = 250
-"""Rows that a product with few columns takes at once, so that they are still in the cache when they are packed."""
 
 
 def _thin_product(flat: Tensor, rows: Tensor) -> Tensor:

@@ -31,6 +31,12 @@ SKINNY = 15
 """Outputs per row whose work in ``batched`` equals the two thin products of a round in ``gram`` (measured on one core
 between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
 
+SLACK = 16 << 20
+"""What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
+
+SCORES = 4096
+"""Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -143,13 +149,6 @@ def _upload_bytes(job: RunState, kept: Tree) -> int:
 
 def _bytes(tree: Tree) -> int:
     return sum(t.numel() * t.element_size() for t in tree.values())
-
-
-SLACK = 16 << 20
-"""What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
-
-SCORES = 4096
-"""Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from fedcache.federate.engine.method import Method, Uploads, UploadTensor
 PROBE = "/probe"
 """The name under which noise is trained on; no client may have it, because names hold no slash."""
 
+SLACK = 1e-4
+"""Relative rounding of counts that were added in float32."""
+
 
 def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Uploads:
     """Names, shapes and types of the upload of one client of noise; no upload has an axis as long as its rows.
@@ -66,10 +69,6 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
 def counts_rows(name: str) -> bool:
     """Whether a tensor that nobody declared is taken for numbers of rows per class, by its name."""
     return name.rsplit("/", 1)[-1] in ("count", "counts")
-
-
-SLACK = 1e-4
-"""Relative rounding of counts that were added in float32."""
 
 
 class UpdateValidation:
