@@ -1,7 +1,7 @@
 """``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
 
 ``papers/NAME.toml`` says what there is to know of each; ``paper_index`` reads it; nothing is downloaded except by
-``pull``. PaperIndex keep the order the protocols mean by "the first n": that of the published lists and files.
+``pull``. Rows keep the order the protocols mean by "the first n": that of the published lists and files.
 """
 
 from __future__ import annotations
