@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types unit slow durability durability-full trust test-engines audit browser pages docs notebooks everything nightly results bench clean
 
