@@ -47,7 +47,7 @@ def served(
 def kind_of(case: Case) -> Hashable:
     """What an execution can see of a method: its needs, steps, server and own executions."""
     method, settings = METHODS[case[0]], case[1]
-    return method.needs, method.one_shot, method.central, method.executions, settings.get("opt"), settings.get("bn")
+    return method.needs, method.one_shot, method.central, method.executions, settings.get("bn")
 
 
 def parametrize(metafunc: Any, lifts: Sequence[str] = ()) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,19 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
         first; ``first_down`` of the first, which brings text features and no one's uploads; ``clients``, the number
         that the counts depend on, or 0.
     """
+    return dict(_trial(method, sizes)[0])
+
+
+@lru_cache(maxsize=1)  # a page asks for the counts, then for the tensors
+def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
+    """``traffic_of``, and the tensors that a client sent in the last round."""
+    sent: Tree = {}
+
+    def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+        nonlocal sent
+        state, sent = method.fit(down, state, data, ctx)
+        return state, sent
+
     hp = method.resolve()
     depends = not method.one_shot and "stack" in method.pool(hp).values()  # everyone's uploads come back
     count = min(method.defaults.clients, MOST_CLIENTS) if depends else CLIENTS
@@ -55,7 +69,8 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
     small = {"anchors": "all"} if "anchors" in hp else {}
     rounds = 1 if method.one_shot else 2
-    job = RunState(method, with_schedule_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
+    watched = method if method.central else replace(method, fit=fit)
+    job = RunState(watched, with_schedule_rounds({**hp, **idle, **small}, rounds), data, clients, 0, torch.float32)
     job.start()
     executor = Sequential(GridBatch([job], ExecutionPlan(Sequential.name, 1)))
     for _ in range(rounds):
@@ -64,7 +79,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
-    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}
+    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}, sent
 
 
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
@@ -75,7 +90,7 @@ def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
-    side = 32
+    side = 8 if towers is None else 32  # of images: nothing that travels depends on it, towers are made for 32
     if "pixels" in need:
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
     else:
@@ -218,18 +233,10 @@ def kind_of(name: str) -> tuple[str, str]:
 
 def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     """What one client sends in a round, at some widths (512 features and 10 classes when None): [] when nothing."""
-    seen: list[Tree] = []
-
-    def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-        state, up = method.fit(down, state, data, ctx)
-        seen.append(up)
-        return state, up
-
     if method.central:
         return [Part((), (), "", *_ALL)]
-    traffic_of(replace(method, fit=fit), sizes or Sizes())
     parts: dict[tuple[str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
-    for name, t in seen[-1].items():
+    for name, t in _trial(method, sizes or Sizes())[1].items():
         what, tells = kind_of(name)
         parts.setdefault((what, tells, str(t.dtype).removeprefix("torch.")), []).append((name, tuple(t.shape)))
     made = [
