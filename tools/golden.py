@@ -745,9 +745,9 @@ def near(a: Any, b: Any) -> bool:
     return a == b if a is None or b is None else abs(a - b) <= 1e-9
 
 
-def table_of(name: str, stage: Stage) -> dict[str, Figures]:
-    """The part of the table that a method has: what is made of its cases now."""
-    cases = table_cases(methods()[name])
+def table_of(name: str, stage: Stage, ending: str = "") -> dict[str, Figures]:
+    """The part of the table that a method has: what is made now of its cases whose names end so."""
+    cases = [case for case in table_cases(methods()[name]) if case.name.endswith(ending)]
     figures = record(cases, stage)
     return {case.name: kept(case, figures[case.name]) for case in cases}
 
