@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint types unit slow durability durability-full trust test-engines audit browser pages docs notebooks everything nightly results bench clean
+.PHONY: help demo test lint types unit slow durability long durability-full trust engines test-engines audit browser pages docs notebooks everything nightly results bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -73,6 +73,10 @@ unit: $(VENV)/.dev
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
+# Both in one session, so that two long tests of one kind do not wait for each other.
+long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'slow or durability'
+
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
 
@@ -101,6 +105,8 @@ $(ENGINES)/.engines: pyproject.toml $(VENV)/.dev
 	$(BIN)/python $(PACKAGES) > "$$($(ENGINES)/bin/python $(PACKAGES))/main.pth"
 	$(ENGINES)/bin/python -m pip install --quiet -e '.[flower,ray]'
 	@touch $@
+
+engines: $(ENGINES)/.engines
 
 test-engines: $(ENGINES)/.engines
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engines -W ignore::DeprecationWarning tests/engines

@@ -20,7 +20,7 @@ def rows() -> list[Row]:
     for C, M, n, rounds, bar in CASES:
         f = clean.federation(M, n, C)
         parts = f.cut()
-        chosen = f.ours("fedavg", SETTINGS).lift
+        chosen = f.ours("fedavg", SETTINGS).execution
         calls = {
             "clean loop": partial(clean.fedavg, parts, C, rounds, clean.sgd()),
             "sequential": partial(f.ours, "fedavg", SETTINGS, "sequential", rounds),

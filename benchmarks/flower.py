@@ -94,9 +94,9 @@ def rows() -> list[Row]:
     measured = min(theirs) / min(ours)
     middle = float(np.median(ours))
     detail = (
-        f"Flower {version}: best of {len(theirs)} rounds {min(theirs):.2f} s on {cores()} cores; execution {out.lift}: "
-        f"best of {len(ours)} rounds {min(ours) * 1e3:.1f} ms on {best} of {cores()} threads; one after the other, as "
-        "Flower needs processes of its own"
+        f"Flower {version}: best of {len(theirs)} rounds {min(theirs):.2f} s on {cores()} cores; "
+        f"execution {out.execution}: {len(ours)} rounds, best {min(ours) * 1e3:.1f} ms on {best} of {cores()} threads, "
+        "one after the other, as Flower needs processes of its own"
     )
     spread = quartiles([t / middle for t in theirs])
     why = (

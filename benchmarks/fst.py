@@ -25,7 +25,7 @@ def rows() -> list[Row]:
         torch.set_num_threads(threads)
         run("auto")
 
-    chosen = run("auto").lift  # type: ignore[attr-defined]
+    chosen = run("auto").execution  # type: ignore[attr-defined]
     ways = {f"{k} threads": partial(threaded, k) for k in sorted({1, min(2, cores())})}
     seconds = in_turn(ways, 5)
     fastest = min(seconds, key=lambda k: min(seconds[k]))

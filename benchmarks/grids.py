@@ -53,7 +53,7 @@ def fedavg(C: int, rounds: int, bar: float) -> Row:
     calls = {"clean loops": one_after_another, "grid": partial(f.grid, "fedavg", points, rounds)}
     execution = f.grid("fedavg", points, 1)[0]
     detail = f"100 clients x 50 rows, D=1024, {rounds} rounds; "
-    detail += f"execution {execution.lift}, {execution.points} points at once, 1 thread"
+    detail += f"execution {execution.execution}, {execution.points} points at once, 1 thread"
     name, target = f"grid of 240 fedavg points, C={C}", f">= {bar:g} x clean loops one after another"
     return compared(name, target, bar, calls, {"clean loops": len(points) / len(few)}, "clean loops", detail)
 
@@ -79,9 +79,8 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
 
     calls: dict[str, Any] = {"engine's loop": engine_loops, "grid": partial(f.grid, "fedpcl", points, rounds)}
     found = f.grid("fedpcl", points, 1)[0]
-    detail = (
-        f"5 x 100 rows, 1536-256, {C} classes, {rounds} rounds; execution {found.lift}, {found.points} points, 1 thread"
-    )
+    detail = f"5 x 100 rows, 1536-256, {C} classes, {rounds} rounds; "
+    detail += f"execution {found.execution}, {found.points} points, 1 thread"
     if opt == "sgd":
         calls["clean loops"] = partial(loops, clean.sgd)
         target, other, bar = ">= 4 x clean loops one after another", "clean loops", 4.0

@@ -14,7 +14,7 @@ import torch
 from benchmarks import clean
 from benchmarks.measure import Row, make_row
 from fedcache.federate.engine.local_training import GATHER_BYTES
-from fedcache.federate.execution.load import WORKING_SET
+from fedcache.federate.execution.memory_estimate import WORKING_SET
 
 MB = 1e6
 ADAM = {"head": "linear", "opt": "adam", "lr": 1e-3, "reset_opt": True}
@@ -47,12 +47,12 @@ def measured(made: Any, method: str, settings: dict[str, Any], rounds: int, **ho
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for c in out.states for t in out.states.held(c)
     }
     rows = [len(c.train) for c in made.clients]
-    packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.lift == "gram" else 0
+    packed = sum(rows) * made.data.x.shape[2] * 4 + sum(n * n * 4 for n in rows) if out.execution == "gram" else 0
     return {
         "peak": peak,
         "state": sum(held.values()),
         "packed": packed,
-        "execution": out.lift,
+        "execution": out.execution,
         "seconds": min(r.seconds for r in out.records),
     }
 

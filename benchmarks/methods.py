@@ -43,7 +43,7 @@ def rows() -> list[Row]:
     for name, settings in variants():
         words = f"{name} {settings.get('opt', '')}".strip()
         try:
-            execution = made.ours(name, settings, "auto", 1).lift
+            execution = made.ours(name, settings, "auto", 1).execution
         except Exception as error:  # one method that does not run must not hide the others
             said.append(f"{words}: {type(error).__name__}: {error}")
             worst.append(0.0)

@@ -232,7 +232,7 @@ def grid(
         Once all other points are trained and kept: CorruptionError when a stored point is damaged,
         FederatedRunError when one could not be trained.
     """
-    from fedcache.grids import grid as grids
+    from fedcache.grids import train_grid as grids
     from fedcache.runs.events import tracking
 
     names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
@@ -310,7 +310,7 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
         UsageError, for another keyword under ``strict``.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    given = {"lift" if name == "execution" else name: value for name, value in given.items()}
+    given = {"execution" if name == "lift" else name: value for name, value in given.items()}
     if strict and (wrong := [name for name in given if name not in known]):
         raise unknown("option", wrong[0], known)
     made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}

@@ -85,7 +85,7 @@ def test_a_function_is_a_function_with_a_signature_and_a_docstring(function: Cal
 
 
 def test_train_has_an_argument_for_every_option_of_the_command() -> None:
-    fields = set(TrainConfig.__dataclass_fields__) - {"store", "partition", "set", "lift"}
+    fields = set(TrainConfig.__dataclass_fields__) - {"store", "partition", "set", "execution"}
     assert fields | {"parts", "settings", "execution"} <= set(inspect.signature(fc.train).parameters)
     assert set(ExtractConfig.__dataclass_fields__) <= set(inspect.signature(fc.extract).parameters)
 

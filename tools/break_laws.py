@@ -55,11 +55,11 @@ KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
 SUMS = 'return {}, {"sum": total, "count": count'
 TABLE = (
-    B("lifts_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
+    B("executions_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
       "_write_back(full, view, now)\n            now", "now", "fst-cbdg"),
-    B("lifts_agree", "lanes without rows left keep stepping", STEPS,
+    B("executions_agree", "lanes without rows left keep stepping", STEPS,
       "alive = (table > 0).sum(0)", "alive = np.full(steps, len(sizes))", "solo"),
-    B("lifts_agree", "FedProto's distance is summed over the lanes", METHODS + "fedproto.py",
+    B("executions_agree", "FedProto's distance is summed over the lanes", METHODS + "fedproto.py",
       "(w * known * distance).sum(-1)", "(w * known * distance).sum()", "fedproto"),
     B("a_grid_point_is_the_run_alone", "every point deploys the first one's model", BATCH,
       "else {k: t[g if t.shape[0] > 1 else 0] for k, t in tree.items()}",
@@ -85,9 +85,9 @@ TABLE = (
       "for k, t in states[client].items()}", 'for k, t in states[client].items() if not k.startswith("opt/")}', "solo"),
     B("a_resumed_run_has_the_same_bits", "who has the text features is forgotten", SNAPSHOTS,
       "job.met[client] = True", "job.met[client] = False", "fst-cbdg"),
-    B("lifts_may_change_between_rounds", "draws depend on the lift", LANES,
+    B("executions_may_change_between_rounds", "draws depend on the execution", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
-    B("lifts_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/local_training.py",
+    B("executions_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/local_training.py",
       'steps = count.double()', 'steps = count.double() + 1.0', "adam"),
     B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
       "sorted(self.eligible, key=lambda i: self.training_clients[i].name)", "list(self.eligible)", "fedavg"),

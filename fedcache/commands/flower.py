@@ -54,7 +54,7 @@ SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the se
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
     """The plan of a federation: its run from the options, the points of a sweep, and the terms of its sites."""
     check_methods([given["method"]] if given["method"] else [])
-    train = train_config({}, {**given, "lift": "sequential", "device": "cpu"})
+    train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
     swept = {
         key: tuple(value.strip() for value in values.split(",") if value.strip())
         for key, values in pairs(sweep, "--sweep", once=True).items()

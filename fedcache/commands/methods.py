@@ -81,7 +81,7 @@ def methods_info(name: Name) -> CommandResult:
         "objective": facts.objective(m.name),
         "needs": sorted(m.needs),
         "fidelity": facts.fidelities(m),
-        "lifts": list(m.executions),
+        "executions": list(m.executions),
         "hyperparameters": entries,
         "disagreements": sides,
         "traffic": {**sends, "counted_at": sizes.source},

@@ -50,7 +50,7 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
     check_methods([resolved.method] if resolved.method else [])
     home = Home.from_environment()
     if given["dry_run"]:
-        from fedcache.grids import grid as grids
+        from fedcache.grids import train_grid as grids
 
         if resolved.method is None:
             raise UsageError("No method was named.", "For example fedcache train --method fed3r")
@@ -164,7 +164,7 @@ def grid(
     if not methods:
         raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
-    from fedcache.grids import grid as grids
+    from fedcache.grids import train_grid as grids
 
     home = Home.from_environment()
     runs = given["runs"] and Path(given["runs"])
@@ -240,7 +240,7 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
         together = f", {p['points_at_once']} points at once" if p["points"] > 1 else ""
         points = f" {p['points']} points" if p["points"] > 1 else ""
         lines += [
-            f"{p['method']}{points}: {p['lift']}, {p['clients_at_once']} clients at once{together}",
+            f"{p['method']}{points}: {p['execution']}, {p['clients_at_once']} clients at once{together}",
             f"  {p['words']}",
         ]
     return CommandResult(data, lines)
@@ -273,7 +273,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     setting = (
         f"{part['scheme']}, {part['clients']} clients, {result['participation']} a round, {result['rounds']} rounds"
     )
-    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['lift']}"]
+    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
     if accuracy["mean"] is None:
         lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
     owned, size = result["classes_owned"]["per_client"], result["parameters"]

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
 _ALWAYS = ("method", "backbones")
-_IDENTITY = ("preset", "rounds", "participation", "dtype", "lift")
+_IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def facts(entry: StoredRun) -> dict[str, str]:
     """What a run was asked to do, as words: method, backbones, partition, every hyperparameter."""
     r = entry.result
     made = {"method": entry.method, "backbones": " + ".join(map(str, r["backbones"]))}
-    made |= {k: execution_name(str(r[k])) if k == "lift" else str(r[k]) for k in _IDENTITY if k in r}
+    made |= {k: str(r[k]) for k in _IDENTITY if k in r}
     made |= {f"set.{k}": _word(v) for k, v in r["hyperparameters"].items()}
     made |= {f"trust.{k}": _word(v) for k, v in r.get("trust", {}).items() if not isinstance(v, dict | list)}
     return made

@@ -19,6 +19,7 @@ from typing import Any
 
 import tomli_w
 
+from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.runs.identity import Identity
 from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
@@ -189,6 +190,8 @@ def read_result(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedRunError(path) from error
     result: dict[str, Any] = found
+    if "lift" in result:  # the name of an earlier release
+        result["execution"] = execution_name(result.pop("lift"))
     return result
 
 

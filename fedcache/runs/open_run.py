@@ -20,7 +20,7 @@ from fedcache.extract.device import resolve_device
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, plan
-from fedcache.federate.execution.load import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.progress import Observer
 from fedcache.runs.directory import RunDirectory
@@ -135,7 +135,7 @@ def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) ->
             {
                 "method": inputs.method.name,
                 "points": points,
-                "lift": execution.name,
+                "execution": execution.name,
                 "clients_at_once": execution.chunk,
                 "points_at_once": execution.points if execution.name != "sequential" else 1,
                 "memory": found.to_dict(),

@@ -37,8 +37,8 @@ class SeedResult:
     rounds: list[dict[str, Any]]  # records without times
     protocol: str  # global | personalised
     fidelity: str  # exact | cached_views | approx
-    lift: str  # the lift that ran, with its chunk
-    chunk: int
+    execution: str  # how clients were computed: sequential | batched | gram
+    chunk: int  # clients at once
     points: int  # of a grid that were computed together; 1 for a run alone
     threads: int
     clients: list[str]
@@ -46,7 +46,7 @@ class SeedResult:
     trainable: int  # scalars of the deployed model that training sets
     warnings: list[str]  # sentences
     seconds: float  # wall time; lives in measured.json only
-    measured: dict[str, Any]  # seconds per round and lift details; likewise
+    measured: dict[str, Any]  # seconds per round; likewise
     attackers: list[str] = field(default_factory=list)  # names of the clients that lied
     confusion: list[list[int]] | None = None  # ``confusion_of``
 
@@ -105,7 +105,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> S
         rounds=rounds,
         protocol=outcome.protocol,
         fidelity=outcome.fidelity,
-        lift=outcome.lift,
+        execution=outcome.execution,
         chunk=outcome.chunk,
         points=outcome.points,
         threads=outcome.threads,
@@ -166,7 +166,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
             spec.trust_options, spec.privacy_cost(len(first.clients)), [s.attackers for s in seeds], _rejected(seeds)
         ),
         "diagnostics": {k: mean_std([values.get(k) for values in last])[0] for k in last[0]},
-        "lift": first.lift,
+        "execution": first.execution,
         "chunk": first.chunk,
         "points": first.points,
         "threads": first.threads,

@@ -52,7 +52,7 @@ class ResolvedRun:
     @property
     def execution(self) -> str:
         """How clients are computed: ``auto`` or one that was asked for."""
-        return execution_name(self.requested.lift)
+        return execution_name(self.requested.execution)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,7 +82,7 @@ class ResolvedRun:
             "participation": self.participation_text,
             "seeds": ",".join(map(str, self.seeds)),
             "eval_every": asked.eval_every,
-            "lift": self.execution,
+            "execution": self.execution,
             "dtype": asked.dtype,
             "set": self.hyperparameters,
             **self.trust_options,
@@ -224,7 +224,7 @@ def check_values(config: TrainConfig) -> None:
     """Refuse values that cannot be. Raises UsageError."""
     for what, value, legal in (
         ("dtype", config.dtype, DTYPES),
-        ("lift", execution_name(config.lift), ("auto", *executors())),
+        ("execution", execution_name(config.execution), ("auto", *executors())),
     ):
         if value not in legal:
             raise unknown(what, value, legal)

@@ -58,7 +58,7 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left() -> Non
 @pytest.mark.usefixtures("mine", "every_line")
 @pytest.mark.parametrize("exact", [True, False], ids=["one by one", "together"])
 def test_a_grid_says_which_point_was_measured_and_how_many_are_done(exact: bool) -> None:
-    words = ("grid", *TRAIN[1:], *DUAL, "--lift", "gram", "--rounds", 2, "--sweep", "lr=0.1,0.02")
+    words = ("grid", *TRAIN[1:], *DUAL, "--execution", "gram", "--rounds", 2, "--sweep", "lr=0.1,0.02")
     done = fedcache(*words, *(["--exact"] if exact else []))
     assert done.code == 0, done.err
     assert ("They are one program" in done.err) is not exact
@@ -109,16 +109,16 @@ class StopAfter(Told):
             self.flag.ask()
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched", "gram"])
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
-def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, lift: str, points: int) -> None:
+def test_every_lift_tells_every_round_once_also_of_a_run_that_goes_on(mine: Path, execution: str, points: int) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
-    from fedcache.grids.grid import grid, request_grid
+    from fedcache.grids.train_grid import grid, request_grid
 
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
-    config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all", lift=lift,
-                         eval_every=2, set=settings)  # fmt: skip
+    config = TrainConfig(method="fedavg", store=str(mine), rounds=4, seeds="0,1", participation="all",
+                         execution=execution, eval_every=2, set=settings)  # fmt: skip
     home, dealt, sweeps = Home.from_environment(), PartitionConfig("iid", 3), {"lr": ("0.1", "0.02")[:points]}
 
     def go(name: str, observer: Told, **more: object) -> None:

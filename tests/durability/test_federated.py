@@ -96,7 +96,7 @@ def test_threads_do_not_change_a_result_beyond_rounding(name):
         made = []
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            made.append(go_tiny(name, scaled(small(name)), lift="batched"))
+            made.append(go_tiny(name, scaled(small(name)), execution="batched"))
     finally:
         torch.set_num_threads(before)
     assert difference(made[0], made[1]) < 1e-10

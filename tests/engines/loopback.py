@@ -43,7 +43,7 @@ def tell(name: str, **words: Any) -> None:
 
 def plan(method: str, rounds: int, **words: Any) -> Plan:
     train = {k: words.pop(k) for k in ("set", "backbones") if k in words}
-    config = TrainConfig(method=method, rounds=rounds, lift="sequential", **train)
+    config = TrainConfig(method=method, rounds=rounds, execution="sequential", **train)
     return Plan(config, sites=3, **words).checked()
 
 

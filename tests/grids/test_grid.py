@@ -12,8 +12,8 @@ from pictures import folder
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.grid import GridRequest, grid, request_grid
 from fedcache.grids.points import combinations, sampled
+from fedcache.grids.train_grid import GridRequest, grid, request_grid
 from fedcache.process import Stop
 from fedcache.progress import Silent
 
@@ -35,7 +35,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("method", "extra", "lift"),
+    ("method", "extra", "execution"),
     [
         ("fedavg", SGD, "gram"),
         ("fedavg", ("--set", "head=linear", "--set", "batch=8"), "batched"),
@@ -44,14 +44,14 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     ],
 )
 def test_every_point_of_a_program_is_its_single_run(
-    store: Path, method: str, extra: tuple[str, ...], lift: str
+    store: Path, method: str, extra: tuple[str, ...], execution: str
 ) -> None:
     words = ("--method", method, *extra, *IID, "--rounds", 3, "--participation", "all", "--seeds", "0,1",
              "--dtype", "float64", "--eval-every", 1)  # fmt: skip
     done = ok("grid", *words[:-2], *SWEEP).data
     assert len(done["points"]) == 4
     for point in done["points"]:
-        assert (point["lift"], point["points"]) == (lift, 4)
+        assert (point["execution"], point["points"]) == (execution, 4)
         settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
         alone = ok("train", *words[:-2], *settings).data
         assert not alone["reused"], "a point that was computed with others is no substitute for the run alone"

@@ -258,8 +258,14 @@ def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.Mon
     plain = fc.train("fedncm", store, skewed, settings={"metric": "euclid"})
     assert fc.train(method, store, skewed, settings={"shrink": 0.0}).accuracy == plain.accuracy
     one, many = fc.partition(store, "iid", clients=1), fc.partition(store, "iid", clients=7)
-    runs = [fc.train(method, store, p, lift=lift) for p in (one, many, skewed) for lift in ("sequential", "batched")]
-    assert len({r.accuracy["mean"] for r in runs}) == 1  # sums add up: neither who holds what matters, nor the lift
+    runs = [
+        fc.train(method, store, p, execution=execution)
+        for p in (one, many, skewed)
+        for execution in ("sequential", "batched")
+    ]
+    assert (
+        len({r.accuracy["mean"] for r in runs}) == 1
+    )  # sums add up: neither who holds what matters, nor the execution
     blurred = fc.train(method, store, skewed, settings={"shrink": 1e9})  # all means in one place
     assert blurred.accuracy["mean"] < plain.accuracy["mean"]
 

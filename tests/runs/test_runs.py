@@ -145,7 +145,7 @@ def test_seeds_are_not_swept(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "expected"), [("--dtype", "float16", "float64"), ("--lift", "batchd", "batched")]
+    ("flag", "value", "expected"), [("--dtype", "float16", "float64"), ("--execution", "batchd", "batched")]
 )
 def test_a_wrong_value_is_refused_before_minutes_of_extraction(flag: str, value: str, expected: str) -> None:
     done = fedcache("train", "--method", "fed3r", flag, value, "--json")

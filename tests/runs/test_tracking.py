@@ -205,7 +205,7 @@ def test_on_round_is_told_what_the_result_says(mine: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_on_round_of_a_grid_says_which_point(mine: Path, jobs: int) -> None:
     told: list[Round] = []
-    options = {"rounds": 2, "lift": "sequential"}
+    options = {"rounds": 2, "execution": "sequential"}
     dealt = fc.partition(mine, "iid", clients=3)
     grid = fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], on_round=told.append, options=options, jobs=jobs)
     for point in grid.points:

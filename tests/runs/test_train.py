@@ -221,7 +221,7 @@ def test_defaults_are_said_aloud(store: Path) -> None:
         (("--method", "fedavg", "--set", "lr=-1"), 2, "lr"),
         (("--method", "fedavg", "--seeds", "x"), 2, "0-4"),
         (("--method", "fedavg", "--participation", "0"), 2, "10%"),
-        (("--method", "fedavg", "--lift", "batchd"), 2, "batched"),
+        (("--method", "fedavg", "--execution", "batchd"), 2, "batched"),
         (("--method", "fedavg", "--device", "cuda"), 6, "doctor"),
         (("--method", "fedavg", "--device", "gpu"), 2, "cuda"),
         (("--method", "fedavg", "--store", "x.zarr", "--dataset", "digits"), 2, "--store and --dataset"),
@@ -296,9 +296,9 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
     assert not list(parts.path.glob("checkpoint*"))
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
 def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
-    store: Path, lift: str, monkeypatch: pytest.MonkeyPatch
+    store: Path, execution: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked in the first step of round 2, whose state is written, or is not: then round 2 is finished first."""
     from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -327,7 +327,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
             return self.reads > 2  # two are at the end of round 1
 
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
-    config = TrainConfig(method="fedpcl", rounds=3, seeds="0", lift=lift)
+    config = TrainConfig(method="fedpcl", rounds=3, seeds="0", execution=execution)
     dealt = PartitionConfig("iid", 3)
     whole = training.train(config, home, partition=dealt, runs=home.root / "whole")
     for always, runs, said in ((True, "all", "in round 2"), (False, "few", "after round 2")):
@@ -356,7 +356,7 @@ def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
             return self.reads > 5
 
     home, stop = Home(Path(os.environ["FEDCACHE_HOME"])), Late()
-    config = TrainConfig(method="fedavg", rounds=1, seeds="0", lift="sequential")
+    config = TrainConfig(method="fedavg", rounds=1, seeds="0", execution="sequential")
     with pytest.raises(FedcacheError, match="in round 1 of seed 0") as caught:
         training.train(config, home, partition=PartitionConfig("iid", 3), runs=home.root / "first", stop=stop)
     assert caught.value.code is Exit.INTERRUPTED

@@ -31,7 +31,7 @@ def test_clients_take_turns_with_backbones() -> None:
     alone = [ok("train", "--method", "solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
     assert mixed["accuracy"]["per_client"] == [a["accuracy"]["per_client"][i] for i, a in enumerate(alone)]
     assert mixed["digest"] not in {a["digest"] for a in alone}
-    assert mixed["lift"] == "sequential"
+    assert mixed["execution"] == "sequential"
     again = ok("train", "--method", "solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
     assert again["reused"]
     assert ok("train", "--method", "fedproto", *IID, "--client-backbones", f"{A},{B}").data["accuracy"]["mean"] >= 0.0
@@ -59,7 +59,7 @@ def test_clients_take_turns_with_values() -> None:
         (("--method", "fedproto", "--client-set", "dmi=4,8"), "Did you mean 'dim'"),
         (("--method", "solo", "--client-set", "dim=0"), "expected an integer of at least 1"),
         (("--method", "solo", "--backbones", A, "--client-backbones", B), "not among the run's backbones"),
-        (("--method", "solo", "--client-backbones", f"{A},{B}", "--lift", "batched"), "cannot serve solo"),
+        (("--method", "solo", "--client-backbones", f"{A},{B}", "--execution", "batched"), "cannot serve solo"),
     ],
 )
 def test_what_cannot_differ_is_refused(words: tuple[str, ...], expected: str) -> None:

@@ -221,16 +221,18 @@ def fitted(method, data):
     return data
 
 
-def run(method, hp, data, clients, *, rounds, state=None, on_round=None, watch=None, lift="auto", own=None, **spec):
+def run(
+    method, hp, data, clients, *, rounds, state=None, on_round=None, watch=None, execution="auto", own=None, **spec
+):
     """``engine.run`` with everything named at once; ``on_round`` is called without the number of the point."""
     callbacks = RunCallbacks(watch, on_round and (lambda _point, *rest: on_round(*rest)))
-    spec = TrainingRun(method, data, clients, rounds, execution=lift, overrides=own or {}, **spec)
+    spec = TrainingRun(method, data, clients, rounds, execution=execution, overrides=own or {}, **spec)
     return engine.run(spec, hp, state=state, callbacks=callbacks)
 
 
-def run_points(method, hps, data, clients, *, rounds, lift="auto", cache=None, **spec):
+def run_points(method, hps, data, clients, *, rounds, execution="auto", cache=None, **spec):
     """``engine.run_points`` with everything named at once."""
-    return engine.run_points(TrainingRun(method, data, clients, rounds, execution=lift, **spec), hps, cache=cache)
+    return engine.run_points(TrainingRun(method, data, clients, rounds, execution=execution, **spec), hps, cache=cache)
 
 
 def go(name, settings=None, data=None, clients=None, **kwargs):

@@ -10,7 +10,7 @@ from federation import Rows, federation
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.methods import METHODS
 
-LIFTS = pytest.mark.parametrize("lift", ["sequential", "batched"])
+EXECUTIONS = pytest.mark.parametrize("execution", ["sequential", "batched"])
 
 
 def lanes(name, settings, *, classes=6, clients=9, width=11, lead=(), who=("client-1",), text=None, swept=None):

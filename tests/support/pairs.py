@@ -9,36 +9,36 @@ from draws import one_of_each
 from federation import ids
 
 from fedcache.federate.engine.run import executors
-from fedcache.federate.execution.load import Load
+from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 
 Case = tuple[str, dict[str, Any]]
 Law = TypeVar("Law", bound=Callable[..., None])
 
 
-def fitting(case: Case, lift: str) -> Case | None:
+def fitting(case: Case, execution: str) -> Case | None:
     """The case as an execution can serve it (``gram`` takes SGD), or None."""
     name, settings = case
     declared = {h.name for h in METHODS[name].hparams}
-    if lift == "gram" and "opt" in declared and "opt" not in settings:
+    if execution == "gram" and "opt" in declared and "opt" not in settings:
         settings = {**settings, "opt": "sgd", "lr": 0.05}
     hp = METHODS[name].resolve("paper", settings)
-    if executors()[lift].serves(METHODS[name], hp, Load(head_bytes=0, clients=2)):
+    if executors()[execution].serves(METHODS[name], hp, Load(head_bytes=0, clients=2)):
         return None
     return name, settings
 
 
 def served(
-    cases: Sequence[Case], lifts: Iterable[str], only: Callable[[str], bool] = lambda _name: True
+    cases: Sequence[Case], executions: Iterable[str], only: Callable[[str], bool] = lambda _name: True
 ) -> Callable[[Law], Law]:
-    """Run a law with ``case`` and ``lift`` over the pairs that can be, of the methods for which ``only`` holds.
+    """Run a law with ``case`` and ``execution`` over the pairs that can be, of the methods for which ``only`` holds.
 
     The module of the law needs ``parametrize`` as its ``pytest_generate_tests``; a module that imports the law may
     choose other executions.
     """
 
     def mark(law: Law) -> Law:
-        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(lifts))
+        law.__dict__["pairs"] = ([case for case in cases if only(case[0])], tuple(executions))
         return law
 
     return mark
@@ -50,16 +50,18 @@ def kind_of(case: Case) -> Hashable:
     return method.needs, method.one_shot, method.central, method.executions, settings.get("bn")
 
 
-def parametrize(metafunc: Any, lifts: Sequence[str] = ()) -> None:
+def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:
     """Parametrise a law that ``served`` has marked, over its own executions.
 
-    With ``lifts``, over those, and in the short draw over one case of each kind.
+    With ``executions``, over those, and in the short draw over one case of each kind.
     """
     law = metafunc.function
     if not hasattr(law, "pairs"):
         return
     cases, own = law.pairs
-    cases = one_of_each(cases, kind_of) if lifts else cases
-    pairs = [(case, fitting(case, lift), lift) for lift in lifts or own for case in cases]
-    found = [(fitted, lift, f"{lift}-{ids(case)}") for case, fitted, lift in pairs if fitted is not None]
-    metafunc.parametrize(("case", "lift"), [(case, lift) for case, lift, _ in found], ids=[name for *_, name in found])
+    cases = one_of_each(cases, kind_of) if executions else cases
+    pairs = [(case, fitting(case, execution), execution) for execution in executions or own for case in cases]
+    found = [(fitted, execution, f"{execution}-{ids(case)}") for case, fitted, execution in pairs if fitted is not None]
+    metafunc.parametrize(
+        ("case", "execution"), [(case, execution) for case, execution, _ in found], ids=[name for *_, name in found]
+    )

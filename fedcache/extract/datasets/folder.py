@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import archives, dataset, tree
 from fedcache.extract.datasets.dataset import TEST, TRAIN, VALIDATION, Context, Dataset, Source
-from fedcache.extract.datasets.labels import Labels, enter_top_folder, infer, parse_layout, read_csv
+from fedcache.extract.datasets.folder_labels import Labels, enter_top_folder, infer, parse_layout, read_csv
 from fedcache.extract.digests import stat_key
 from fedcache.extract.images import EXTENSIONS
 from fedcache.extract.recipe import slug as safe

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError, FedcacheError, MachineError
 from fedcache.extract.datasets import plain_pickle, tree
 from fedcache.extract.datasets.dataset import Source
-from fedcache.extract.datasets.labels import SPLITS
+from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
 from fedcache.extract.datasets.tree import FilesSource, name_of
 

@@ -28,7 +28,7 @@ from PIL import Image
 from fedcache.errors import MachineError, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
-from fedcache.extract.datasets.labels import SPLITS
+from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.images import MAX_BYTES, BadImage, quiet
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.samples import HELD_OUT, held_out

@@ -230,7 +230,7 @@ class TrainingOutput:
     records: tuple[RoundRecord, ...]  # one per round
     traffic: Traffic  # exact and paper counts
     fidelity: str  # exact | cached_views | approx
-    lift: str  # the execution: sequential | batched | gram, or one that is registered
+    execution: str  # sequential | batched | gram, or one that is registered
     chunk: int  # clients at once
     points: int  # of a grid that were computed together, this one among them
     threads: int  # of torch, in this process

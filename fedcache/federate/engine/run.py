@@ -28,7 +28,7 @@ from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.executor import Executor, Sequential
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
-from fedcache.federate.execution.load import ExecutionPlan, Load, measure_load
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load
 from fedcache.federate.trust.policy import TrustPolicy
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
@@ -312,7 +312,7 @@ def _outcome(
         records=tuple(records),
         traffic=job.traffic,
         fidelity=job.method.fidelity(job.hp, job.env.views),
-        lift=batch.plan.name,
+        execution=batch.plan.name,
         chunk=batch.plan.chunk,
         points=len(batch.points),
         threads=torch.get_num_threads(),

@@ -32,7 +32,7 @@ from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.kept_uploads import KeptUploads
+from fedcache.federate.trust.buffered_uploads import BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite, probe_uploads
@@ -265,7 +265,7 @@ class RunState:
         """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
         noise_key = key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1
-        return (UploadPipeline if self.trust.plain else KeptUploads)(
+        return (UploadPipeline if self.trust.plain else BufferedUploads)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,

@@ -15,7 +15,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import RoundTraffic, itemsize
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.execution.grid_batch import Sent
-from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load
+from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.linear import Tree
 

@@ -20,7 +20,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import RoundTraffic, Snapshot
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridBatch, Sent
-from fedcache.federate.execution.load import ExecutionPlan, Load, shares_uploads
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, shares_uploads
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4

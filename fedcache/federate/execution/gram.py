@@ -32,7 +32,7 @@ from fedcache.federate.execution.batched import Batched, points_together
 from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, KeptCoordinates, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
-from fedcache.federate.execution.load import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
+from fedcache.federate.execution.memory_estimate import GRID_SET, WORKING_SET, ExecutionPlan, Load, free_memory
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer
 from fedcache.heads.linear import Tree

@@ -25,7 +25,7 @@ from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, copy_tree
-from fedcache.federate.execution.load import ExecutionPlan
+from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.federate.trust.update_validation import all_finite, is_finite
 from fedcache.heads.linear import Tree

@@ -4,8 +4,8 @@
 
 With the default policy an upload is validated and added to a running float64 sum as it comes, so memory is that of one
 upload whatever the number of clients; that is this file. A policy that compares uploads with one another keeps those of
-a round until the last is there (``kept_uploads.KeptUploads``). What comes out has the form that ``Method.aggregate``
-expects; uploads may carry a leading axis of grid points, and stacked ones are put in client order whatever the order in
+a round until the last is there (``BufferedUploads``). What comes out has the form that ``Method.aggregate`` expects;
+uploads may carry a leading axis of grid points, and stacked ones are put in client order whatever the order in
 which they came.
 """
 

@@ -166,7 +166,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         return None
     import torch
 
-    from fedcache.federate.engine.diagnostics import linear_cka
+    from fedcache.federate.engine.result_diagnostics import linear_cka
 
     names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
@@ -203,7 +203,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
     import torch
 
-    from fedcache.federate.engine.diagnostics import pseudo_label_entropy
+    from fedcache.federate.engine.result_diagnostics import pseudo_label_entropy
 
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))

@@ -22,7 +22,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
-from fedcache.federate.execution.load import ExecutionPlan
+from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.methods import METHODS, module_of
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows

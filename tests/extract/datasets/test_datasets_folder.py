@@ -20,7 +20,7 @@ from make_images import png, tree, write_directory, write_tar, write_zip
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.labels import enter_top_folder, infer
+from fedcache.extract.datasets.folder_labels import enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import MAX_BYTES, BadImage, decode
 from fedcache.store.samples import held_out

@@ -11,7 +11,7 @@ import torch
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES
 from fedcache.extract.backbones.table import PARAMETERS
-from fedcache.federate.engine.diagnostics import (
+from fedcache.federate.engine.result_diagnostics import (
     flesd_exchange,
     fusion_similarity,
     generalisation_bound,

@@ -41,9 +41,9 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-def pair_for(lift, views=4):
+def pair_for(execution, views=4):
     """The tiny federation with several views, or with one and enough features for coordinates on rows to be fewer."""
-    return wide() if lift == "gram" else tiny(views=views)
+    return wide() if execution == "gram" else tiny(views=views)
 
 
 def closeness(name):
@@ -65,23 +65,23 @@ LABEL_FREE = {"clip-zs", "fst-cbdg", "flesd", "flesd-head", "flesd-cc", "fedavg-
 
 
 @served(ALL, ["batched", "gram"])
-def test_lifts_agree(case, lift):
-    pair = pair_for(lift)
-    loop, other = go_tiny(*case, *pair, lift="sequential"), go_tiny(*case, *pair, lift=lift, chunk=2)
-    assert other.lift == lift
+def test_executions_agree(case, execution):
+    pair = pair_for(execution)
+    loop, other = go_tiny(*case, *pair, execution="sequential"), go_tiny(*case, *pair, execution=execution, chunk=2)
+    assert other.execution == execution
     assert difference(loop, other) < closeness(case[0])
     assert loop.traffic == other.traffic
 
 
 @served(ALL, ["batched", "gram"])
-def test_a_grid_point_is_the_run_alone(case, lift):
-    method, (data, clients) = METHODS[case[0]], pair_for(lift)
+def test_a_grid_point_is_the_run_alone(case, execution):
+    method, (data, clients) = METHODS[case[0]], pair_for(execution)
     hp = method.resolve("paper", scaled({**small(case[0]), **case[1]}))
     hps = [spread(method, hp, factor) for factor in (1.0, 0.8, 1.1)]
     how = {"rounds": 2, "participation": 3, "dtype": torch.float64}
-    points = run_points(method, hps, fitted(method, data), clients, lift=lift, chunk=2, **how)
+    points = run_points(method, hps, fitted(method, data), clients, execution=execution, chunk=2, **how)
     for alone, point in zip(hps, points, strict=True):
-        single = run(method, alone, fitted(method, data), clients, lift="sequential", **how)
+        single = run(method, alone, fitted(method, data), clients, execution="sequential", **how)
         assert difference(single, point) < closeness(case[0])
         assert single.traffic == point.traffic
 
@@ -105,20 +105,20 @@ def test_dual_serves_sgd_on_features(case):
 def test_every_execution_that_a_method_names_has_a_case():
     # Pairs that cannot be are not collected: none may be missing because an execution refuses all of them.
     for name, method in METHODS.items():
-        for lift in method.executions:
-            assert any(fitting(case, lift) for case in ALL if case[0] == name), (name, lift)
+        for execution in method.executions:
+            assert any(fitting(case, execution) for case in ALL if case[0] == name), (name, execution)
 
 
 @served(DRAWN, ["batched", "gram"])
-def test_chunks_change_nothing(case, lift):
-    pair = pair_for(lift)  # three clients take part: 2 leaves one of them to a chunk of its own
-    assert difference(*(go_tiny(*case, *pair, lift=lift, chunk=k) for k in (2, 3))) < 1e-12
+def test_chunks_change_nothing(case, execution):
+    pair = pair_for(execution)  # three clients take part: 2 leaves one of them to a chunk of its own
+    assert difference(*(go_tiny(*case, *pair, execution=execution, chunk=k) for k in (2, 3))) < 1e-12
 
 
 @served(cases(), ["sequential", "batched", "gram"])
-def test_the_same_seed_gives_the_same_bits_in_float32(case, lift):
-    data, clients = wide(dtype=torch.float32) if lift == "gram" else tiny(dtype=torch.float32)
-    a, b = (go_tiny(*case, data, clients, lift=lift, dtype=torch.float32) for _ in range(2))
+def test_the_same_seed_gives_the_same_bits_in_float32(case, execution):
+    data, clients = wide(dtype=torch.float32) if execution == "gram" else tiny(dtype=torch.float32)
+    a, b = (go_tiny(*case, data, clients, execution=execution, dtype=torch.float32) for _ in range(2))
     assert difference(a, b) == 0.0
     assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
 
@@ -129,26 +129,30 @@ def test_a_seed_means_the_same_draws_in_every_process():
 
 
 @served(DRAWN, ["sequential", "batched", "gram"])
-def test_a_resumed_run_has_the_same_bits(case, lift):
+def test_a_resumed_run_has_the_same_bits(case, execution):
     saved: dict[int, Snapshot] = {}
-    pair = pair_for(lift)
-    whole = go_tiny(*case, *pair, lift=lift, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
+    pair = pair_for(execution)
+    whole = go_tiny(*case, *pair, execution=execution, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, snap in saved.items():
         snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))  # as it comes back from files
-        resumed = go_tiny(*case, *pair, lift=lift, state=snap)
+        resumed = go_tiny(*case, *pair, execution=execution, state=snap)
         assert difference(whole, resumed) == 0.0, f"resumed after round {after}"
         assert resumed.traffic == whole.traffic
         assert [replace(r, seconds=0.0) for r in resumed.records] == [replace(r, seconds=0.0) for r in whole.records]
 
 
 @served(cases(), ["batched", "gram"])
-def test_lifts_may_change_between_rounds(case, lift):
-    pair = pair_for(lift, views=1)
-    whole = go_tiny(*case, *pair, lift=lift)
-    for first, then in (("sequential", lift), (lift, "sequential"), *((("batched", lift),) if lift == "gram" else ())):
+def test_executions_may_change_between_rounds(case, execution):
+    pair = pair_for(execution, views=1)
+    whole = go_tiny(*case, *pair, execution=execution)
+    for first, then in (
+        ("sequential", execution),
+        (execution, "sequential"),
+        *((("batched", execution),) if execution == "gram" else ()),
+    ):
         saved: list[Snapshot] = []
-        go_tiny(*case, *pair, lift=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
-        assert difference(go_tiny(*case, *pair, lift=then, state=saved[0]), whole) < closeness(case[0])
+        go_tiny(*case, *pair, execution=first, rounds=1, on_round=lambda _r, _m, _t, snap, to=saved: to.append(snap()))
+        assert difference(go_tiny(*case, *pair, execution=then, state=saved[0]), whole) < closeness(case[0])
 
 
 @CASES
@@ -165,12 +169,12 @@ def test_the_order_of_clients_does_not_matter(case):
 
 
 @served(cases(), ["sequential", "batched", "gram"], only=lambda name: not METHODS[name].central)
-def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
+def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, execution):
     before: list[dict[str, torch.Tensor]] = []
-    data, clients = (wide if lift == "gram" else tiny)(
+    data, clients = (wide if execution == "gram" else tiny)(
         sizes=(*TINY, 9, 5)
     )  # two of six a round, so that a stack has two lanes and two are absent
-    out = go_tiny(*case, data, clients, lift=lift, participation=2,
+    out = go_tiny(*case, data, clients, execution=execution, participation=2,
                   on_round=lambda _r, _m, _t, snap: before.append(snap().tensors))  # fmt: skip
     for record, old, new in zip(out.records[1:], before[:-1], before[1:], strict=True):
         for key in old:
@@ -183,12 +187,12 @@ def test_who_is_not_sampled_sends_nothing_and_keeps_its_state(case, lift):
 
 
 @served(cases(), ["sequential", "batched", "gram"])
-def test_no_method_trains_on_a_test_row(case, lift):
-    data, clients = wide() if lift == "gram" else tiny()
+def test_no_method_trains_on_a_test_row(case, execution):
+    data, clients = wide() if execution == "gram" else tiny()
     holed = data.x.clone()
     holed[np.concatenate([c.test for c in clients])] = torch.nan
-    a = go_tiny(*case, data, clients, lift=lift)
-    b = go_tiny(*case, replace(data, x=holed), clients, lift=lift)
+    a = go_tiny(*case, data, clients, execution=execution)
+    b = go_tiny(*case, replace(data, x=holed), clients, execution=execution)
     assert gap(a.server, b.server) == 0.0
     assert gap(a.states, b.states) == 0.0
     if a.protocol == "global":  # nor does the probe that evaluation trains
@@ -214,20 +218,20 @@ def test_methods_without_labels_never_read_one(name):
 
 
 @served([(name, {}) for name in sorted(LABEL_FREE)], ["sequential", "batched", "gram"])
-def test_other_labels_change_no_method_without_labels(case, lift):
+def test_other_labels_change_no_method_without_labels(case, execution):
     data, clients = tiny()
     g = torch.Generator().manual_seed(0)
     for y in (torch.full_like(data.y, -1), data.y[torch.randperm(len(data.y), generator=g)]):
-        a, b = (go_tiny(*case, replace(data, y=labels), clients, lift=lift) for labels in (data.y, y))
+        a, b = (go_tiny(*case, replace(data, y=labels), clients, execution=execution) for labels in (data.y, y))
         assert gap(a.server, b.server) == 0.0
         assert gap(a.states, b.states) == 0.0
 
 
 @served([(name, {}) for name in METHODS], ["sequential", "batched", "gram"])
-def test_a_missing_image_is_never_read(case, lift):
+def test_a_missing_image_is_never_read(case, execution):
     # Row 0 of the store failed to decode (NaN) and belongs to no client; padding must not reach for it.
     name, settings = case
-    data, clients = wide() if lift == "gram" else tiny()
+    data, clients = wide() if execution == "gram" else tiny()
     x = torch.cat([torch.full_like(data.x[:1], torch.nan), data.x])
     shifted = replace(data, x=x, y=torch.cat([data.y[:1], data.y]), domain=None)
     moved = [replace(c, train=c.train + 1, test=c.test + 1) for c in clients]
@@ -238,9 +242,9 @@ def test_a_missing_image_is_never_read(case, lift):
         assert torch.isfinite(lanes.x[lanes.rows]).all()
         return method.fit(down, state, lanes, ctx)
 
-    a = go_tiny(name, settings, data, clients, lift=lift)
-    b = run(replace(method, fit=spy), a.hp, fitted(method, shifted), moved, rounds=2, participation=3, lift=lift,
-            dtype=torch.float64)  # fmt: skip
+    a = go_tiny(name, settings, data, clients, execution=execution)
+    b = run(replace(method, fit=spy), a.hp, fitted(method, shifted), moved, rounds=2, participation=3,
+            execution=execution, dtype=torch.float64)  # fmt: skip
     assert difference(a, b) == 0.0
 
 
@@ -251,7 +255,7 @@ def test_every_method_that_reads_features_alone_stacks(name):
         assert method.executions == ("sequential",)
     else:
         assert "batched" in method.executions
-        assert go_tiny(name, {}, lift="batched").lift == "batched"
+        assert go_tiny(name, {}, execution="batched").execution == "batched"
 
 
 @METHOD
@@ -269,7 +273,7 @@ def test_no_example_leaves_a_client(name):
             return state, up
 
         hp = method.resolve("paper", small(name))
-        run(replace(method, fit=spy), hp, data, clients, rounds=1, lift="sequential", dtype=torch.float64)
+        run(replace(method, fit=spy), hp, data, clients, rounds=1, execution="sequential", dtype=torch.float64)
         shapes[rows] = [tuple(t.shape) for t in sent]
         assert all(rows not in shape for shape in shapes[rows])
         own = data.x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()

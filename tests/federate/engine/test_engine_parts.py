@@ -1,4 +1,4 @@
-"""Parts of the engine: switches, features, metrics, batches, draws, lift choice."""
+"""Parts of the engine: switches, features, metrics, batches, draws, execution choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fo
 from fedcache.federate.engine.outcome import fairness, macro_f1
 from fedcache.federate.engine.run import choose
 from fedcache.federate.execution.grid_batch import POOLED
-from fedcache.federate.execution.load import ExecutionPlan, Load, forecast
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.trust.pipeline import UploadPool
 
@@ -158,10 +158,10 @@ def test_minibatches_cover_every_lane_and_rest_in_order():
 
 def test_large_clients_are_gathered_step_by_step(monkeypatch):
     settings = {"head": "linear", "opt": "sgd", "batch": 16}
-    for lift in ("sequential", "batched"):
-        at_once = go("fedavg", settings, lift=lift)
+    for execution in ("sequential", "batched"):
+        at_once = go("fedavg", settings, execution=execution)
         monkeypatch.setattr("fedcache.federate.engine.local_training.GATHER_BYTES", 0)
-        assert gap(at_once.server, go("fedavg", settings, lift=lift).server) == 0.0
+        assert gap(at_once.server, go("fedavg", settings, execution=execution).server) == 0.0
         monkeypatch.undo()
 
 
@@ -251,8 +251,8 @@ def test_numbers_are_shaped_by_their_lanes():
 @pytest.mark.parametrize(("points", "matrices"), [(1, 4), (2, 4 + POOLED + 1), (9, 4 + POOLED + 1)])
 def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     # a client's D x D sum, their total, and two copies for the solver; a grid also keeps sums and one decomposition
-    load, lift = Load(1000, 5, width=64, points=points), ExecutionPlan("sequential", 1)
-    closed, model = (forecast(load, lift, opt="sgd", stacked=False, closed=c).server for c in (True, False))
+    load, execution = Load(1000, 5, width=64, points=points), ExecutionPlan("sequential", 1)
+    closed, model = (forecast(load, execution, opt="sgd", stacked=False, closed=c).server for c in (True, False))
     assert closed - model == matrices * 64 * 64 * 8
 
 
@@ -367,12 +367,12 @@ KERNELS = {
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
     assert local_training.fused_kernels_work()
-    fused = go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential")
+    fused = go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential")
     try:
         with pytest.MonkeyPatch.context() as patch:
             local_training.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
             assert not local_training.fused_kernels_work()
-            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, lift="sequential").server) < 1e-6
+            assert gap(fused.server, go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server) < 1e-6
     finally:
         local_training.fused_kernels_work.cache_clear()

@@ -22,7 +22,7 @@ ENDS = ClientOverrides(columns=((8, D), (0, 2)))
 def test_all_columns_by_name_are_all_columns(name):
     data, clients = federation()
     same = {1: ClientOverrides(columns=((0, D),)), 3: ClientOverrides()}
-    a, b = go(name, small(name), data, clients, lift="sequential"), go(name, small(name), data, clients, own=same)
+    a, b = go(name, small(name), data, clients, execution="sequential"), go(name, small(name), data, clients, own=same)
     assert difference(a, b) == 0.0
 
 
@@ -30,11 +30,18 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
     data, clients = federation()
     out = go("solo", {"dim": 5}, data, clients, own={1: LEFT, 3: ENDS}, participation=None)
     left = go(
-        "solo", {"dim": 5}, replace(data, x=data.x[..., :4], text=None), clients, participation=None, lift="sequential"
+        "solo",
+        {"dim": 5},
+        replace(data, x=data.x[..., :4], text=None),
+        clients,
+        participation=None,
+        execution="sequential",
     )
     ends = torch.cat([data.x[..., 8:D], data.x[..., :2]], -1)
-    other = go("solo", {"dim": 5}, replace(data, x=ends, text=None), clients, participation=None, lift="sequential")
-    whole = go("solo", {"dim": 5}, data, clients, participation=None, lift="sequential")
+    other = go(
+        "solo", {"dim": 5}, replace(data, x=ends, text=None), clients, participation=None, execution="sequential"
+    )
+    whole = go("solo", {"dim": 5}, data, clients, participation=None, execution="sequential")
     for client, alone in ((1, left), (3, other), (0, whole)):
         assert gap(out.states[client], alone.states[client]) == 0.0
         assert out.client_accuracy[client] == alone.client_accuracy[client]
@@ -74,7 +81,7 @@ def test_differences_a_method_cannot_bear_are_refused(name, own, message):
 
 def test_a_mixed_run_has_no_client_axis():
     with pytest.raises(FedcacheError, match="cannot serve solo: its clients differ"):
-        go("solo", {}, own={0: LEFT}, lift="batched")
+        go("solo", {}, own={0: LEFT}, execution="batched")
 
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
@@ -108,7 +115,7 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
         return METHODS["solo"].fit(down, state, lanes, ctx)
 
     method = replace(METHODS["solo"], needs=frozenset({"labels", "public"}), fit=fit)
-    out = run(method, method.resolve(), data, clients, rounds=1, dtype=torch.float64, lift="sequential")
+    out = run(method, method.resolve(), data, clients, rounds=1, dtype=torch.float64, execution="sequential")
     assert out.records[0].clients == tuple(range(1, 9))
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
@@ -140,7 +147,7 @@ def test_a_method_of_one_lift_says_so():
     data, clients = federation()
     method = replace(METHODS["fedncm"], executions=("sequential",))
     with pytest.raises(FedcacheError, match="'batched' cannot serve fedncm"):
-        run(method, method.resolve(), data, clients, rounds=1, lift="batched")
+        run(method, method.resolve(), data, clients, rounds=1, execution="batched")
 
 
 @pytest.mark.parametrize("need", ["pixels", "text tower", "image tower"])

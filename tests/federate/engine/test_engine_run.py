@@ -38,13 +38,13 @@ def test_no_client_can_train():
     assert info.value.code == Exit.FEDERATED
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_a_result_that_is_not_finite_names_round_and_client(lift):
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_a_result_that_is_not_finite_names_round_and_client(execution):
     data, clients = federation()
     x = data.x.clone()
     x[clients[3].train[5]] = torch.inf
     with pytest.raises(FedcacheError, match=r"is nan in round 1 for client 3 \('client-3'\)") as info:
-        go("fedavg", {"head": "linear"}, replace(data, x=x), clients, participation=None, lift=lift)
+        go("fedavg", {"head": "linear"}, replace(data, x=x), clients, participation=None, execution=execution)
     assert info.value.code == Exit.FEDERATED
 
 
@@ -130,22 +130,22 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
 
 
 @pytest.mark.parametrize(
-    ("lift", "message"),
+    ("execution", "message"),
     [
         ("gram", "cannot serve fed3r: it has no linear map"),
         ("batchd", "Did you mean 'batched'"),
         ("sequentil", "Did you mean 'sequential'"),
     ],
 )
-def test_a_lift_that_cannot_serve_is_refused(lift, message):
+def test_a_lift_that_cannot_serve_is_refused(execution, message):
     with pytest.raises(FedcacheError, match=message) as info:
-        go("fed3r", {}, lift=lift)
+        go("fed3r", {}, execution=execution)
     assert info.value.code == Exit.USAGE
 
 
 def test_dual_names_the_switch_that_forbids_it():
     with pytest.raises(FedcacheError, match=r"opt=adam: its second moment") as info:
-        go("fedavg", {"opt": "adam"}, lift="gram")
+        go("fedavg", {"opt": "adam"}, execution="gram")
     assert info.value.hint == "Use one that can: --execution sequential | batched"
 
 

@@ -39,20 +39,20 @@ def test_exact_counts_hold_biases_and_batchnorm_too(width, exact):  # T-X4
 def test_exact_counts_of_the_closed_forms():  # T-X4
     pair = wide(512)
     one = {"rounds": 1, "participation": None}
-    for lift in ("sequential", "batched"):
-        assert go("fed3r", {}, *pair, **one, lift=lift).traffic.up == [136_448] * 5
-        out = go("fed3r", {"bias": True}, *pair, **one, lift=lift)
+    for execution in ("sequential", "batched"):
+        assert go("fed3r", {}, *pair, **one, execution=execution).traffic.up == [136_448] * 5
+        out = go("fed3r", {"bias": True}, *pair, **one, execution=execution)
         assert out.traffic.up == [136_448 + 512 + 10] * 5
         assert out.traffic.down == [10 * 513] * 5
         assert out.traffic.totals()["up_bytes"] == 8 * sum(out.traffic.up)  # statistics are float64
-        assert go("fedncm", {}, *pair, **one, lift=lift).traffic.up == [5_130] * 5
+        assert go("fedncm", {}, *pair, **one, execution=execution).traffic.up == [5_130] * 5
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
 @pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
-def test_only_owned_classes_are_sent(name, lift):
+def test_only_owned_classes_are_sent(name, execution):
     data, clients = federation()
-    out = go(name, {}, data, clients, rounds=1, participation=None, lift=lift)
+    out = go(name, {}, data, clients, rounds=1, participation=None, execution=execution)
     owned = [len(np.unique(data.y[c.train])) for c in clients]
     assert out.traffic.up == [k * 257 for k in owned]
     assert out.traffic.down == [0] * 9  # there are no prototypes before the first round
@@ -68,10 +68,10 @@ def test_a_run_of_fedpcl_adds_up():  # T-X5
     assert out.traffic.totals()["paper_down"] == 4 * 5 * 15_360
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_text_features_reach_a_client_once(lift):
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_text_features_reach_a_client_once(execution):
     data, clients = federation()
-    out = go("fst-cbdg", {}, data, clients, rounds=6, participation=4, lift=lift)
+    out = go("fst-cbdg", {}, data, clients, rounds=6, participation=4, execution=execution)
     head, text = 6 * 11 + 6, 6 * 11
     times = [sum(c in r.clients for r in out.records) for c in range(9)]
     assert max(times) > 1
@@ -119,9 +119,9 @@ def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
     hp, data = method.resolve("paper", scaled(small(name))), fitted(method, data)
     owned = [len(np.unique(data.y[c.train])) for c in clients]
     assert sorted(set(owned)) == [2, 3]
-    for lift in method.executions:
-        how = {**hp, "opt": "sgd"} if lift == "gram" and "opt" in hp else hp
-        out = run(method, how, data, clients, rounds=3, lift=lift, dtype=torch.float64)
+    for execution in method.executions:
+        how = {**hp, "opt": "sgd"} if execution == "gram" and "opt" in hp else hp
+        out = run(method, how, data, clients, rounds=3, execution=execution, dtype=torch.float64)
         rounds, first = len(out.records), int("public" in method.reads(hp))
         down = DOWN.get(name, D * sum(owned)) * rounds if name not in LATER else LATER[name] * (rounds - 1)
         once = T * (name in TEXT)

@@ -59,8 +59,8 @@ for name, law in vars(laws).items():
 
 
 def test_it_is_asked_for_by_its_name_and_never_chosen_by_itself():
-    assert go_tiny("fedavg", lift=NAME).lift == NAME
-    assert go_tiny("fedavg").lift != NAME
+    assert go_tiny("fedavg", execution=NAME).execution == NAME
+    assert go_tiny("fedavg").execution != NAME
 
 
 def test_it_is_known_where_it_is_registered_alone():

@@ -84,7 +84,12 @@ def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Pat
 
 def plan(method: str, **words: Any) -> Plan:
     own = {f.name for f in dataclasses.fields(Plan)}
-    train = {"method": method, "rounds": 2, "lift": "sequential", **{k: v for k, v in words.items() if k not in own}}
+    train = {
+        "method": method,
+        "rounds": 2,
+        "execution": "sequential",
+        **{k: v for k, v in words.items() if k not in own},
+    }
     rest = {"sites": 3, "wait": 0.01, **{k: v for k, v in words.items() if k in own}}
     return Plan(TrainConfig(**train), **rest).checked()
 
@@ -94,7 +99,7 @@ def together(asked: Plan, grid: FakeGrid, tmp_path: Path, heard: Heard | None = 
 
 
 def alone(method: str, sites: Path, tmp_path: Path, **words: Any) -> Run:
-    config = TrainConfig(method=method, **{"rounds": 2, "lift": "sequential", **words}, clients_from=str(sites))
+    config = TrainConfig(method=method, **{"rounds": 2, "execution": "sequential", **words}, clients_from=str(sites))
     return train(config, Home(tmp_path), runs=tmp_path / "alone")
 
 

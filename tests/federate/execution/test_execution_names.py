@@ -15,8 +15,8 @@ from fedcache.federate.methods import METHODS
 @pytest.mark.parametrize(("former", "now"), FORMER.items())
 def test_a_former_word_asks_for_the_same_execution(former, now):
     assert execution_name(former) == execution_name(now) == now
-    a, b = (go_tiny("fedavg", {"opt": "sgd", "lr": 0.05}, *wide(), lift=word) for word in (former, now))
-    assert a.lift == b.lift == now
+    a, b = (go_tiny("fedavg", {"opt": "sgd", "lr": 0.05}, *wide(), execution=word) for word in (former, now))
+    assert a.execution == b.execution == now
     assert difference(a, b) == 0.0
 
 

@@ -82,7 +82,7 @@ def test_points_one_by_one_have_the_bits_of_runs_alone(name):
     data = fitted(method, data)
     rate = next(h.name for h in method.hparams if h.help.startswith("learning rate"))
     hps = [method.resolve("paper", {rate: lr}) for lr in (0.05, 0.01, 0.05)]
-    how = {"rounds": 2, "participation": 5, "seed": 3, "lift": "sequential"}
+    how = {"rounds": 2, "participation": 5, "seed": 3, "execution": "sequential"}
     points = run_points(method, hps, data, clients, **how)
     assert difference(points[0], points[2]) == 0.0
     for hp, point in zip(hps, points, strict=True):

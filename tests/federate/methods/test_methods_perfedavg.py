@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from method_calls import LIFTS, batches_of, exact, lanes, quadratic
+from method_calls import EXECUTIONS, batches_of, exact, lanes, quadratic
 
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.local_training import optimiser_step
 from fedcache.federate.methods import perfedavg
 
 
-@LIFTS
+@EXECUTIONS
 @pytest.mark.parametrize("model", [{"head": "linear"}, {"dim": 8}, {"dim": 8, "bn": True, "batch": 16}])
-def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(lift, model):  # T-G1, T-G3
-    pair, keys = exact(lift=lift)
+def test_without_a_step_ahead_it_is_fedavg_bit_for_bit(execution, model):  # T-G1, T-G3
+    pair, keys = exact(execution=execution)
     plain = {**model, "opt": "sgd", "lr": 0.1, "wd": 0.0, "momentum": 0.0, "epochs": 2}
     fedavg = go("fedavg", plain, *pair, **keys)
     settings = {**model, "beta": 0.1, "epochs": 2, "adapt_steps": 0}
@@ -57,12 +57,12 @@ def test_the_second_batches_are_those_of_fedavg_and_the_first_are_others():
     assert not torch.equal(first, second)
 
 
-@LIFTS
-def test_perfedavg_is_a_step_ahead_and_a_step_of_torch(lift):
+@EXECUTIONS
+def test_perfedavg_is_a_step_ahead_and_a_step_of_torch(execution):
     data, clients = federation(sizes=(20, 33, 7))
     settings = {"head": "linear", "init": "shared", "alpha": 0.4, "beta": 0.2, "batch": 16, "adapt_steps": 2}
     start = go("perfedavg", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1).server
-    out = go("perfedavg", settings, data, clients, participation=None, rounds=1, lift=lift)
+    out = go("perfedavg", settings, data, clients, participation=None, rounds=1, execution=execution)
 
     def gradient(theta, rows):
         leaves = [t.detach().requires_grad_() for t in theta]

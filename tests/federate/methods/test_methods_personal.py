@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go
-from method_calls import LIFTS, batches_of, exact, lanes, paper, quadratic, single, wide
+from method_calls import EXECUTIONS, batches_of, exact, lanes, paper, quadratic, single, wide
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS, pfedme
@@ -79,10 +79,10 @@ def test_the_local_losses_of_table_5_share_their_switches(preset):
 # -- fedrep -----------------------------------------------------------------------------------------------------------
 
 
-@LIFTS
+@EXECUTIONS
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_each_phase_leaves_the_other_part_alone(lift, opt):  # T-R1
-    pair, keys = exact(lift=lift, participation=None, rounds=1)
+def test_each_phase_leaves_the_other_part_alone(execution, opt):  # T-R1
+    pair, keys = exact(execution=execution, participation=None, rounds=1)
     settings = {"dim": 8, "opt": opt, "lr": 0.05, "bn": True}
     start = go("fedrep", {**settings, "e_h": 0, "e_b": 0}, *pair, **keys)
     head = go("fedrep", {**settings, "e_h": 2, "e_b": 0}, *pair, **keys)
@@ -93,12 +93,12 @@ def test_each_phase_leaves_the_other_part_alone(lift, opt):  # T-R1
     assert all(gap({k: body.server[k]}, {k: start.server[k]}) > 0.0 for k in start.server)
 
 
-@LIFTS
-def test_the_classifier_never_leaves(lift):  # T-R2
-    out = go("fedrep", {"dim": 8}, lift=lift)
+@EXECUTIONS
+def test_the_classifier_never_leaves(execution):  # T-R2
+    out = go("fedrep", {"dim": 8}, execution=execution)
     assert set(out.server) == {"P.W", "P.b"}
     assert all(set(s) == {"Q.W", "Q.b"} for s in out.states.values())
-    moved = go("fedrep", {"dim": 8, "bn": True, "bn_mode": "local", "batch": 16}, lift=lift)
+    moved = go("fedrep", {"dim": 8, "bn": True, "bn_mode": "local", "batch": 16}, execution=execution)
     assert all(set(s) == {"Q.W", "Q.b", "P.mean", "P.var"} for s in moved.states.values())
     assert moved.traffic.up[moved.records[0].clients[0]] % (8 * 11 + 3 * 8) == 0  # W, b, gain and shift
 
@@ -128,13 +128,13 @@ def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared eith
     assert gap(fedavg, {**shared.server, **shared.states[0]}) < 1e-15
 
 
-@LIFTS
+@EXECUTIONS
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_fedrep_is_two_phases_of_torch(opt, lift):
+def test_fedrep_is_two_phases_of_torch(opt, execution):
     # An independent reference: torch.nn, a fresh torch.optim per phase, a loop over clients.
     data, clients = federation(sizes=(20, 33, 7))
     settings = {"opt": opt, "lr": 0.02, "wd": 1e-3, "batch": 16, "dim": 5, "e_h": 2, "e_b": 2, "z_norm": "none"}
-    keys = {"participation": None, "lift": lift}
+    keys = {"participation": None, "execution": execution}
     start = go("fedrep", {**settings, "e_h": 0, "e_b": 0}, data, clients, **keys, rounds=1)
     out = go("fedrep", settings, data, clients, **keys, rounds=2)
     P = torch.nn.Linear(11, 5).double()
@@ -206,13 +206,13 @@ def test_one_inner_step_by_hand():
     assert near.tolist() == pytest.approx([1.045, 2.985, 0.0])
 
 
-@LIFTS
-def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps(lift):
+@EXECUTIONS
+def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps(execution):
     data, clients = federation(sizes=(20, 33, 7))
     settings = {"head": "linear", "init": "shared", "batch": 16, "epochs": 2, "K": 3, "lambda": 4.0, "lr_p": 0.07,
                 "eta": 0.1, "beta": 0.7, "inner_decay": 0.02}  # fmt: skip
     start = go("pfedme", {**settings, "epochs": 0}, data, clients, participation=None, rounds=1).server
-    out = go("pfedme", settings, data, clients, participation=None, rounds=2, lift=lift)
+    out = go("pfedme", settings, data, clients, participation=None, rounds=2, execution=execution)
     server = [start["W"], start["b"]]
     thetas = {}
     for r in range(2):
@@ -237,10 +237,10 @@ def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps(lift):
     assert gap(out.states, thetas) < 1e-12
 
 
-@LIFTS
+@EXECUTIONS
 @pytest.mark.parametrize("still", [{"lambda": 0.0}, {"beta": 0.0}])
-def test_what_keeps_the_global_model(still, lift):  # T-M2, T-M4
-    pair, keys = exact(lift=lift)
+def test_what_keeps_the_global_model(still, execution):  # T-M2, T-M4
+    pair, keys = exact(execution=execution)
     settings = {"dim": 8, "beta": 0.3}
     start = go("pfedme", {**settings, "epochs": 0}, *pair, **keys, rounds=1).server
     assert gap(go("pfedme", {**settings, **still}, *pair, **keys).server, start) == 0.0
@@ -249,8 +249,8 @@ def test_what_keeps_the_global_model(still, lift):  # T-M2, T-M4
 
 def test_a_full_step_is_the_personal_model():  # T-M3: eta * lambda = 1
     pair, keys = exact(participation=None, rounds=1)
-    for lift in ("sequential", "batched"):
-        out = go("pfedme", {"dim": 8, "lambda": 4.0, "eta": 0.25}, pair[0], pair[1][3:4], **keys, lift=lift)
+    for execution in ("sequential", "batched"):
+        out = go("pfedme", {"dim": 8, "lambda": 4.0, "eta": 0.25}, pair[0], pair[1][3:4], **keys, execution=execution)
         assert gap(out.server, out.states[0]) == 0.0
 
 

@@ -17,8 +17,8 @@ from fedcache.heads.losses import model_contrast, not_true_divergence
 
 SINGLE = {"dtype": torch.float32}
 TABLE = pytest.mark.parametrize(
-    ("lift", "opt", "head"),
-    [(lift, o, h) for lift in ("sequential", "batched") for o in ("sgd", "adam") for h in ("mlp", "linear")],
+    ("execution", "opt", "head"),
+    [(execution, o, h) for execution in ("sequential", "batched") for o in ("sgd", "adam") for h in ("mlp", "linear")],
 )
 
 
@@ -56,12 +56,12 @@ def project(p, x):
 
 
 @TABLE
-def test_without_distillation_fedntd_is_fedavg_bit_for_bit(lift, opt, head):  # T-N1
+def test_without_distillation_fedntd_is_fedavg_bit_for_bit(execution, opt, head):  # T-N1
     data, clients = federation(dtype=torch.float32)
     settings = {"opt": opt, "head": head, "lr": 0.01, "wd": 1e-4, "batch": 16, "dim": 8}
-    a = go("fedntd", {**settings, "beta": 0.0}, data, clients, lift=lift, **SINGLE)
-    assert gap(a.server, go("fedavg", settings, data, clients, lift=lift, **SINGLE).server) == 0.0
-    assert gap(a.server, go("fedntd", settings, data, clients, lift=lift, **SINGLE).server) > 0.0
+    a = go("fedntd", {**settings, "beta": 0.0}, data, clients, execution=execution, **SINGLE)
+    assert gap(a.server, go("fedavg", settings, data, clients, execution=execution, **SINGLE).server) == 0.0
+    assert gap(a.server, go("fedntd", settings, data, clients, execution=execution, **SINGLE).server) > 0.0
 
 
 def test_not_true_divergence_is_the_divergence_of_the_other_classes():
@@ -136,15 +136,15 @@ def test_fedntd_starts_in_the_setting_of_fst_cbdg():
 # scaffold
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
-def test_without_variates_scaffold_is_fedavg_bit_for_bit(lift, head):
+def test_without_variates_scaffold_is_fedavg_bit_for_bit(execution, head):
     data, clients = federation(dtype=torch.float32)
     settings = {"head": head, "lr": 0.1, "batch": 16, "dim": 8, "epochs": 2}
     plain = {**settings, "opt": "sgd", "momentum": 0.0, "agg": "uniform"}
     for rounds in (1, 2):
-        a = go("scaffold", settings, data, clients, rounds=rounds, lift=lift, **SINGLE).server
-        b = go("fedavg", plain, data, clients, rounds=rounds, lift=lift, **SINGLE).server
+        a = go("scaffold", settings, data, clients, rounds=rounds, execution=execution, **SINGLE).server
+        b = go("fedavg", plain, data, clients, rounds=rounds, execution=execution, **SINGLE).server
         far = gap({k: a[k] for k in b}, b)
         assert far == 0.0 if rounds == 1 else far > 1e-6
 
@@ -190,7 +190,7 @@ def test_scaffold_stays_at_the_optimum_that_fedavg_drifts_from():
     # Full batches, five local steps: only with exact variates is a stationary point of the mean loss a fixed point.
     data, clients = federation(sizes=(40, 12, 25))
     settings = {"head": "linear", "init": "zero", "lr": 0.5, "wd": 0.4, "batch": 64, "epochs": 5}
-    keys = {"rounds": 25, "participation": None, "lift": "batched"}
+    keys = {"rounds": 25, "participation": None, "execution": "batched"}
     plain = {**settings, "opt": "sgd", "momentum": 0.0, "agg": "uniform"}
 
     def slope(p):
@@ -237,10 +237,10 @@ def test_scaffold_costs_twice_fedavg():
 
 
 @TABLE
-def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(lift, opt, head):
+def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(execution, opt, head):
     data, clients = federation(dtype=torch.float32)
     settings = {"opt": opt, "head": head, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2, "init": "shared"}
-    keys = {"lift": lift, **SINGLE}
+    keys = {"execution": execution, **SINGLE}
     free = go("ditto", {**settings, "lambda": 0.0}, data, clients, **keys)
     held = go("ditto", {**settings, "lambda": 0.5}, data, clients, **keys)
     alone = go("solo", settings, data, clients, **keys)
@@ -282,13 +282,13 @@ def test_personal_epochs_are_their_own():
 
 
 @TABLE
-def test_without_contrast_moon_is_fedavg_bit_for_bit(lift, opt, head):
+def test_without_contrast_moon_is_fedavg_bit_for_bit(execution, opt, head):
     if head == "linear":
         with pytest.raises(FedcacheError, match="expected mlp"):
             METHODS["moon"].resolve("paper", {"head": head})
         return
     data, clients = federation(dtype=torch.float32)
-    settings, keys = {"opt": opt, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2}, {"lift": lift, **SINGLE}
+    settings, keys = {"opt": opt, "lr": 0.01, "batch": 16, "dim": 8, "epochs": 2}, {"execution": execution, **SINGLE}
     fedavg = [go("fedavg", settings, data, clients, rounds=r, **keys).server for r in (1, 2, 3)]
     moon = [go("moon", {**settings, "mu": 5.0}, data, clients, rounds=r, **keys).server for r in (1, 3)]
     assert gap(go("moon", {**settings, "mu": 0.0}, data, clients, **keys).server, fedavg[2]) == 0.0

@@ -26,11 +26,11 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_self_training_alone_is_a_fixed_point(beta, lift):  # T-F1
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_self_training_alone_is_a_fixed_point(beta, execution):  # T-F1
     data, clients = federation()
     settings = {"ablation": "ist_only", "wd": 0.0, "beta": beta, "epochs": 2, "batch": 16, "lr": 0.1}
-    out = go("fst-cbdg", settings, data, clients, rounds=4, lift=lift)
+    out = go("fst-cbdg", settings, data, clients, rounds=4, execution=execution)
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
     assert torch.equal(out.predict(data.x), go("clip-zs", {}, data, clients).predict(data.x))
@@ -70,27 +70,27 @@ def test_the_gradient_is_the_distance_to_the_new_soft_labels(beta):  # T-F2: f -
         assert float(grad.abs().max()) < 1e-15
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_soft_labels_stay_on_the_simplex(lift):  # T-F4
-    out = go("fst-cbdg", {"lr": 0.5, "epochs": 3, "batch": 16}, lift=lift)
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_soft_labels_stay_on_the_simplex(execution):  # T-F4
+    out = go("fst-cbdg", {"lr": 0.5, "epochs": 3, "batch": 16}, execution=execution)
     for q in states(out):
         assert float((q.sum(-1) - 1).abs().max()) < 1e-12
         assert float(q.min()) >= 0.0
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_full_memory_keeps_the_first_soft_labels(lift):  # T-F4
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_full_memory_keeps_the_first_soft_labels(execution):  # T-F4
     data, clients = federation()
-    out = go("fst-cbdg", {"beta": 1.0, "epochs": 2, "batch": 16}, data, clients, lift=lift)
+    out = go("fst-cbdg", {"beta": 1.0, "epochs": 2, "batch": 16}, data, clients, execution=execution)
     for c, s in out.states.items():
         q0 = torch.softmax(data.x[clients[c].train, 0] @ data.text.T, -1)
         assert gap(s["rows/q"], q0) < 1e-15
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_no_weight_is_self_training_alone_bit_for_bit(lift):  # T-F6
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_no_weight_is_self_training_alone_bit_for_bit(execution):  # T-F6
     data, clients = federation(dtype=torch.float32)
-    keys = {"dtype": torch.float32, "lift": lift}
+    keys = {"dtype": torch.float32, "execution": execution}
     a = go("fst-cbdg", {"lambda": 0.0}, data, clients, **keys)
     b = go("fst-cbdg", {"ablation": "ist_only"}, data, clients, **keys)
     assert gap(a.server, b.server) == 0.0

@@ -113,10 +113,10 @@ def test_no_single_row_is_ever_a_key():
     assert float((out.server["sets"] @ DATA.x[:, 0].T).max()) < 1.0 - 1e-6  # unit rows
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_only_keys_that_exist_travel(lift):
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_only_keys_that_exist_travel(execution):
     assert paper("fed-tip-proto", 512) == (5_120, 5 * 5_120)
-    out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE, lift=lift)
+    out = go("fed-tip-proto", {}, DATA, CLIENTS, **EVERYONE, execution=execution)
     owned = [len(means(client, 2)) for client in CLIENTS]
     assert owned[4] == 0  # it has one row
     assert out.traffic.up == [11 * k for k in owned]

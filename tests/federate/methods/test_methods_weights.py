@@ -50,8 +50,8 @@ def test_adam_is_torchs_adam():
 
     data, clients = federation(sizes=(40,))
     settings = {**LINEAR, "opt": "adam", "lr": 0.01, "epochs": 3}
-    for lift in ("sequential", "batched"):
-        out = go("fedavg", settings, data, clients, rounds=1, participation=None, lift=lift)
+    for execution in ("sequential", "batched"):
+        out = go("fedavg", settings, data, clients, rounds=1, participation=None, execution=execution)
         start = go("fedavg", {**settings, "epochs": 0}, data, clients, rounds=1, participation=None).server
         layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
         layer.load_state_dict({"weight": start["W"], "bias": start["b"]})
@@ -68,10 +68,10 @@ def test_adam_is_torchs_adam():
 
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head, lift):  # T-S2
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_one_client_of_fedavg_is_solo_bit_for_bit(opt, head, execution):  # T-S2
     data, clients = federation(dtype=torch.float32)
-    one, keys = single(data, clients), {"dtype": torch.float32, "participation": None, "lift": lift}
+    one, keys = single(data, clients), {"dtype": torch.float32, "participation": None, "execution": execution}
     settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8, "init": "shared"}
     a, b = go("fedavg", settings, data, one, **keys), go("solo", settings, data, one, **keys)
     assert gap(a.server, b.states[0]) == 0.0
@@ -86,13 +86,13 @@ def test_solo_does_not_know_the_other_clients():  # T-S1
         assert gap(alone.states[0], together.states[i]) < 1e-12
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 @pytest.mark.parametrize("head", ["mlp", "linear"])
-def test_fedprox_without_pull_is_fedavg_bit_for_bit(lift, opt, head):  # T-P1
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(execution, opt, head):  # T-P1
     data, clients = federation(dtype=torch.float32)
     settings = {"opt": opt, "head": head, "lr": 0.01, "dim": 8}
-    keys = {"lift": lift, "dtype": torch.float32}
+    keys = {"execution": execution, "dtype": torch.float32}
     a = go("fedprox", {**settings, "mu": 0.0}, data, clients, **keys)
     assert gap(a.server, go("fedavg", settings, data, clients, **keys).server) == 0.0
     assert gap(a.server, go("fedprox", {**settings, "mu": 0.5}, data, clients, **keys).server) > 0.0
@@ -128,11 +128,11 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_no_learning_rate_no_change(name, lift):  # T-A3, in float32
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_no_learning_rate_no_change(name, execution):  # T-A3, in float32
     data, clients = federation(dtype=torch.float32)
     settings = {"lr": 0.0, "opt": "sgd", "dim": 8}
-    keys = {"lift": lift, "dtype": torch.float32}
+    keys = {"execution": execution, "dtype": torch.float32}
     moved = go(name, settings, data, clients, rounds=3, **keys).server
     start = go(name, {**settings, "epochs": 0}, data, clients, rounds=1, **keys).server
     assert gap(moved, start) == 0.0

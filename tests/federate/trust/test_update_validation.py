@@ -37,7 +37,7 @@ def upload(name):
     data, clients = tiny()
     data = fitted(method, data)
     run(replace(method, fit=spy), method.resolve("paper", scaled(small(name))), data, clients, rounds=1,
-        participation=3, lift="sequential")  # fmt: skip
+        participation=3, execution="sequential")  # fmt: skip
     return found[0]
 
 
@@ -120,7 +120,7 @@ def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
         norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
         return state, up
 
-    how = {"rounds": 1, "lift": "sequential", "dtype": torch.float64}
+    how = {"rounds": 1, "execution": "sequential", "dtype": torch.float64}
     run(replace(method, fit=spy), hp, data, clients, **how)
     for bound in sorted(norms)[1:-1:2]:
         trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
@@ -145,22 +145,22 @@ def liar(method, kind, victim, when=None):
     return replace(method, fit=fit)
 
 
-SERVED = [(n, lift) for n in SENDING for lift in METHODS[n].executions]
+SERVED = [(n, execution) for n in SENDING for execution in METHODS[n].executions]
 
 
-@pytest.mark.parametrize(("name", "lift"), SERVED)
-def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, lift):
+@pytest.mark.parametrize(("name", "execution"), SERVED)
+def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(name, execution):
     method = METHODS[name]
-    data, clients = wide() if lift == "gram" else tiny()
+    data, clients = wide() if execution == "gram" else tiny()
     data = fitted(method, data)
-    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if lift == "gram" else {})})
+    settings = scaled({**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})})
     known = {h.name for h in method.hparams}
     hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
     for kind in ("missing", "extra", "shape", "dtype", "nan"):
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
-        chunk = {} if lift == "sequential" or kind == "nan" else {"chunk": 1}
+        chunk = {} if execution == "sequential" or kind == "nan" else {"chunk": 1}
         with pytest.raises(FedcacheError) as error:
-            run(liar(method, kind, 1), hp, data, clients, rounds=1, lift=lift, **chunk)
+            run(liar(method, kind, 1), hp, data, clients, rounds=1, execution=execution, **chunk)
         assert error.value.code is Exit.FEDERATED, kind
         assert f"client 1 ({clients[1].name!r})" in str(error.value), kind
         assert "ound 1" in str(error.value), kind
@@ -168,12 +168,12 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
 
 @pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto"])
-@pytest.mark.parametrize("lift", ["batched", "gram"])
-def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, lift):
+@pytest.mark.parametrize("execution", ["batched", "gram"])
+def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(name, kind, execution):
     method = METHODS[name]
     data, clients = federation()
     hps = [method.resolve("paper", {"opt": "sgd", "lr": lr}) for lr in (0.01, 0.02)]
-    points = run_points(liar(method, kind, 3), hps, data, clients, rounds=1, lift=lift)
+    points = run_points(liar(method, kind, 3), hps, data, clients, rounds=1, execution=execution)
     for point in points:
         assert isinstance(point, FedcacheError)
         assert "Round 1: the upload of client 0 ('client-0') is refused: " in str(point)
@@ -198,7 +198,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     for variant in variants:
         hp = method.resolve("paper", {**base, **variant})
         try:
-            run(method, hp, data, clients, rounds=1, participation=3, lift="sequential")
+            run(method, hp, data, clients, rounds=1, participation=3, execution="sequential")
             ran += 1
         except FedcacheError as error:
             assert error.code in (Exit.USAGE, Exit.STORE), (variant, str(error))  # noqa: PT017
@@ -215,7 +215,7 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     undeclared, hp = replace(method, uploads=None), method.resolve()
     assert difference(run(undeclared, hp, data, clients, **how), run(method, hp, data, clients, **how)) == 0.0
     with pytest.raises(FedcacheError, match="lacks proto"):
-        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, lift="sequential", **how)
+        run(liar(undeclared, "missing", 1, when=1), hp, data, clients, execution="sequential", **how)
 
     def fit(_down, _state, data, _ctx):
         raise ValueError(f"{data.n} rows are too few")
@@ -228,11 +228,11 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
 
 @pytest.mark.parametrize("kind", ["nan", "inf", "shape", "extra", "missing", "dtype"])
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fed3r", "fedncm"])
-@pytest.mark.parametrize("lift", ["sequential", "batched"])
-def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, lift):
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, execution):
     data, clients = federation()
     method = METHODS[name]
-    settings = {"rounds": 2, "lift": lift, "chunk": 1, "dtype": torch.float64}
+    settings = {"rounds": 2, "execution": execution, "chunk": 1, "dtype": torch.float64}
     hp = method.resolve()
     trust = parse_policy(on_bad_update="reject")
     out = run(liar(method, kind, 1), hp, data, clients, trust=trust, **settings)
@@ -250,22 +250,35 @@ def test_a_malformed_upload_ends_the_run_and_is_named(kind, policy):
     data, clients = federation()
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError) as error:
-        run(liar(method, kind, 1, when=1), method.resolve(), data, clients, rounds=3, lift="sequential", trust=policy)
+        run(
+            liar(method, kind, 1, when=1),
+            method.resolve(),
+            data,
+            clients,
+            rounds=3,
+            execution="sequential",
+            trust=policy,
+        )
     assert error.value.code is Exit.FEDERATED
     assert "client 1" in str(error.value)
     assert clients[1].name in str(error.value)
     assert "ound 2" in str(error.value)
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched", "gram"])
-def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(lift):
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
+def test_the_plain_path_refuses_what_is_not_finite_or_fits_with_nothing(execution):
     data, clients = federation()
     method = METHODS["fedavg"]
     x = data.x.clone()
     x[clients[2].train[0]] = math.nan
     with pytest.raises(FedcacheError, match="client 2"):
         run(
-            method, method.resolve("paper", {"opt": "sgd", "lr": 0.1}), replace(data, x=x), clients, rounds=1, lift=lift
+            method,
+            method.resolve("paper", {"opt": "sgd", "lr": 0.1}),
+            replace(data, x=x),
+            clients,
+            rounds=1,
+            execution=execution,
         )
 
 
@@ -273,18 +286,20 @@ def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     method = METHODS["fedavg"]
     with pytest.raises(FedcacheError, match="all 8 uploads were refused"):
-        run(method, method.resolve(), data, clients[:8], rounds=1, lift="sequential",
+        run(method, method.resolve(), data, clients[:8], rounds=1, execution="sequential",
             trust=parse_policy(on_bad_update="reject", max_update_norm=1e-9))  # fmt: skip
 
 
 VALIDATED = ("fedavg", "fedproto", "fed3r", "fedpcl", "scaffold", "fedrep", "fst-cbdg")
 
 
-@pytest.mark.parametrize(("name", "lift"), [(name, lift) for name in VALIDATED for lift in METHODS[name].executions])
-def test_validation_that_finds_nothing_changes_nothing(name, lift):
-    settings = {"opt": "sgd", "lr": 0.05} if lift == "gram" else {}
-    plain = go(name, settings, lift=lift)
-    guarded = go(name, settings, lift=lift, trust=parse_policy(on_bad_update="reject"))
+@pytest.mark.parametrize(
+    ("name", "execution"), [(name, execution) for name in VALIDATED for execution in METHODS[name].executions]
+)
+def test_validation_that_finds_nothing_changes_nothing(name, execution):
+    settings = {"opt": "sgd", "lr": 0.05} if execution == "gram" else {}
+    plain = go(name, settings, execution=execution)
+    guarded = go(name, settings, execution=execution, trust=parse_policy(on_bad_update="reject"))
     assert difference(plain, guarded) < 1e-12
     assert plain.traffic == guarded.traffic
     assert plain.server.keys() == guarded.server.keys()

@@ -17,13 +17,16 @@ from fedcache.federate.trust.privacy import Privacy, parse_privacy
 ROBUST = ("median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median")
 
 
-@pytest.mark.parametrize("lift", ["sequential", "batched", "gram"])
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedproto"])
 @pytest.mark.parametrize("trust", ["median", "nnm+trimmed:0.2", "clip:0.5"])
-def test_lifts_agree_under_robust_rules_and_attacks(name, lift, trust):
+def test_executions_agree_under_robust_rules_and_attacks(name, execution, trust):
     settings = {"opt": "sgd", "lr": 0.05}
     how = {"trust": parse_policy(trust, "sign-flip:0.3:10"), "participation": 7}
-    assert difference(go(name, settings, lift="sequential", **how), go(name, settings, lift=lift, **how)) < 1e-10
+    assert (
+        difference(go(name, settings, execution="sequential", **how), go(name, settings, execution=execution, **how))
+        < 1e-10
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fed3r", "fedncm", "scaffold", "fedrep", "pfedme", "fst-cbdg"])
@@ -41,7 +44,7 @@ def test_a_rule_that_is_the_mean_gives_the_mean(name):
 
 def test_a_resumed_run_under_attack_has_the_same_bits():
     kept = []
-    how = {"trust": parse_policy("median", "gaussian:0.3"), "rounds": 4, "dtype": torch.float32, "lift": "batched"}
+    how = {"trust": parse_policy("median", "gaussian:0.3"), "rounds": 4, "dtype": torch.float32, "execution": "batched"}
     whole = go(
         "fedavg", on_round=lambda number, _m, _t, snapshot: kept.append(snapshot()) if number == 2 else None, **how
     )

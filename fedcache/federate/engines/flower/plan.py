@@ -89,7 +89,7 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
 class Plan:
     """A run, or a grid of runs that travel together, and how long the server waits."""
 
-    train: TrainConfig  # of every point; ``lift`` is ``sequential``, as each site is one client
+    train: TrainConfig  # of every point; ``execution`` is ``sequential``, as each site is one client
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
     sites: int = 2  # how many the federation is of
     start_with: int | None = None  # how many are enough to begin when ``wait`` is over; None for all
@@ -169,7 +169,7 @@ class Plan:
         for name in ("participation", "seeds"):
             if name in train:  # `--run-config seeds=3` is a number to Flower
                 train[name] = str(train[name])
-        section = {**train, "set": settings, "lift": "sequential", "device": "cpu"}
+        section = {**train, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
             rest = {k: v for k, v in given.items() if k in own}
             return cls(resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest).checked()

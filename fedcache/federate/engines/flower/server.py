@@ -310,7 +310,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         records=tuple(job.records),
         traffic=run.traffic,
         fidelity=run.method.fidelity(run.hp, run.env.views),
-        lift="sequential",
+        execution="sequential",
         chunk=1,
         points=1,
         threads=torch.get_num_threads(),

@@ -24,11 +24,11 @@ from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
 from fedcache.federate.engines.ray.cluster import open_cluster
-from fedcache.federate.engines.ray.workers import RayWorkerPool
-from fedcache.federate.execution.load import shares_uploads
+from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
+from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
-from fedcache.grids.grid import GridRequest, GridRun
 from fedcache.grids.points import point_groups
+from fedcache.grids.train_grid import GridRequest, GridRun
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result

@@ -22,7 +22,7 @@ from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.engine.run import executors
 from fedcache.federate.execution.grid_batch import GridCache
-from fedcache.federate.execution.load import shares_uploads
+from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import (
     Grid,

@@ -83,7 +83,7 @@ class _KeptUpload:
     tree: Tree
 
 
-class KeptUploads(UploadPipeline):
+class BufferedUploads(UploadPipeline):
     """The pipeline of a policy that is not plain."""
 
     def __init__(self, round_: UploadRound) -> None:
