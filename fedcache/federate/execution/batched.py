@@ -34,6 +34,8 @@ class Batched(Executor):
         """Every method whose functions take a client axis, on clients that are alike."""
         if load.mixed:
             return "its clients differ in more than their rows"
+        if "pixels" in method.reads(hp):
+            return "a convolution has no client axis"
         return "" if cls.name in method.executions else "it has no client axis"
 
     @classmethod

@@ -137,7 +137,7 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
         ("sequentil", "Did you mean 'sequential'"),
     ],
 )
-def test_a_lift_that_cannot_serve_is_refused(execution, message):
+def test_an_execution_that_cannot_serve_is_refused(execution, message):
     with pytest.raises(FedcacheError, match=message) as info:
         go("fed3r", {}, execution=execution)
     assert info.value.code == Exit.USAGE

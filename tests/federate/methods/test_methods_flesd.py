@@ -19,6 +19,8 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution.batched import Batched
+from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation as distil
 from fedcache.federate.methods.common import simclr as contrastive
@@ -537,6 +539,15 @@ def test_an_encoder_that_cannot_read_the_rows_is_refused():
     hp = method.resolve("paper", {**small("fedavg-simclr"), "encoder": "conv"})
     with pytest.raises(FedcacheError, match="needs pixels"):
         run(method, hp, data, clients, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["fedavg-simclr", "fedprox-simclr", "flesd-cc", "min-local", "non-fl"])
+def test_images_are_convolved_one_client_at_a_time(name):
+    # However small the encoder is: many clients in one batch have weights of their own, which conv2d does not take.
+    hp = METHODS[name].resolve("paper", {**small(name), "encoder": "conv", "channels": 1})
+    load = Load(head_bytes=100, clients=3)
+    assert Batched.serves(METHODS[name], hp, load) == "a convolution has no client axis"
+    assert Batched.serves(METHODS[name], {**hp, "encoder": "mlp"}, load) == ""
 
 
 def test_the_encoder_is_what_training_sets():
