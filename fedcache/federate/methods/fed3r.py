@@ -37,7 +37,7 @@ def _drawn(seed: int, width: int, dim: int, scale: float) -> tuple[Tensor, Tenso
     return drawn_fourier(generator(seed, "fourier", width, dim), width, dim, scale)
 
 
-def lift(x: Tensor, ctx: Ctx) -> Tensor:
+def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     """phi(x) in float64: x itself, or sqrt(2/Dr) cos(x Om + u) with Om ~ N(0, 1/sigma^2), u ~ U[0, 2 pi)."""
     dim = ctx.count("rff_dim")
     z = x.double()
@@ -50,7 +50,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
     x, mask = data.full()
     weight = mask.double()
-    z = lift(x, ctx) * weight.unsqueeze(-1)
+    z = feature_map(x, ctx) * weight.unsqueeze(-1)
     if ctx.hp["class_weight"] == "local":
         y = data.labels(data.positions())
         _, count = class_sums(z, data, ctx.env.classes, weight)
@@ -120,7 +120,7 @@ def scores(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Te
         omega, own = float(ctx.number("omega")), statistics(data, ctx)
         down = head({k: t + omega * own[k] for k, t in down.items()}, ctx)
     if ctx.count("rff_dim"):
-        x = lift(x, ctx).to(ctx.env.dtype)
+        x = feature_map(x, ctx).to(ctx.env.dtype)
     return predict(down, state, data, x, ctx)
 
 

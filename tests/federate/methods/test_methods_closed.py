@@ -99,10 +99,10 @@ def test_the_packed_triangle_holds_the_whole_gram_matrix(shape):
 
 def test_fourier_features_are_a_gaussian_kernel():
     # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
-    from fedcache.federate.methods.fed3r import execution
+    from fedcache.federate.methods.fed3r import feature_map
 
     x = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    phi = execution(x, lanes("fed3r", {"rff_dim": 40000, "rff_sigma": 2.0}))
+    phi = feature_map(x, lanes("fed3r", {"rff_dim": 40000, "rff_sigma": 2.0}))
     kernel = torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)
     assert float((phi @ phi.T - kernel).abs().max()) < 0.03
 

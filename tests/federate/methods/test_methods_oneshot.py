@@ -18,7 +18,7 @@ from sklearn.linear_model import Ridge
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import METHODS, fedcof
-from fedcache.federate.methods.fed3r import execution
+from fedcache.federate.methods.fed3r import feature_map
 from fedcache.federate.methods.fedcgs import covariance
 from fedcache.federate.methods.fedcof import scatter
 from fedcache.heads.ridge import gram, solve
@@ -120,10 +120,10 @@ def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
 def test_random_features_are_one_draw_for_all_clients(seed, m):
     out = go("fed3r", {"rff_dim": 30, "lam": 0.1}, DATA, parts(seed, m), seed=seed, **EVERYONE)
     ctx = lanes("fed3r", {"rff_dim": 30})
-    phi = execution(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed))).numpy()
+    phi = feature_map(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed))).numpy()
     W = np.linalg.solve(phi.T @ phi + 0.1 * np.eye(30), phi.T @ Y)
     assert np.abs(out.server["W"].numpy() - W.T).max() < 1e-9 * np.abs(W).max()
-    other = execution(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed + 1))).numpy()
+    other = feature_map(DATA.x[POOL, 0], replace(ctx, rng=replace(ctx.rng, seed=seed + 1))).numpy()
     assert np.abs(phi - other).max() > 0.1
 
 
