@@ -25,7 +25,7 @@ help:
 	@echo "make bench    measure the table of docs/performance.md (about 20 minutes)"
 
 # uv installs in half the time of pip; where it cannot be had, or finds less than pip is told of, pip does.
-INSTALL = $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -e $(1) 2>/dev/null || \
+INSTALL = $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python -e $(1) 2>/dev/null || \
   $(BIN)/python -m pip install --quiet -e $(1)
 
 $(BIN)/python:
