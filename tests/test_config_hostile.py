@@ -23,7 +23,7 @@ VALUES = st.recursive(
 
 def outcome(path: Path) -> Exit | None:
     """The code of the refusal, None for a file that is taken."""
-    began = time.perf_counter()
+    began = time.process_time()
     code = None
     try:
         for name, section in read_file(path).items():
@@ -32,7 +32,7 @@ def outcome(path: Path) -> Exit | None:
             assert repr(again) == repr(made)  # repr: nan is not equal to itself
     except FedcacheError as error:
         code = error.code
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     return code
 
 

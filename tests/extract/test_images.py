@@ -184,10 +184,10 @@ def test_a_file_above_the_byte_limit_is_bad():
 def test_a_pixel_bomb_is_refused_from_its_header(width, height):
     raw = png_of_size(width, height)
     assert len(raw) < 300_000
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(BadImage, match="64,000,000"):
         decode(raw)
-    assert time.perf_counter() - started < 1  # decoding 900 million pixels takes longer
+    assert time.process_time() - started < 1  # decoding 900 million pixels takes longer
 
 
 def test_the_largest_image_allowed_is_decoded():

@@ -126,9 +126,9 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, memory):
     zeros = bytes(40 << 20)
     write_zip(tmp_path / "x.zip", {f"{c}/{i}.png": zeros for c in "ab" for i in range(4)})
     assert (tmp_path / "x.zip").stat().st_size < 400_000  # a thousandfold
-    started = time.perf_counter()
+    started = time.process_time()
     refused(tmp_path / "x.zip", memory, "would unpack to 335,544,320", "100-fold")
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path, memory):

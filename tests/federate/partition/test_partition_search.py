@@ -125,10 +125,10 @@ def test_the_search_stops_at_its_caps():
 
 @pytest.mark.parametrize(("alpha", "gate"), [(0.01, True), (0.02, False)])
 def test_an_infeasible_lda_ends_soon_and_names_an_alpha_that_works(alpha, gate):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InfeasibleError) as error:
         make("lda", CIFAR10, clients=100, alpha=alpha, gate=gate, min_size=10)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert error.value.code == Exit.USAGE
     assert "the largest smallest client seen had " in error.value.message
     works = error.value.instead["alpha"]
@@ -146,9 +146,9 @@ def test_the_paper_alpha_of_five_hundredths_is_found():
 
 def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
     columns = even_columns(500, 10, 100)
-    start = time.perf_counter()
+    start = time.process_time()
     partition = make("dirichlet", columns, clients=500, alpha=0.3)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert partition.dropped == 0
 
 
