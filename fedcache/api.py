@@ -147,6 +147,8 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
         parts: who holds which rows.
         out: directory, instead of one beside the store.
     """
+    if isinstance(parts, str):
+        raise UsageError(f"parts is {parts!r}, expected a partition.", "fc.shard(store, fc.partition(store, 'iid'))")
     from fedcache.runs.partitions import write_shards
 
     return write_shards(opened(store), parts, out, Silent())
@@ -203,6 +205,8 @@ def train(
     from fedcache.runs.events import tracking
     from fedcache.runs.loop import train as run_training
 
+    if not isinstance(method, str) and not hasattr(method, "fit"):
+        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
     name = method if isinstance(method, str) else method.name
     own = None if isinstance(method, str) or METHODS.get(name) is method else method
@@ -236,9 +240,11 @@ def grid(
     from fedcache.runs.events import tracking
 
     names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
+    if not names:
+        raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
     if mine := next((m for m in names if not isinstance(m, str)), None):
         raise UsageError(
-            f"grid() takes methods by name, and got the Method {mine.name}.",
+            f"grid() takes methods by name, and got the Method {getattr(mine, 'name', mine)}.",
             "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
         )
     given = fields_of(TrainConfig, options or {}, strict=True)
@@ -340,6 +346,12 @@ def train_config(
     chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
     if not chosen:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
+    if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
+        raise UsageError(
+            f"parts is {parts!r}, expected a partition or the name of a saved one.", "fc.partition(store, 'iid')"
+        )
+    if not (settings is None or hasattr(settings, "items")):
+        raise UsageError(f"settings is {settings!r}, expected names and values.", "For example settings={'lr': 0.1}")
     path = store if store is None or isinstance(store, str | Path) else store.path
     flags: dict[str, Any] = {
         **given,

@@ -206,6 +206,9 @@ class TrainConfig:
     )
     dp_delta: float | None = option(None, "The delta for which epsilon is given.", TRUST, said="1e-5")
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "execution", execution_name(self.execution))
+
 
 SECTIONS: dict[str, type] = {"extract": ExtractConfig, "partition": PartitionConfig, "train": TrainConfig}
 
@@ -292,7 +295,7 @@ def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
 def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any], where: str = FILE_NAME) -> C:
     """A configuration from a file's section and the flags; a flag that is None or empty was not given.
 
-    Raises UsageError, for an unknown key or a value of the wrong type.
+    Raises UsageError, for an unknown key, a value of the wrong type, or one below the smallest its option takes.
     """
     hints, known = typing.get_type_hints(kind), field_names(kind)
     values: dict[str, Any] = {}
@@ -305,7 +308,16 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
         if value is None or value == () or value == [] or value == {}:
             continue
         values[known[name]] = _typed(name, value, hints[known[name]], "the command line")
+    _check_minima(kind, values)
     return kind(**values)
+
+
+def _check_minima(kind: type, values: Mapping[str, Any]) -> None:
+    """Refuse numbers below the smallest that their options take."""
+    for item in fields(kind):
+        least, value = item.metadata["option"].minimum, values.get(item.name)
+        if least is not None and isinstance(value, int | float) and value < least:
+            raise UsageError(f"{item.name} is {value}, expected at least {least}.", f"For example {item.name}={least}")
 
 
 def field_names(kind: type) -> dict[str, str]:

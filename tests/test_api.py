@@ -17,6 +17,7 @@ from pictures import folder
 
 import fedcache as fc
 from fedcache.config import ExtractConfig, TrainConfig
+from fedcache.errors import UsageError
 
 
 def test_the_whole_job_in_ten_lines(tmp_path: Path) -> None:
@@ -125,3 +126,23 @@ def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["480"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fc.train(3), "expected the name of a method"),
+        (lambda: fc.train(None), "expected the name of a method"),
+        (lambda: fc.train("fedavg", parts=5), "expected a partition"),
+        (lambda: fc.train("fedavg", settings=[1]), "expected names and values"),
+        (lambda: fc.train("fedavg", rounds=0), "rounds is 0, expected at least 1"),
+        (lambda: fc.train("fedavg", eval_every=-1), "eval_every is -1, expected at least 0"),
+        (lambda: fc.grid([]), "No method was named"),
+        (lambda: fc.grid([3]), "takes methods by name"),
+        (lambda: fc.shard(None, "iid"), "expected a partition"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_made(own_home, call, said):
+    with pytest.raises(UsageError, match=said):
+        call()
+    assert not (own_home / "runs").exists()
