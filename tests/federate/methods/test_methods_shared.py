@@ -160,3 +160,15 @@ def test_one_singular_ridge_of_a_grid_ends_alone():
     assert [isinstance(out, FedcacheError) for out in found] == [False, True, False, False]
     alone = go("fed3r", {"lam": 1.0}, data, clients, rounds=1, participation=None)
     assert gap(found[2].server, alone.server) < 1e-10
+
+
+def test_methods_of_one_round_are_those_whose_papers_say_so():
+    closed = {"fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedpft"}
+    alone = {"central", "clip-zs", "fed-tip-proto", "flesd-cc", "non-fl", "tip-local"}
+    assert {name for name, method in METHODS.items() if method.one_shot} == closed | alone
+
+
+def test_text_that_the_server_alone_reads_is_sent_to_nobody():
+    prior, plain = (go(name, {}, rounds=1, participation=None).traffic for name in ("fed3r-prior", "fed3r"))
+    assert prior.down == plain.down
+    assert prior.up == plain.up

@@ -13,7 +13,7 @@ from partition_rows import DATASET, any_columns, columns_from, even_columns
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
-from fedcache.federate.partition.rows import matched
+from fedcache.federate.partition.rows import TEST, TRAIN, make_pool, matched
 from fedcache.federate.partition.schemes import classes_per_client
 
 CIFAR10 = even_columns(5000, 1000, 10)
@@ -423,3 +423,14 @@ def test_an_image_in_train_and_test_is_noted():
     note = "2 of 6 test rows are the same image as a training row (equal bytes)"
     assert make("iid", replace(columns, uid=uid), clients=2).notes == (note,)
     assert make("iid", columns, clients=2).notes == ()
+
+
+def test_test_rows_without_a_label_are_in_no_pool():
+    columns = even_columns(2, 2, classes=3)
+    label = columns.label.copy()
+    unknown = np.flatnonzero(columns.split == TEST)[:2]
+    label[unknown] = -1
+    pool = make_pool(replace(columns, label=label), None, split=TRAIN, needs_labels=False, scheme="iid")
+    assert not np.isin(unknown, pool.test).any()
+    assert len(pool.test) == 4
+    assert any("2 test rows without a label are left out" in note for note in pool.notes)
