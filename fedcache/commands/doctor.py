@@ -221,7 +221,7 @@ def torch_rows(process: subprocess.Popen[str]) -> list[Row]:
 
 
 def pair_row(versions: str | None, err: str) -> Row:
-    """Whether torch and torchvision, and so timm and open_clip, import together.
+    """Whether torch and torchvision fit together, without which timm and open_clip cannot be imported.
 
     A CPU-only torch beside the registry's torchvision fails with "operator torchvision::nms does not exist", because
     torchvision's binary was built against another torch.
@@ -290,7 +290,7 @@ def main() -> None:
 def load_operators(torch: Any) -> None:
     """Load torchvision's binary and look for its operators, which importing torchvision, timm and open_clip needs.
 
-    Importing the three takes three seconds more and finds the same.
+    Importing the three takes three seconds more. What else may ail timm or open_clip is told when a backbone is loaded.
 
     Raises:
         OSError for a binary that another torch was built for, AttributeError when it brings no operator.
