@@ -43,14 +43,21 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
         words: dict[str, Any] = given
-        if "lift" in words and "execution" in known:
-            words["execution"] = words.pop("lift")
+        if "execution" in known:
+            words = current_names(words)
         for name in words:
             if name not in known:
                 raise unknown("option", name, known)
-        return function(*args, **given)
+        return function(*args, **words)
 
     return checked
+
+
+def current_names(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords with ``lift`` called ``execution``. Raises UsageError for both."""
+    if "lift" in words and "execution" in words:
+        raise UsageError("lift and execution are one option, and both are given.", "Leave lift out.")
+    return {"execution" if name == "lift" else name: value for name, value in words.items()}
 
 
 @names_checked
@@ -316,7 +323,7 @@ def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -
         UsageError, for another keyword under ``strict``.
     """
     known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    given = {"execution" if name == "lift" else name: value for name, value in given.items()}
+    given = current_names(given)
     if strict and (wrong := [name for name in given if name not in known]):
         raise unknown("option", wrong[0], known)
     made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}

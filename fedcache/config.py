@@ -303,6 +303,8 @@ def resolve(kind: type[C], section: Mapping[str, Any], flags: Mapping[str, Any],
         key = known.get(name.replace("-", "_"))
         if key is None:
             raise unknown(f"key in {where}", name, hints)
+        if values.get(key, value) != value:
+            raise UsageError(f"{where} gives {key} twice, by two of its names.", f"Leave {name} out.")
         values[key] = _typed(name, value, hints[key], where)
     for name, value in flags.items():
         if value is None or value == () or value == [] or value == {}:

@@ -80,7 +80,7 @@ def compare(
     root = runs_directory(folder)
     found = gather(runs or [], root)
     for left in found.left_out:
-        observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+        observer.warn(f"{left.sentence} {left.hint}")
     if not runs and not found.entries and not found.left_out:
         # As `ls --runs` answers: nothing is wrong with a home that is new.
         said = f"No result under {root} yet."
@@ -102,8 +102,7 @@ def compare(
 def written_format(form: str | None, out: Path | None, as_json: bool) -> str | None:
     """What ``-o`` writes.
 
-    Raises:
-        UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
+    Raises UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
     """
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, FORMATS)

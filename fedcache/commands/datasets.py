@@ -106,10 +106,9 @@ def datasets_pull(
 
     Example: fedcache datasets pull cifar10
     """
-    home = Home.from_environment()
+    home, spec = Home.from_environment(), full_spec(name)
     if home.offline:
         raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it to download.")
-    spec = full_spec(name)
     folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
     lines = [str(folder)]
     left: list[str] = []

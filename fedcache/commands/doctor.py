@@ -292,8 +292,7 @@ def load_operators(torch: Any) -> None:
 
     Importing the three takes three seconds more. What else may ail timm or open_clip is told when a backbone is loaded.
 
-    Raises:
-        OSError for a binary that another torch was built for, AttributeError when it brings no operator.
+    Raises OSError for a binary that another torch was built for, AttributeError when it brings no operator.
     """
     spec = find_spec("torchvision")
     folders = list(spec.submodule_search_locations or []) if spec else []

@@ -115,11 +115,7 @@ def extract(
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
-    """Refuse options of a scheme where there is no ``--partition``.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse options of a scheme where there is no ``--partition``. Raises UsageError."""
     names = ("clients", "alpha", "shards", "shots", "options", "seed")
     if any(value is not None for value in (*(given[name] for name in names), out)):
         raise UsageError(

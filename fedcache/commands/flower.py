@@ -230,11 +230,7 @@ def _telling(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
 
 
 def _ended(last: dict[str, Any]) -> CommandResult:
-    """The answer of a run's last words.
-
-    Raises:
-        FedcacheError: the one that ended it.
-    """
+    """The answer of a run's last words. Raises the error that ended it."""
     if "error" in last:
         e = last["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))

@@ -197,8 +197,7 @@ def value_type(item: Field[Any]) -> Any:
 def flags_of(kind: type, given: Given) -> dict[str, Any]:
     """What was given for the fields of a configuration, as ``resolve`` takes it.
 
-    Raises:
-        UsageError, for a list that names nothing and a pair that is none.
+    Raises UsageError, for a list that names nothing and a pair that is none.
     """
     found: dict[str, Any] = {}
     for item in fields(kind):
@@ -247,12 +246,12 @@ def scheme_arguments(given: Given) -> dict[str, Any]:
 
 
 def check_methods(names: Sequence[str]) -> None:
-    """Refuse a misspelt method before torch is imported.
-
-    Raises:
-        UsageError, with "did you mean".
-    """
+    """Refuse a misspelt method before torch is imported. Raises UsageError, with "did you mean"."""
     for name in names:
+        if "," in name:
+            raise UsageError(
+                f"{name!r} is not one method.", f"fedcache grid --method {name}   trains several on the same rows"
+            )
         if name not in METHODS:
             raise unknown("method", name, METHODS)
 
@@ -260,8 +259,7 @@ def check_methods(names: Sequence[str]) -> None:
 def runs_directory(folder: Path | None) -> Path:
     """The directory of results: the one that was named, else that of ``FEDCACHE_HOME``.
 
-    Raises:
-        UsageError, when the one that was named is not there.
+    Raises UsageError, when the one that was named is not there.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache ls --runs`.")

@@ -161,8 +161,7 @@ def run_command(command: str, as_json: bool, call: Callable[[TerminalObserver], 
 
     A reader that has enough (``| head -1``) changes nothing but what is printed: the exit code stays the command's own.
 
-    Raises:
-        typer.Exit: always.
+    Raises typer.Exit always.
     """
     observer = TerminalObserver(as_json=as_json)
     try:

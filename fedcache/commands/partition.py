@@ -22,10 +22,11 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError
-from fedcache.extract.planning.find_store import need_store
+from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.report.partition_dots import draw
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
+from fedcache.runs.store_choice import train_example
 
 
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
@@ -81,7 +82,7 @@ def partition(
         ],
     }
     report_notes(made, observer)
-    lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} --method fed3r"]
+    lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} {train_example(opened)}"]
     if plot is not None:
         lines.append(str(plot))
     few = rows if len(rows) <= 24 else rows[:20]
@@ -115,10 +116,8 @@ def shard(
     loaded = load_partition(opened, partition)
     target = write_shards(opened, loaded, out, observer)
     made = sorted(str(p) for p in target.glob("*.zarr"))
-    return CommandResult(
-        {"path": str(target), "stores": made},
-        [
-            f"{len(made)} client stores in {target}",
-            f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r",
-        ],
-    )
+    following = f"fedcache train --clients-from {shlex.quote(str(target))} --method fed3r"
+    if all(a.dtype == "uint8" for a in opened.arrays.values()):
+        more = more_features(opened, "efficientnet-lite0")
+        following = f"Client stores are trained on features, and these hold none. First {more}, then shard again."
+    return CommandResult({"path": str(target), "stores": made}, [f"{len(made)} client stores in {target}", following])

@@ -86,9 +86,7 @@ def reproduce(
             raise UsageError("info takes a name.", "For example fedcache reproduce info fedpcl-table2")
         return describe_entry(name)
     if what not in registry.names():
-        raise unknown(
-            "table or figure", what, [*registry.names(), "list", "info"], hint="fedcache reproduce list   shows all"
-        )
+        raise unknown("table or figure", what, registry.names(), hint="fedcache reproduce list   shows all")
     if name is not None:
         raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {what}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}

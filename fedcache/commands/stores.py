@@ -94,7 +94,7 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
         for e in found.entries
     ]
     for left in found.left_out:
-        observer.warn(f"{left.path.name} {left.why.lstrip('/')} {left.hint}")
+        observer.warn(f"{left.sentence} {left.hint}")
     rows = [
         (
             e["name"],

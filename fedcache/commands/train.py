@@ -27,6 +27,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable,
 from fedcache.config import COMPUTING, Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
+from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.report.drawing import percent
@@ -47,13 +48,13 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
     """
     file = read_file(config)
     resolved, partition = train_config(file, given), partition_config(file, given)
-    check_methods([resolved.method] if resolved.method else [])
+    if resolved.method is None:
+        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+    check_methods([resolved.method])
     home = Home.from_environment()
     if given["dry_run"]:
         from fedcache.grids import train_grid as grids
 
-        if resolved.method is None:
-            raise UsageError("No method was named.", "For example fedcache train --method fed3r")
         request = grids.request_grid([resolved.method], {}, resolved, home, partition=partition)
         return plan_answer(grids.grid_plan(request, observer))
     from fedcache.runs.loop import train as run
@@ -220,8 +221,7 @@ def swept_values(
 ) -> dict[str, tuple[str, ...]]:
     """Each swept key and its values: those of a ready grid under those of ``--sweep``.
 
-    Raises:
-        UsageError, for a key that ``--set`` fixes too.
+    Raises UsageError, for a key that ``--set`` fixes too.
     """
     asked = {
         key: tuple(part.strip() for part in values.split(",") if part.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import ExtractConfig, Home, to_table
-from fedcache.errors import StoreError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, open_dataset, peek
@@ -28,6 +29,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import clean_up, resolve_path
 from fedcache.store.files import make_private, write_atomic
+from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 
@@ -193,12 +195,19 @@ def compute(
             expected = describe_growth(earlier.expected(job.key for job in jobs))
             observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
     check_disk(path, data, planned)
+    is_new = not path.exists()
     store = open_or_create(path, data, home, earlier)
     remember_orders(home, data, planned, config)
     wanted = planning.wanted_text(store, planned, data.template, config, keep=keep_text)
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
-    stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
+    try:
+        stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
+    except UsageError:
+        # Refused for what the images turned out to be: a store that was made for this and holds nothing goes too.
+        if is_new and not Store.open(path).arrays and not any(journal.chunks for journal in journals(path)):
+            shutil.rmtree(path)
+        raise
     for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
             reused = earlier is not None and key in earlier.whole

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import PartitionConfig
+from fedcache.config import PartitionConfig, TrainConfig, field_names
 from fedcache.errors import Exit, UsageError, unknown
 from fedcache.extract.backbones.table import lookup
 from fedcache.federate.methods import find_method
@@ -61,6 +61,11 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
     seen: dict[tuple[str, str], str] = {}
     for key, values in sweeps.items():
         where = split_key(key)
+        if where[0] == "set" and (option := field_names(TrainConfig).get(key.replace("-", "_"))) is not None:
+            raise UsageError(
+                f"--sweep {key}: {option} is the same for all points.",
+                f"--{option.replace('_', '-')} VALUE beside the sweeps; in Python  options={{{option!r}: VALUE}}",
+            )
         if where in seen:
             raise UsageError(f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out.")
         seen[where] = key

@@ -52,8 +52,7 @@ class Comparisons:
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
 
-        Raises:
-            UsageError for several tables, fewer than three runs, or another ending.
+        Raises UsageError for several tables, fewer than three runs, or another ending.
         """
         if len(self.tables) != 1:
             raise UsageError(
@@ -133,11 +132,7 @@ def compare_entries(
 
 
 def check(*, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float) -> None:
-    """Refuse wrong and contradicting values before anything is read.
-
-    Raises:
-        UsageError.
-    """
+    """Refuse wrong and contradicting values before anything is read. Raises UsageError."""
     check_metric(metric, over)
     if test is not None and test not in TESTS:
         raise unknown("--test", test, TESTS)
@@ -154,8 +149,7 @@ def check(*, over: str, metric: str, test: str | None, against: str | Run | None
 def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     """The name of the treatment that ``against`` means: a name, a method, a run's directory or first letters.
 
-    Raises:
-        UsageError, for none and for several.
+    Raises UsageError, for none and for several.
     """
     if isinstance(against, Run):
         against = str(against.path)

@@ -223,11 +223,7 @@ def check_file(path: Path) -> None:
 
 
 def need_matplotlib() -> None:
-    """Refuse before any work what cannot be drawn.
-
-    Raises:
-        FedcacheError: environment error without matplotlib.
-    """
+    """Refuse before any work what cannot be drawn. Raises MachineError without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedcache.errors import FedcacheError, UsageError
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
 
@@ -77,6 +77,12 @@ class LeftOut:
     path: Path
     why: str
     hint: str
+    exit: Exit = Exit.STORE  # where nothing else can be shown
+
+    @property
+    def sentence(self) -> str:
+        """The run's name, and why it is left out."""
+        return f"{self.path.name} {self.why.strip('/ ').rstrip('.')}."
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,7 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 def several(runs: object) -> list[RunQuery]:
     """What a call was given, one by one; [] for None, which means all.
 
-    Raises:
-        UsageError for an empty list, which means none.
+    Raises UsageError for an empty list, which means none.
     """
     if runs is None:
         return []
@@ -205,7 +210,7 @@ def _open(path: Path) -> StoredRun | LeftOut:
             raise DamagedRunError(path / "result.json", "is no result of a run")
         check_files(path, result)
     except FedcacheError as error:
-        return LeftOut(path, error.message.removeprefix(str(path)), error.hint)
+        return LeftOut(path, error.message.removeprefix(str(path)), error.hint, error.code)
     return StoredRun(path, result, measured_of(path) or {})
 
 

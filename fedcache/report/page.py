@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedcache
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, runs
@@ -109,7 +109,8 @@ def write_report(
 
     Raises:
         UsageError for a name that is no run, an unknown embedding or a directory that is not there;
-            MachineError without matplotlib.
+            CorruptionError or StoreError when all runs that are named are damaged or not finished; MachineError
+            without matplotlib.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
@@ -124,6 +125,9 @@ def write_report(
     need_matplotlib()
     data.check_embedding(embed)
     found = gather(asked, root)
+    if asked and not found.entries and found.left_out:
+        first = found.left_out[0]
+        raise FedcacheError(first.exit, f"No run that was named can be shown: {first.sentence}", first.hint)
     settings = by_setting(found.entries)
     titles = setting_names(settings)
     observer.start("drawing", len(settings), "sections")

@@ -63,8 +63,7 @@ class PairedBlocks:
 def check_metric(metric: str, over: str) -> None:
     """Refuse a metric that is unknown, or that results do not hold for every block.
 
-    Raises:
-        UsageError, with the reason.
+    Raises UsageError, with the reason.
     """
     if over not in OVER:
         raise unknown("--over", over, OVER)
@@ -81,8 +80,7 @@ def check_metric(metric: str, over: str) -> None:
 def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> PairedBlocks:
     """Runs of one setting over seeds or clients.
 
-    Raises:
-        UsageError, when fewer than two runs have values, or no block is common.
+    Raises UsageError, when fewer than two runs have values, or no block is common.
     """
     check_metric(metric, over)
     take, one = METRICS[over][metric], over.removesuffix("s")
@@ -125,8 +123,7 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
 def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     """Equal runs over settings: one value each, of the run's mean over its seeds.
 
-    Raises:
-        UsageError, for fewer than two treatments or settings, and for two runs that would be one value.
+    Raises UsageError, for fewer than two treatments or settings, and for two runs that would be one value.
     """
     check_metric(metric, "settings")
     groups, facts = by_setting(entries), differing(entries)

@@ -230,6 +230,7 @@ class RunInputs:
     seconds: Mapping[str, float] = field(default_factory=dict)  # what preparing took, by step
     # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)  # fields of ``TrainConfig`` that lead to them again
 
     @property
     def data(self) -> Data:

@@ -66,17 +66,16 @@ def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = 
         partitions=partitions,
         partition_name=name,
         overrides=source.overrides(method, features, clients),
+        choices=source.choices(features.arrays),
         seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
     )
 
 
 def named_method(config: TrainConfig) -> Method:
     """The method that a configuration names. Raises UsageError, also when it names none."""
-    if config.method is not None:
-        return find_method(config.method)
-    if config.clients_from is not None:
-        raise UsageError("No method was named.", "fedcache train --method fed3r --clients-from DIR")
-    raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+    if config.method is None:
+        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+    return find_method(config.method)
 
 
 def row_source(config: TrainConfig, partition: PartitionConfig, preparation: Preparation) -> RowSource:
@@ -164,7 +163,7 @@ class OpenRun:
         """
         made_here = self.inputs.partition_name is None and not self.spec.engine
         partitions = {f"partition-{s}": self.inputs.partitions[s].to_payload() for s in self.spec.seeds}
-        table = self.spec.to_config()
+        table = {**self.spec.to_config(), **self.inputs.choices}
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
             table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.json")

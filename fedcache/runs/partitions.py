@@ -174,7 +174,8 @@ def partition_seeds(
                 "--partition and --scheme are both given.", "Give one: a saved partition, or a scheme to make one."
             )
         loaded = load_partition(store, train.partition)
-        return dict.fromkeys(seeds, loaded), train.partition
+        # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
+        return dict.fromkeys(seeds, loaded), train.partition if train.partition in store.partitions else None
     scheme, arguments = default_partition(method, store, config, train.domain, observer)
     made: dict[int, Partition] = {}
     for seed in seeds:

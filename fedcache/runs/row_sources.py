@@ -27,6 +27,7 @@ from fedcache.runs.partitions import (
     single_class_warning,
 )
 from fedcache.runs.store_choice import (
+    array_name,
     arrays_for,
     common_arrays,
     feat_post_for,
@@ -69,6 +70,9 @@ class RowSource(Protocol):
 
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
         """Names of the backbones that made the arrays."""
+
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """Fields of ``TrainConfig`` that lead to these rows and arrays again, whatever is extracted meanwhile."""
 
 
 @dataclass
@@ -209,6 +213,12 @@ class StoreRows:
         """Names of the backbones that made the arrays."""
         return tuple(str(self.store.arrays[key].recipe.get("backbone", key)) for key in arrays)
 
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """The arrays by name; the store by its path where it was found without being named."""
+        found = {"backbones": [array_name(self.store, key) for key in arrays]}
+        named = self.config.store or self.config.dataset
+        return found if named else {"store": str(self.store.path.resolve()), **found}
+
 
 class ShardRows:
     """A ``RowSource``: the stores of a directory.
@@ -313,6 +323,10 @@ class ShardRows:
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
         """Names of the backbones that made the arrays."""
         return tuple(str(self.stores[0].arrays[key].recipe.get("backbone", key)) for key in arrays)
+
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """The arrays by name."""
+        return {"backbones": [array_name(self.stores[0], key) for key in arrays]}
 
 
 def open_clients(folder: Path) -> list[Store]:

@@ -75,6 +75,14 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     return list(dict.fromkeys(chosen))
 
 
+def array_name(store: Store, key: str) -> str:
+    """What ``--backbones`` calls an array, such that another size of its backbone, extracted later, is not meant."""
+    _, backbone, sized = names_of(key, store.arrays[key])
+    if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
+        sized = backbone
+    return sized if match_arrays(store.arrays, sized) == [key] else key
+
+
 def arrays_for(method: Method, hp: Hp, store: Store, names: Sequence[str], observer: Observer) -> list[str]:
     """The arrays a method trains on: text methods take exactly one backbone with text, others concatenate.
 
@@ -184,6 +192,12 @@ def feat_post_for(
         other = " (--set feat_post=none leaves features as they are)" if "feat_post" in hp else ""
         observer.note(f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}.")
     return chosen
+
+
+def train_example(store: Store) -> str:
+    """``--method NAME`` of one that can train on what a store holds, for messages."""
+    only_images = store.arrays and all(a.dtype == "uint8" for a in store.arrays.values())
+    return f"--method {'fedavg-scratch' if only_images else 'fed3r'}"
 
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from command import environment, fedcache, ok
 from pictures import folder
+from PIL import Image
 
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
@@ -132,6 +133,50 @@ def test_lifts_are_named_alike_in_help_and_errors() -> None:
     assert "--lift" not in fedcache("train", "--help").out, "the older name is hidden"
 
 
+def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "both.toml"
+    file.write_text('[train]\nmethod = "fedavg"\nlift = "batched"\nexecution = "gram"\n')
+    done = fedcache("train", "--config", file, "--json")
+    assert done.code == 2
+    assert "gives execution twice" in done.envelope["error"]["message"]
+    for call in (
+        lambda: fc.train("fedavg", lift="batched", execution="gram"),  # type: ignore[call-arg]
+        lambda: fc.grid("fedavg", options={"lift": "batched", "execution": "gram"}),
+    ):
+        with pytest.raises(fc.FedcacheError, match="lift and execution are one option"):
+            call()
+
+
+def test_images_of_several_sizes_are_refused_without_leaving_a_store(tmp_path: Path) -> None:
+    images = folder(tmp_path / "shapes", train=6, test=2)
+    first = next(images.rglob("*.png"))
+    Image.open(first).resize((9, 9)).save(first)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", "--workers", 0)
+    done = fedcache(*words, "--json")
+    assert done.code == 2
+    assert "Images differ in size" in done.envelope["error"]["message"]
+    assert ok("ls").data["entries"] == []
+    assert ok(*words, "--recipe", "pixels:size=8").data["arrays"]
+    made = ok("partition", "--scheme", "iid", "--clients", 2).data["name"]
+    assert "--method fedavg-scratch" in fedcache("partition", "--scheme", "iid", "--clients", 2).out
+    shards = fedcache("shard", "--partition", made, "--out", tmp_path / "sites").out
+    assert "these hold none" in shards
+    assert "fedcache extract --dataset" in shards
+
+
+def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(store: Path, tmp_path: Path) -> None:
+    path = Path(ok("train", "--method", "fed3r", *IID).data["path"])
+    (path / "rounds.jsonl").write_text("{}")
+    page = tmp_path / "page.html"
+    done = fedcache("report", path.name, "-o", page, "--json")
+    assert done.code == 5
+    assert "rounds.jsonl is not what was written." in done.envelope["error"]["message"]
+    assert not page.exists()
+    (path / "result.json").unlink()
+    assert fedcache("report", path.name, "-o", page, "--json").code == 4
+    assert fedcache("report", "-o", page, "--json").code == 0, "all runs: the page names what is left out"
+
+
 def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
     """``fedcache WORDS AFTER`` in bash, with AFTER a pipe or a redirection: its own exit code, stdout, stderr."""
     line = f'"$0" -m fedcache {" ".join(words)} {after}; exit "${{PIPESTATUS[0]}}"'
@@ -235,6 +280,9 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(imag
         (("train", "--method", "tip-local", "--set", "tau=0.1", "--set", "tau=0.2"), "--set tau is given twice"),
         (("ingest", "x.npz", "--name", "../../x"), "'../../x' is not usable"),
         (("ingest", "x.npz", "--name", ".x"), "'.x' is not usable"),
+        (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox' is not one method"),
+        (("grid", "--method", "fedavg", "--sweep", "lift=batched,gram"), "execution is the same for all points"),
+        (("reproduce", "nope"), "Unknown table or figure 'nope'."),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:

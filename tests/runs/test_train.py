@@ -152,6 +152,29 @@ def test_the_config_of_a_run_runs_it_again(store: Path) -> None:
     assert again["hyperparameters"] == first["hyperparameters"]
 
 
+def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store: Path, tmp_path: Path) -> None:
+    first = ok("train", "--method", "fed3r", *IID).data
+    config = Path(first["path"]) / "config.toml"
+    ok("extract", "--backbones", "random-projection", "--size", "24", *SMALL)
+    ok(
+        "extract",
+        "--dataset",
+        f"folder:{folder(tmp_path / 'other', train=4, test=2)}",
+        "--backbones",
+        "glyph-clip",
+        *SMALL,
+    )
+    again = ok("train", "--config", config).data
+    assert again["reused"]
+    assert again["digest"] == first["digest"]
+    # The partition is kept with each run: the one it came from may go.
+    other = ok("train", "--config", config, "--runs", tmp_path / "runs").data
+    assert other["partition"]["name"] is None
+    assert (Path(other["path"]) / "result.json").read_bytes() == (Path(first["path"]) / "result.json").read_bytes()
+    shutil.rmtree(first["path"])
+    assert ok("train", "--config", Path(other["path"]) / "config.toml", "--runs", tmp_path / "runs").data["reused"]
+
+
 def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_path: Path) -> None:
     saved = ok("partition", *IID).data["name"]
     ok("shard", "--partition", saved, "--out", tmp_path / "sites")

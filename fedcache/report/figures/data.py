@@ -23,8 +23,7 @@ MARKERS = ("o", "s", "D", "P", "X", "v")
 def check_embedding(name: str) -> None:
     """Refuse an unknown or missing way to two dimensions before any work.
 
-    Raises:
-        UsageError; MachineError for umap when it is not installed.
+    Raises UsageError; MachineError for umap when it is not installed.
     """
     if name not in EMBEDDINGS:
         raise unknown("embedding", name, EMBEDDINGS)

@@ -97,6 +97,10 @@ class SiteRows:
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
         return self.facts[0].backbones
 
+    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+        """None: a federation is run again by its app."""
+        return {}
+
 
 def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]) -> tuple[Evaluation, Data]:
     """The evaluation of a run, and the labels that its rows are numbers of.
