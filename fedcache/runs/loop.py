@@ -345,7 +345,7 @@ class SeedTraining:
             self.pace.over()
             self.watch.kept = number
         self.watch.done = number
-        if self.due and self.stop.requested and number < self.spec.rounds:
+        if self.due and self.stop.requested:  # never due after the last round: the run ends then
             kept = "the state is kept" if self.cache is None else f"{len(self.runs)} points keep their states"
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
         self.decided = self.due = False

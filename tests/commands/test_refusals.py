@@ -133,6 +133,11 @@ def test_lifts_are_named_alike_in_help_and_errors() -> None:
     assert "--lift" not in fedcache("train", "--help").out, "the older name is hidden"
 
 
+def test_the_version_is_all_that_version_prints() -> None:
+    done = fedcache("--version")
+    assert (done.code, done.out, done.err) == (0, f"{fc.__version__}\n", "")
+
+
 def test_two_names_of_one_option_that_differ_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\nlift = "batched"\nexecution = "gram"\n')

@@ -209,6 +209,21 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     assert content(part) == content(whole)
 
 
+def test_every_batch_has_the_same_size_the_last_one_too(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    sizes: list[int] = []
+    real = ModuleEncoder.image
+
+    def counted(self: ModuleEncoder, x: Any) -> Any:
+        sizes.append(len(x))
+        return real(self, x)
+
+    monkeypatch.setattr(ModuleEncoder, "image", counted)
+    extract(images, "--limit", 10)  # of batches of 4
+    assert set(sizes) == {4}
+
+
 def test_non_finite_features_are_refused_with_their_rows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcache.extract.batches import BatchRunner
 

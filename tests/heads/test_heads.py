@@ -217,6 +217,9 @@ def test_projection_is_what_torch_computes_and_batchnorm_too():
     assert torch.allclose(updates["P.var"], norm.running_var)
     norm.eval()
     assert torch.allclose(embed(head, {**p, **updates}, x)[0], torch.nn.functional.normalize(norm(hidden), dim=-1))
+    norm.weight.data, norm.bias.data = 0.5 + torch.rand(P, dtype=torch.float64), draw(P)
+    trained = {**p, **updates, "P.gain": norm.weight.data, "P.shift": norm.bias.data}
+    assert torch.allclose(embed(head, trained, x)[0], torch.nn.functional.normalize(norm(hidden), dim=-1))
     u = torch.nn.functional.linear(z, p["Q.W"], p["Q.b"])
     assert torch.allclose(classify(head, p, z), u)
     relu_l2 = Head("mlp", dim=P, relu_l2=True)

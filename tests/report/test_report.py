@@ -15,13 +15,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
 from fedcache.report.drawing import draw
-from fedcache.report.find_runs import by_setting, differing, gather, labels
+from fedcache.report.figures.runs import confusion
+from fedcache.report.find_runs import StoredRun, by_setting, differing, gather, labels
 from fedcache.report.run_origin import command_of, store_of
 from fedcache.runs.directory import read_result, write_result
 
@@ -334,3 +336,18 @@ def test_a_drawing_has_named_colours_own_ids_words_and_whole_numbers() -> None:
     assert "0.00012345" in svg  # numbers of the drawing are cut, those that are read are not
     assert all(i.startswith("f7-") for i in re.findall(r'id="([^"]*)"', svg))
     assert 'aria-label="of &lt;two&gt;"' in svg
+
+
+def test_of_many_classes_the_most_frequent_mistakes_are_listed() -> None:
+    table = np.diag(np.full(40, 9))
+    for mistake, (i, j) in enumerate([(3, 7), (7, 3), (0, 39), *((k, k + 1) for k in range(10, 30))]):
+        table[i, j] = 100 - mistake
+    entry = StoredRun(Path("x"), {"confusion": table.tolist()}, {})
+    drawn = confusion("c", "fedavg", entry)
+    assert drawn is not None
+    places = [drawn.svg.find(f"{i} taken for {j}: ") for i, j in ((3, 7), (7, 3), (0, 39), (10, 11), (21, 22))]
+    assert places == sorted(places)
+    assert min(places) > 0
+    assert "22 taken for 23: " not in drawn.svg, "fifteen are listed"
+    table = np.diag(np.full(40, 9))
+    assert confusion("c", "fedavg", StoredRun(Path("x"), {"confusion": table.tolist()}, {})) is None

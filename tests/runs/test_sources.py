@@ -131,6 +131,16 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
     assert ok(*FED3R, "--dataset", spec).data["dataset"]["rows"] == 48
 
 
+def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> None:
+    old = extract(images, "--backbones", "random-projection", "--limit", 24)
+    first = next(images.rglob("*.png"))
+    (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--limit", 8)
+    error = fedcache(*FED3R, "--dataset", f"folder:{images}", "--json").envelope["error"]
+    assert "8 images" in error["message"]
+    assert str(old) not in error["hint"]
+
+
 def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Path) -> None:
     extract(images, "--backbones", "glyph-clip", "--limit", 24)
     elsewhere = extract(images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr")

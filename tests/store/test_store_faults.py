@@ -14,7 +14,7 @@ from draws import FULL
 from toy_store import ALL_BAD, BAD, KEYS, check_what_is_read, content, create, fill, in_memory, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store import files, journal
+from fedcache.store import chunks, files, journal
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -216,6 +216,35 @@ def test_a_killed_creator_leaves_nothing_behind(place: Path) -> None:
     create(place / "s.zarr")
     assert not dead.exists()
     assert other.exists()
+
+
+def test_the_next_change_removes_what_killed_writers_of_the_manifest_left(place: Path) -> None:
+    store = create(place / "s.zarr")
+    mine = [store.path / name for name in (".manifest.json.1-a.partial", "partitions/.p.json.1-a.partial")]
+    others = [store.path / name for name in (".journal-a.jsonl.1-a.partial", ".history.jsonl.1-a.partial")]
+    (store.path / "partitions").mkdir(exist_ok=True)
+    for left in (*mine, *others):
+        left.write_bytes(b"half")
+    store.put_partition("one", {"clients": []})
+    assert [left.exists() for left in (*mine, *others)] == [False, False, True, True]
+
+
+def test_a_partition_whose_name_is_no_file_name_is_refused(place: Path) -> None:
+    store = create(place / "s.zarr")
+    for name in ("../out", ".hidden", "a/b", ""):
+        with pytest.raises(FedcacheError, match=r"partition name .* is not usable") as caught:
+            store.put_partition(name, {"clients": []})
+        assert caught.value.code is Exit.USAGE
+    assert store.partitions == []
+
+
+def test_every_new_directory_is_durable_before_what_lies_below_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(chunks, "fsync_directory", synced.append)
+    chunks.make_directories(place / "a" / "b" / "c")
+    assert synced == [place, place / "a", place / "a" / "b"]
+    chunks.make_directories(place / "a" / "b")
+    assert len(synced) == 3, "nothing was new"
 
 
 def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place: Path) -> None:

@@ -222,7 +222,7 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path, memory):
     ):
         assert data.digest == clean.digest
         assert "3 not an image" in data.reading
-        assert "hidden" in data.reading
+        assert "4 hidden" in data.reading
     assert "ignored" not in clean.reading
 
 

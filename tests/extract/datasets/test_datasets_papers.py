@@ -279,6 +279,7 @@ def bad_cifar(**changes):
         ("tiny-imagenet", 0, "val/val_annotations.txt", b"val_0.JPEG n01443537\n", "expected an image and a class"),
         ("flowers102", 1, "setid.mat", b"MATLAB 5.0 MAT-file, cut", "scipy cannot read it"),
         ("flowers102", 1, "jpg", None, "holds no numbers 'valid'"),
+        ("flowers102", 1, "imagelabels.mat", None, "holds no numbers 'labels'"),
         ("cars", 1, "cars_test_annos_withlabels.mat", None, "annotations with fname and class"),
         ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
     ],
@@ -291,6 +292,8 @@ def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, c
         (tmp_path / file).write_bytes(content)
     elif name == "cars":
         scipy.io.savemat(tmp_path / file, {"other": np.zeros(3)})
+    elif file == "imagelabels.mat":
+        scipy.io.savemat(tmp_path / file, {"labels": np.array(["pink primrose", "rose"])})
     else:
         scipy.io.savemat(tmp_path / "setid.mat", {"trnid": np.array([[1]])})
     refused(name, memory, tmp_path, Exit.CORRUPT, words)
