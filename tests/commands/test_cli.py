@@ -182,7 +182,7 @@ def test_options_that_would_be_ignored_and_empty_names_are_refused(tmp_path: Pat
 
 
 def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
-    images = folder(tmp_path / "shapes", train=8, test=2)
+    images = folder(tmp_path / "shapes", train=9, test=2)
     ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
     done = ok(
         "partition",
@@ -197,7 +197,11 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
         "--plot",
         tmp_path / "p.png",
     )
-    assert sum(c["train"] for c in done.data["clients"]) == 24
+    assert sum(c["train"] for c in done.data["clients"]) == 27
+    assert "clients" not in fedcache("partition", "--scheme", "iid", "--clients", 3).out.splitlines()[2]
+    assert "the first 20 of 25 clients" in fedcache("partition", "--scheme", "iid", "--clients", 25).out
+    plan = fedcache("extract", "--backbones", "random-projection,clip-rn50", "--dry-run")
+    assert "their rate is not known, as weights are missing" in plan.out, "what is there already changes nothing"
     assert (tmp_path / "p.png").stat().st_size > 1000
     again = ok("train", "--method", "fed3r", "--partition", tmp_path / "p.json").data
     assert again["partition"]["digest"] == done.data["digest"]
@@ -208,4 +212,4 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     assert "Traceback" not in nowhere.err
     infeasible = fedcache("partition", "--scheme", "iid", "--clients", 1000, "--json")
     assert infeasible.code == 2
-    assert "24" in infeasible.envelope["error"]["hint"]
+    assert "27" in infeasible.envelope["error"]["hint"]

@@ -127,6 +127,9 @@ def test_the_data_behind_figures_are_the_results(tmp_path: Path) -> None:
     curves = found["s0-curves"][1:]
     last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
     assert [last[0], last[1]] == pytest.approx(run["accuracy"]["per_seed"], rel=1e-5)
+    told = dict(re.findall(r"fedavg: round (\d), ([\d.]+) %", text))
+    assert list(told) == ["1", "2", "3"]
+    assert float(told["3"]) == pytest.approx(100 * run["accuracy"]["mean"], abs=0.006)
     clients = [float(a) for label, _, a in found["s0-clients"][1:] if label == "fedavg"]
     assert clients == pytest.approx(run["accuracy"]["per_client"], rel=1e-5)
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
