@@ -45,6 +45,13 @@ StartWith = Annotated[
 Quorum = Annotated[int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
+Secure = Annotated[
+    bool,
+    typer.Option("--secure", help="The server is given sums of uploads alone (Flower's SecAgg+), of 3 sites or more."),
+]
+SecureBound = Annotated[
+    float, typer.Option("--secure-bound", help="Within which every number of an upload lies under --secure.")
+]
 Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen at.")]
 KeysDir = Annotated[Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")]
@@ -76,6 +83,8 @@ def app(
     quorum: Quorum = 1,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
+    secure: Secure = False,
+    secure_bound: SecureBound = 8.0,
 ) -> CommandResult:
     """Write a ready Flower app: a method, or a grid of it, over sites.
 
@@ -83,7 +92,10 @@ def app(
     """
     from fedcache.federate.engines.flower.plan import write_app
 
-    plan = plan_of(given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout)
+    plan = plan_of(
+        given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout, secure=secure,
+        secure_bound=secure_bound,
+    )  # fmt: skip
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
     return CommandResult(data, [f"{made.path}", f"fedcache flower run {made.path} --superlink HOST:PORT --keys KEYS"])
@@ -144,6 +156,9 @@ def site(
     keys: Annotated[Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")] = None,
     insecure: Insecure = False,
     name: Annotated[str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")] = None,
+    masked_only: Annotated[
+        bool, typer.Option("--masked-only", help="Send no upload but under secure aggregation (app --secure).")
+    ] = False,
     port: Port = None,
 ) -> CommandResult:
     """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
@@ -156,7 +171,8 @@ def site(
 
     _one_of(keys, insecure)
     with _until_stopped(observer) as asked:
-        attend(shard, superlink, keys, name, port, Home.from_environment(), observer.note, asked)
+        home = Home.from_environment()
+        attend(shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only)
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
 
@@ -196,6 +212,8 @@ def up(
     sweep: Sweep = None,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
+    secure: Secure = False,
+    secure_bound: SecureBound = 8.0,
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
 ) -> CommandResult:
@@ -206,7 +224,8 @@ def up(
     need_flower()
     from fedcache.federate.engines.flower.serving import up as start
 
-    plan = plan_of(given, sweep, sites=100_000, start_with=1, wait=wait, timeout=timeout)
+    terms = {"start_with": 1, "wait": wait, "timeout": timeout, "secure": secure, "secure_bound": secure_bound}
+    plan = plan_of(given, sweep, sites=100_000, **terms)
     with _taking_all_along():
         return _ended(start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs))
 

@@ -72,6 +72,9 @@ def main(sites: Path, folder: Path) -> None:
             last = loopback.run(plan(method, rounds), lambda _words: None)
             tell(method, last=last, alone=reference(method, rounds, sites, home))
 
+        last = loopback.run(plan("fed3r", 1, secure=True), lambda _words: None)
+        tell("secure", last=last, alone=reference("fed3r", 1, sites, home))
+
         # The server is lost after the first round, comes back, and the run goes on.
         def lose(words: dict[str, Any]) -> None:
             if "round 1 of" in str(words):

@@ -82,6 +82,14 @@ def test_sites_through_flower_give_the_accuracy_of_one_process(method: str, told
     assert words["last"]["done"][0]["result"]["federation"]["missed"] == []
 
 
+def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(told: dict[str, Any]) -> None:
+    words = told["secure"]
+    assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
+    federation = words["last"]["done"][0]["result"]["federation"]
+    assert federation["missed"] == []
+    assert federation["uploads"].startswith("sums alone (SecAgg+)")
+
+
 @LATER
 def test_a_server_that_is_lost_and_comes_back_gives_the_same(told: dict[str, Any]) -> None:
     words = told["restart"]

@@ -6,8 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcache.federate.engines.flower.messages import MalformedError, PackedMessage, SiteMessage, pack, unpack
+import torch
+
+from fedcache.federate.engines.flower.masking import levels_for
+from fedcache.federate.engines.flower.messages import (
+    MalformedError,
+    PackedMessage,
+    SiteMessage,
+    pack,
+    refusal_of,
+    unpack,
+)
 from fedcache.federate.engines.flower.site import ShardSite
+from fedcache.federate.engines.flower.sites import SecureSum
 
 Meddle = Callable[[str, int, PackedMessage], "PackedMessage | str"]
 """(kind, number of the question, answer) -> another answer, or why there is none."""
@@ -57,6 +68,19 @@ class FakeGrid:
             except MalformedError as error:
                 found[node] = f"its answer is malformed: {error}"
         return found
+
+    def ask_sum(self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+        """The sum of vectors that were rounded as SecAgg+ rounds them; nothing is masked here."""
+        found = self.ask("fit", messages, timeout)
+        sound = {n: a for n, a in found.items() if not isinstance(a, str) and refusal_of(a) is None}
+        step = 2 * bound / levels_for(len(messages))
+        total = torch.zeros(0, dtype=torch.float64)
+        for answer in sound.values():
+            vector = torch.cat([tree["vector"] for tree in answer.trees])
+            total = (vector / step).round() * step + (total if len(total) else 0.0)
+        missing = {n: a if isinstance(a, str) else str(refusal_of(a)) for n, a in found.items() if n not in sound}
+        failed = "" if 3 * len(sound) >= 2 * len(messages) else "too few sites were left in the masked uploads"
+        return SecureSum({n: a.words for n, a in sound.items()}, total, missing, failed)
 
 
 def grid_of(folder: Path, state: Path) -> FakeGrid:

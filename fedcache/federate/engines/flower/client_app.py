@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
-from fedcache.federate.engines.flower.messages import pack, refused, unpack
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.federate.engines.flower.messages import SiteMessage, pack, refused, unpack
+from fedcache.federate.engines.flower.secure_aggregation import least_sites, vector_answer
 from fedcache.federate.engines.flower.site import ShardSite, state_of
 from fedcache.federate.engines.flower.transport import KINDS, from_record, to_record
 from fedcache.store.store import Store
@@ -36,13 +38,27 @@ def site_of(context: Context) -> ShardSite:
 
 def answered(kind: str, message: Message, context: Context) -> Message:
     """The reply to a message."""
-    try:
-        answer = site_of(context).answer(kind, unpack(from_record(message.content)))
-    except FedcacheError as error:  # the store itself cannot be opened
-        answer = refused(error)
+    asked = unpack(from_record(message.content))
+    if kind == "fit" and ("secure" in asked.words or context.node_config.get("masked-only")):
+        answer = refused(UsageError("This site sends uploads masked, and nothing else.", "Make the app with --secure."))
+    else:
+        answer = _of_site(kind, asked, context)
     return Message(to_record(pack(answer)), reply_to=message)
+
+
+def _of_site(kind: str, asked: SiteMessage, context: Context) -> SiteMessage:
+    try:
+        return site_of(context).answer(kind, asked)
+    except FedcacheError as error:  # the store itself cannot be opened
+        return refused(error)
+
+
+def masked(message: Message, context: Context) -> Message:
+    """The vector of a site's uploads, for ``secaggplus_mod`` to mask."""
+    return vector_answer(message, _of_site("fit", unpack(from_record(message.content)), context))
 
 
 for _kind, _type in KINDS.items():
     _category, _, _action = _type.partition(".")
     getattr(app, _category)(_action)(partial(answered, _kind))
+app.train(mods=[least_sites, secaggplus_mod])(masked)

@@ -20,7 +20,8 @@ from fedcache.config import Home, to_table
 from fedcache.errors import CorruptionError
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server import Server, ServerJob, outcome_of
+from fedcache.federate.engines.flower.server import Server, outcome_of
+from fedcache.federate.engines.flower.server_job import ServerJob
 from fedcache.federate.engines.flower.site_rows import SiteRows
 from fedcache.federate.engines.flower.sites import SiteFacts, Sites, Transport
 from fedcache.progress import Observer
@@ -43,7 +44,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
     points = _open_points(plan, source, home, observer)
     note_paper_choices(points[0].inputs, points[0].spec, observer)
     waiting = _begin_points(points, observer, fresh=plan.fresh)
-    server = Server(sites)
+    server = Server(sites, plan.secure_bound if plan.secure else None)
     jobs = [
         (run, seed, _start_seed(run, seed, server, observer))
         for run in waiting
@@ -71,7 +72,7 @@ def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -
         run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
-            run.stored = _finish(run, sites, time.perf_counter() - began, observer)
+            run.stored = _finish(run, server, time.perf_counter() - began, observer)
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
@@ -103,7 +104,9 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         # Who has all shards in one directory can run it again: the configuration names that directory.
         inputs = replace(prepare_run(config, source), seconds={})
         spec = inputs.resolve(replace(config, clients_from="sites"))
-        spec = replace(spec, device="cpu", engine="flower")
+        # Sums are rounded under secure aggregation, so such a run has results of its own.
+        engine = f"flower, secure sums within {plan.secure_bound:g}" if plan.secure else "flower"
+        spec = replace(spec, device="cpu", engine=engine)
         runs = Path(plan.runs) if plan.runs else home.runs
         position = GridPosition(" ".join(f"{k}={v}" for k, v in swept.items()))
         opened.append(open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position))
@@ -144,10 +147,12 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     return server.start(training_run(run.inputs, run.spec, seed), run.inputs.settings, job_id, round_ended, state)
 
 
-def _finish(run: OpenRun, sites: Sites, seconds: float, observer: Observer) -> Run:
-    """Store the result of all seeds, with who was missing and when."""
+def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
+    """Store the result of all seeds, with who was missing and when, and what the server saw of uploads."""
+    sites, bound = server.sites, server.secure_bound
     federation: Mapping[str, Any] = {
         "engine": "flower",
+        "uploads": "one by one" if bound is None else f"sums alone (SecAgg+), every number within {bound:g}",
         "sites": [m.facts.name for m in sites.members],
         "missed": [asdict(m) for m in sites.missed],
         "joined": [asdict(m) for m in sites.joined],

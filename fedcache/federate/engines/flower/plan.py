@@ -19,10 +19,11 @@ from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import UsageError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, keep_down
+from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
-from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds
+from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds, policy_from_config
 from fedcache.store.files import write_atomic
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
@@ -98,6 +99,8 @@ class Plan:
     timeout: float = 600.0  # seconds for an answer
     runs: str = ""  # directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME
     fresh: bool = False  # run again although results are there
+    secure: bool = False  # whether the server is given the sum of a round's uploads and no single one
+    secure_bound: float = BOUND  # within which every number of an upload must lie then
     answer: str = ""  # file that is told how it ended, on the server's machine; "" for none
 
     @property
@@ -139,10 +142,25 @@ class Plan:
             if not 1 <= value <= self.sites:
                 raise UsageError(f"{name} {value}, and there are {self.sites} sites.", f"From 1 to {self.sites}.")
         check_participation(self.train, self.sites)
+        if self.secure:
+            self._check_secure(method)
         for name, seconds, usual in (("--wait", self.wait, 120), ("--timeout", self.timeout, 600)):
             if not seconds > 0:
                 raise UsageError(f"{name} {seconds:g} is not above 0.", f"For example {name} {usual}")
         return self
+
+    def _check_secure(self, method: Method) -> None:
+        """Refuse what secure aggregation cannot do. Raises UsageError."""
+        for _, config in self.points:
+            check_secure(method, method.resolve(config.preset, config.set), policy_from_config(config, method))
+        asked = parse_participation(self.train.participation)
+        if min(self.sites, asked if isinstance(asked, int) else self.sites) < LEAST_SITES:
+            raise UsageError(
+                f"--secure with fewer than {LEAST_SITES} sites a round: their sum tells what each sent.",
+                f"--sites {LEAST_SITES} or more, and --participation all",
+            )
+        if not 0 < self.secure_bound < float("inf"):
+            raise UsageError(f"--secure-bound {self.secure_bound:g} is not above 0.", f"For example {BOUND:g}")
 
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` changes what is in it."""

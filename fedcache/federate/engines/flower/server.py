@@ -9,8 +9,8 @@ so; what it holds stays as it was after the last round in which the server has i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,51 +18,29 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError, UsageError
-from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
-from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput
+from fedcache.federate.engine.outcome import RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
+from fedcache.federate.engines.flower.server_job import OnRound, ServerJob
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.federate.engines.flower.site_rows import score_counts
 from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, rows_of
+from fedcache.federate.engines.flower.summed_rounds import SummedUploads, summed_round
 from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
 
-OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
-"""(round, metrics, traffic of the round, snapshot) after each round of one point and seed; rounds count from 1."""
-
-
-@dataclass
-class ServerJob:
-    """One point and seed on its way."""
-
-    id: str  # names it to the sites
-    run: RunState  # the server's end of it
-    rounds: int  # how many there will be
-    participation: int | float | None  # as ``RunState.sample`` takes it
-    on_round: OnRound  # called after every round
-    records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
-    outline: Tree = field(default_factory=dict)  # shapes of what a client holds
-    evaluation: Evaluation | None = None  # of the last round that was scored
-    dealt: Data | None = None  # the labels that ``evaluation`` is about
-    failed: FedcacheError | None = None  # what ended it
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what the server held at the beginning
-    latest: dict[int, int] = field(default_factory=dict)  # client -> the last round in which the server has its upload
-
-    @property
-    def open(self) -> bool:
-        """Whether rounds are left."""
-        return self.failed is None and self.run.round < self.rounds
-
 
 class Server:
-    """A federation as its server sees it; ``sites`` have been gathered."""
+    """A federation as its server sees it; ``sites`` have been gathered.
 
-    def __init__(self, sites: Sites) -> None:
-        self.sites = sites
+    With a ``secure_bound`` it is given sums of uploads alone, and every number of an upload lies within that bound.
+    """
+
+    def __init__(self, sites: Sites, secure_bound: float | None = None) -> None:
+        self.sites, self.secure_bound = sites, secure_bound
 
     def start(
         self, spec: TrainingRun, hp: Mapping[str, Value], job_id: str, on_round: OnRound, state: Snapshot | None = None
@@ -115,8 +93,13 @@ class Server:
         samples: Sequence[Sequence[int]],
         downs: Sequence[Tree],
         common: Mapping[str, Any],
-    ) -> list[dict[int, Tree | str]]:
-        """For each job the uploads of its clients, or why there is none."""
+    ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
+        """For each job the uploads of its clients, or why there is none; their sums under secure aggregation."""
+        if self.secure_bound is not None:
+            return summed_round(
+                self.sites, jobs, samples, downs, common,
+                lambda job, client: self._words(job, client, job.run.round + 1), self.secure_bound,
+            )  # fmt: skip
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages, about = {}, {}
         for client, member in enumerate(self.sites.members):
@@ -153,16 +136,27 @@ class Server:
         return up if why is None else why
 
     def _merge(
-        self, job: ServerJob, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str]
+        self, job: ServerJob, sample: Sequence[int], down: Tree, got: Mapping[int, Tree | str] | SummedUploads
     ) -> tuple[list[int], Any] | None:
         """Pool what came and end the round; None when that ended the job."""
         run, number = job.run, job.run.round + 1
-        ups = {c: up for c, up in got.items() if not isinstance(up, str)}
-        reasons = {c: str(got.get(c, "it was not asked")) for c in sample if c not in ups}
+        if isinstance(got, SummedUploads):
+            summed, ups = got, dict[int, Tree]()
+            ids = sorted(summed.clients)
+            told = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
+        else:
+            summed, ups = None, {c: up for c, up in got.items() if not isinstance(up, str)}
+            ids = sorted(ups)
+            told = {client: why for client, why in got.items() if isinstance(why, str)}
+        reasons = {c: told.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
         try:
             for client, why in sorted(reasons.items()):
                 self._left_out(job, client, number, why)
-            ids = sorted(ups)
+            if summed is not None and summed.failed:
+                raise FederatedRunError(
+                    f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
+                    "The sites' logs say why; run again: it goes on after the last whole round.",
+                )
             if len(ids) < self.sites.terms.quorum and (sample or run.trust.privacy is None):
                 raise FederatedRunError(
                     f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
@@ -170,10 +164,14 @@ class Server:
                     "Start the missing sites and run again: it goes on after the last whole round.",
                 )
             pipeline = run.upload_pipeline(ids, down, job.participation)
-            sent = []
-            for client in ids:
+            sent = [] if summed is None else [summed.sent] * len(ids)
+            for client in ids if summed is None else ():
                 pipeline.add(ups[client], client, validated=True)
                 sent.append(run.upload_size(ups[client]))
+            if summed is not None:
+                pipeline.add_weights(ids)
+                for name, (total, dtype) in summed.sums.items():
+                    pipeline.add_sum(name, total, dtype)
             traffic = run.finish(ids, down, run.pooled(pipeline), sent)
         except FedcacheError as error:
             job.failed = error

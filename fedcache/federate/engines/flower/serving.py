@@ -66,9 +66,12 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
 
 def attend(
     shard: Path, superlink: str, keys: Path | None, name: str | None, port: int | None, home: Home, say: Say,
-    asked: threading.Event,
+    asked: threading.Event, *, masked_only: bool = False,
 ) -> None:  # fmt: skip
-    """Run a SuperNode on a shard until it is asked to stop. Raises UsageError, StoreError, MachineError."""
+    """Run a SuperNode on a shard until it is asked to stop; with ``masked_only`` it sends no upload as it is.
+
+    Raises UsageError, StoreError, MachineError.
+    """
     need_flower()
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
@@ -83,6 +86,7 @@ def attend(
         say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
     state = state_of(home.root, store)
     config = {"shard": str(shard.resolve()), "state": str(state), **({"name": name} if name else {})}
+    config |= {"masked-only": "yes"} if masked_only else {}
     process = start_supernode(address, config, key, _folder(home, f"site-{state.name}"), port or free_port())
     say(f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}.")
     unknown = MachineError(f"The server at {address} does not know this site's key {key}.", WITH_KEYS)

@@ -27,6 +27,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, classes_owned
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engines.flower.masking import Masking
 from fedcache.federate.engines.flower.messages import SiteMessage, refused
 from fedcache.federate.engines.flower.plan import check_suited
 from fedcache.federate.engines.flower.sites import SiteFacts
@@ -106,7 +107,11 @@ class Site:
                 seen[key] = run.fit_one(down, where[1])
             kept = dict(run.states.get(where[1]) or {})
             self.memory.save(job.id, job.round, kept, job.since)
-            trees.append(seen[key])
+            if (secure := message.words.get("secure")) is None:
+                trees.append(seen[key])
+            else:  # masked before it leaves: ``secure_aggregation``
+                masking = Masking.from_words(secure[len(trees)])
+                trees.append({"vector": masking.vector(seen[key], down, float(message.words["weight"]))})
             outline = {name: list(t.shape) for name, t in kept.items()}
             told.append({"id": job.id, "round": job.round, "outline": outline})
         return SiteMessage({"jobs": told}, trees)

@@ -164,6 +164,16 @@ def _short(value: Any) -> str:
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
 
+@dataclass(frozen=True)
+class SecureSum:
+    """What a server learns of a round of secure aggregation."""
+
+    words: Mapping[int, Mapping[str, Any]]  # node -> what it says beside its vector, for those that are in the sum
+    total: Tensor  # [d] float64, the sum of their vectors
+    missing: Mapping[int, str]  # node -> why it is not in the sum
+    failed: str  # why there is no sum at all; "" when there is one
+
+
 class Transport(Protocol):
     """What brings messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
 
@@ -180,6 +190,12 @@ class Transport(Protocol):
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
         """Send one message to each node: what each answers, or why it does not, in words."""
+
+    def ask_sum(self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+        """As ``ask("fit", ..)``, of which only the sum of the answers' vectors is learnt.
+
+        ``bound`` is that of every number, ``number`` that of the round, ``timeout`` that of each exchange in seconds.
+        """
 
 
 @dataclass(frozen=True)

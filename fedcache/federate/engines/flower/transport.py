@@ -16,6 +16,8 @@ from fedcache.federate.engines.flower.messages import (
     pack,
     unpack,
 )
+from fedcache.federate.engines.flower.secure_aggregation import secure_sum
+from fedcache.federate.engines.flower.sites import SecureSum
 
 STYPE = "fedcache.raw"
 """How the bytes of an array are to be read: as they lie, little endian."""
@@ -70,32 +72,50 @@ class FlowerTransport:
 
     def ask(self, kind: str, contents: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
         """Send one message to each node; what each answers, or why it does not."""
-        found: dict[int, SiteMessage | str] = {}
-        waiting: dict[str, int] = {}
+        asked = {}
         for node, content in contents.items():
-            # One at a time: a request that holds the messages of all nodes can be too large.
             packed = pack(content)
             self.bytes_down += packed.bytes
-            message = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
+            asked[node] = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
+        found: dict[int, SiteMessage | str] = {}
+        for node, reply in self.exchange(asked, timeout).items():
+            if isinstance(reply, str):
+                found[node] = reply
+                continue
+            try:
+                packed = from_record(reply.content)
+                self.bytes_up += packed.bytes
+                found[node] = unpack(packed)
+            except MalformedError as error:
+                found[node] = f"its answer is malformed: {error}"
+        return found
+
+    def ask_sum(self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float) -> SecureSum:
+        """As ``ask`` for ``fit``, of which only the sum over the nodes is learnt."""
+        records = {node: to_record(pack(content)) for node, content in contents.items()}
+        return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
+
+    def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
+        """Send one message to each node; the reply of each, or why there is none, in words."""
+        found: dict[int, Message | str] = {}
+        waiting: dict[str, int] = {}
+        for node, message in messages.items():
+            # One at a time: a request that holds the messages of all nodes can be too large.
             for number in self._grid.push_messages([message]):
                 if number:
                     waiting[number] = node
-        found |= {n: "the SuperLink did not take the message" for n in contents if n not in waiting.values()}
+        found |= {n: "the SuperLink did not take the message" for n in messages if n not in waiting.values()}
         last = time.monotonic() + timeout
         while waiting and time.monotonic() < last:
             time.sleep(PULL_EVERY)
             for reply in self._grid.pull_messages(list(waiting)):
                 # An error's sender is the SuperLink, so the message it answers tells whose it is.
                 of = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if of is None:
-                    continue
-                if reply.has_error():
-                    found[of] = WHY.get(reply.error.code, f"Flower's error {reply.error.code}: {reply.error.reason}")
-                    continue
-                try:
-                    packed = from_record(reply.content)
-                    self.bytes_up += packed.bytes
-                    found[of] = unpack(packed)
-                except MalformedError as error:
-                    found[of] = f"its answer is malformed: {error}"
+                if of is not None:
+                    found[of] = reply if not reply.has_error() else _why(reply)
         return found | dict.fromkeys(waiting.values(), f"it did not answer within {timeout:g} s")
+
+
+def _why(reply: Message) -> str:
+    """Flower's error, in words."""
+    return WHY.get(reply.error.code, f"Flower's error {reply.error.code}: {reply.error.reason}")

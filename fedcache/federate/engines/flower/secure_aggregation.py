@@ -1,0 +1,176 @@
+"""Secure aggregation by Flower's SecAgg+ (Bell et al., CCS 2020): the server learns a round's sum and no single upload.
+
+One round is four exchanges with every site: public keys, encrypted shares of secrets, the masked vector, and the shares
+that take the masks off the sum of the vectors that arrived. All of the protocol is Flower's (``SecAggPlusWorkflow`` at
+the server, ``secaggplus_mod`` at the sites); this module hands it the vectors of ``masking`` and reads the sum.
+
+It protects as far as Flower does. Flower 1.41 folds the key of every mask to 32 bits before it draws the mask
+(``pseudo_rand_gen``), so whoever keeps the messages and searches 2^32 seeds can take masks off; and the server is
+believed to follow the protocol (honest but curious).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common import Code, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.compat.common import recorddict_compat as compat
+from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.compat.legacy_context import LegacyContext
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
+from flwr.server.workflow.constant import Key as WorkflowKey
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
+
+from fedcache.federate.engines.flower.masking import LEAST_SITES, MODULUS, levels_for
+from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
+from fedcache.federate.engines.flower.sites import SecureSum
+
+THRESHOLD = 2 / 3
+"""Share of a round's sites that must stay to its end: so many shares give back the secrets of a site that left."""
+
+NUMBER_BYTES = 8
+
+STAGES = ("the exchange of keys", "the exchange of shares", "the masked uploads", "taking the masks off")
+
+
+class MessageExchange(Protocol):
+    """What sends one Flower message to each node and waits: ``transport.FlowerTransport``."""
+
+    bytes_down: int
+    bytes_up: int
+
+    def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
+        """What each node answers, or why it does not, in words."""
+
+
+class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
+    """What SecAgg+ asks of a strategy: whom a round is sent to, and who hears its result."""
+
+    def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
+        super().__init__()
+        run_id = grid.run.run_id
+        self._asked = [(GridClientProxy(node, grid, run_id), FitIns(Parameters([], ""), {})) for node in nodes]
+        self.answers: dict[int, FitRes] = {}
+
+    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> Any:
+        """Every node of the round."""
+        return self._asked
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        """Keep the mean of the vectors, which each result holds, and who is in it."""
+        self.answers = {proxy.node_id: answer for proxy, answer in results}
+        return None, {}
+
+
+class _Polled:
+    """A grid whose answers are looked for often, and whose errors and bytes are kept by node."""
+
+    def __init__(self, transport: MessageExchange, grid: Grid) -> None:
+        self._transport, self._grid = transport, grid
+        self.errors: dict[int, str] = {}
+
+    @property
+    def run(self) -> Any:
+        """What Flower's proxies ask a grid for."""
+        return self._grid.run
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The sound answers to some messages; who did not give one is noted."""
+        asked = {message.metadata.dst_node_id: message for message in messages}
+        found = self._transport.exchange(asked, timeout or math.inf)
+        self.errors |= {node: why for node, why in found.items() if isinstance(why, str)}
+        sound = [answer for answer in found.values() if not isinstance(answer, str)]
+        self._transport.bytes_down += sum(map(_size, asked.values()))
+        self._transport.bytes_up += sum(map(_size, sound))
+        return sound
+
+
+def _size(message: Message) -> int:
+    """Bytes of what a message holds, without what the transport adds."""
+    return sum(_bytes_of(value) for record in message.content.values() for value in record.values())
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_bytes_of, value))
+    if isinstance(value, Array):
+        return len(value.data)
+    return len(value) if isinstance(value, bytes | str) else NUMBER_BYTES
+
+
+def secure_sum(
+    transport: MessageExchange,
+    grid: Grid,
+    contents: Mapping[int, RecordDict],
+    bound: float,
+    number: int,
+    timeout: float,
+) -> SecureSum:
+    """Run one round of SecAgg+ over some nodes.
+
+    Args:
+        transport: what brings messages to nodes.
+        grid: of the running ServerApp.
+        contents: node -> what it is asked to fit, as ``to_record`` packs it.
+        bound: within which every number of a vector lies.
+        number: of the round.
+        timeout: seconds for each of the four exchanges.
+    """
+    polled = _Polled(transport, grid)
+    round_ = _Round(contents, cast(Grid, polled))
+    workflow = SecAggPlusWorkflow(
+        1.0, THRESHOLD, max_weight=1.0, clipping_range=bound, quantization_range=levels_for(len(contents)),
+        modulus_range=MODULUS, timeout=timeout,
+    )  # fmt: skip
+    state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number}),
+                        MAIN_PARAMS_RECORD: ArrayRecord()})  # fmt: skip
+    context = LegacyContext(Context(grid.run.run_id, 0, {}, state, {}), strategy=round_)
+    progress = WorkflowState()
+    stages = (workflow.setup_stage, workflow.share_keys_stage, workflow.collect_masked_vectors_stage,
+              workflow.unmask_stage)  # fmt: skip
+    for stage, name in zip(stages, STAGES, strict=True):
+        if not stage(cast(Grid, polled), context, progress):
+            return SecureSum({}, torch.zeros(0), polled.errors, f"too few sites were left in {name}")
+        if stage == workflow.setup_stage:
+            for node, content in contents.items():
+                progress.nid_to_fitins[node].update(content)
+    # What SecAgg+ gives is the mean over those whose vector arrived; it stands in each of their answers.
+    told = {node: json.loads(str(answer.metrics["words"])) for node, answer in round_.answers.items()}
+    mean = parameters_to_ndarrays(next(iter(round_.answers.values())).parameters)[0]
+    return SecureSum(told, torch.from_numpy(np.asarray(mean, np.float64)) * len(told), polled.errors, "")
+
+
+def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A site's own check, before ``secaggplus_mod``: no round of so few sites that the sum tells on it.
+
+    Raises ValueError; a site answers nothing to a round that it does not take part in.
+    """
+    configs = message.content.config_records[RECORD_KEY_CONFIGS]
+    if configs.get(Key.STAGE) == Stage.SETUP:
+        sites, shares, needed = (configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
+        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and 2 * int(needed) > int(shares)):
+            raise ValueError(f"{needed} of {shares} shares among {sites} sites do not hide an upload")
+    return call_next(message, context)
+
+
+def vector_answer(message: Message, answer: SiteMessage) -> Message:
+    """A site's answer to the third exchange, which ``secaggplus_mod`` masks before it leaves.
+
+    Raises ValueError for a site's refusal, which its log has: masked or not, nothing is sent then.
+    """
+    if (refusal := refusal_of(answer)) is not None:
+        raise ValueError(str(refusal))
+    vector = torch.cat([tree["vector"] for tree in answer.trees]).numpy()
+    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([vector]), 1, {"words": json.dumps(answer.words)})
+    return Message(compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)

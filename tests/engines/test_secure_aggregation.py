@@ -1,0 +1,171 @@
+"""Flower's SecAgg+ through the real ClientApp and transport, in one process: the sum is right, and all that is seen."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import ok
+
+pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
+pytestmark = [pytest.mark.engines]
+
+from flwr.app import Context, Message, RecordDict  # noqa: E402
+from flwr.common import bytes_to_ndarray  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from fedcache.config import Home, TrainConfig  # noqa: E402
+from fedcache.errors import FedcacheError  # noqa: E402
+from fedcache.federate.engines.flower import site as site_module  # noqa: E402
+from fedcache.federate.engines.flower import transport as transport_module  # noqa: E402
+from fedcache.federate.engines.flower.client_app import app  # noqa: E402
+from fedcache.federate.engines.flower.federation import federate  # noqa: E402
+from fedcache.federate.engines.flower.masking import MODULUS  # noqa: E402
+from fedcache.federate.engines.flower.messages import refusal_of, unpack  # noqa: E402
+from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
+from fedcache.federate.engines.flower.transport import FlowerTransport, from_record  # noqa: E402
+from fedcache.progress import Silent  # noqa: E402
+from fedcache.runs.loop import train  # noqa: E402
+from fedcache.store.store import Store  # noqa: E402
+
+C, D, ROWS = 4, 6, 240
+
+
+class OneProcess:
+    """Flower's grid with the ClientApp behind it: every message is copied, answered, and every answer kept."""
+
+    def __init__(self, nodes: Mapping[int, dict[str, Any]]) -> None:
+        self.run = SimpleNamespace(run_id=1)
+        self._contexts = {node: Context(1, node, config, RecordDict(), {}) for node, config in nodes.items()}
+        self._answers: dict[str, Message] = {}
+        self.seen: list[tuple[int, str, RecordDict]] = []  # node, type and content of each answer
+        self.lost: set[tuple[int, int]] = set()  # (node, number of its answer from 1) that never arrive
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterator[str]:
+        for message in messages:
+            node, number = message.metadata.dst_node_id, f"m{len(self.seen)}-{len(self._answers)}"
+            asked = copy.deepcopy(message)
+            asked.metadata.__dict__["_message_id"] = number
+            count = 1 + sum(n == node and kind == "train" for n, kind, _ in self.seen)
+            if message.metadata.message_type == "train" and (node, count) in self.lost:
+                self.seen.append((node, "train", RecordDict()))
+                yield ""
+                continue
+            TaskIdentity.node_id = node
+            answer = app(asked, self._contexts[node])
+            TaskIdentity.node_id = 1
+            answer.metadata.__dict__["_reply_to_message_id"] = number
+            answer.metadata.__dict__["_src_node_id"] = node
+            self.seen.append((node, message.metadata.message_type, copy.deepcopy(answer.content)))
+            self._answers[number] = answer
+            yield number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        yield from [self._answers.pop(number) for number in list(message_ids) if number in self._answers]
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    monkeypatch.setattr(transport_module, "PULL_EVERY", 0.0)
+    draw = np.random.default_rng(3)
+    y = draw.integers(0, C, ROWS)
+    x = (draw.standard_normal((C, D))[y] + draw.standard_normal((ROWS, D))).astype(np.float32)
+    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "whole.zarr")
+    ok("partition", "--store", store.path, "--scheme", "dirichlet", "--clients", 5, "--alpha", 1, "--name", "five")
+    ok("shard", "--store", store.path, "-p", "five", "--out", tmp_path / "sites")
+    return tmp_path / "sites"
+
+
+def grid_of(sites: Path, tmp_path: Path, **config: Any) -> OneProcess:
+    shards = sorted(sites.glob("*.zarr"))
+    return OneProcess(
+        {
+            100 + i: {"shard": str(path), "state": str(tmp_path / "state" / path.stem), **config}
+            for i, path in enumerate(shards)
+        }
+    )
+
+
+def federation(method: str, grid: OneProcess, tmp_path: Path, **words: Any) -> Any:
+    config = TrainConfig(method=method, rounds=2, execution="sequential")
+    plan = Plan(config, sites=5, wait=0.01, secure=True, secure_bound=64.0, runs=str(tmp_path / "runs")).checked()
+    return federate(dataclasses.replace(plan, **words), FlowerTransport(grid), Home(tmp_path), Silent())[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["fed3r", "fedavg", "fedncm", "scaffold"])
+def test_the_sum_under_masks_gives_the_accuracy_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
+    run = federation(method, grid_of(sites, tmp_path, **{"masked-only": "yes"}), tmp_path)
+    config = TrainConfig(method=method, rounds=2, execution="sequential", clients_from=str(sites))
+    alone = train(config, Home(tmp_path), runs=tmp_path / "alone")
+    assert run.result["accuracy"]["mean"] == pytest.approx(alone.result["accuracy"]["mean"], abs=1e-9)
+    assert run.result["federation"]["missed"] == []
+
+
+def test_nothing_that_the_server_sees_is_a_single_upload(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true: list[torch.Tensor] = []
+    real = site_module.Masking.vector
+
+    def kept(self: Any, *words: Any) -> torch.Tensor:
+        true.append(real(self, *words))
+        return true[-1]
+
+    monkeypatch.setattr(site_module.Masking, "vector", kept)
+    grid = grid_of(sites, tmp_path)
+    federation("fedavg", grid, tmp_path)
+    raws = [v.numpy().tobytes() for v in true] + [v.float().numpy().tobytes() for v in true]
+    masked = []
+    for _, kind, content in grid.seen:
+        for record in content.values():
+            for value in record.values():
+                parts = value if isinstance(value, list) else [value]
+                for part in (getattr(p, "data", p) for p in parts):
+                    if not isinstance(part, bytes):
+                        continue
+                    assert not any(raw[:64] in part for raw in raws), f"an upload in an answer of {kind}"
+                    if part.startswith(b"\x93NUMPY"):
+                        masked.append(bytes_to_ndarray(part))
+    vectors = [m for m in masked if m.size == true[0].numel()]
+    assert len(vectors) == len(true) == 5 * 2  # sites x rounds
+    found = np.concatenate(vectors) / MODULUS
+    assert 0 <= found.min() <= found.max() < 1
+    # Masked numbers are spread evenly and do not follow the upload, which lies in a small part of the range.
+    assert abs(found.mean() - 0.5) < 5 * np.sqrt(1 / 12 / len(found))
+    sent = np.concatenate([v.numpy() for v in true])
+    assert abs(np.corrcoef(found, sent)[0, 1]) < 5 / np.sqrt(len(found))
+
+
+def test_a_site_that_leaves_before_its_vector_or_its_shares_is_survived(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path)
+    grid.lost = {(101, 3), (102, 8)}  # its vector in the first round, its shares in the second
+    run = federation("fedavg", grid, tmp_path)
+    assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
+
+
+def test_too_few_that_stay_end_the_run_in_words(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path)
+    grid.lost = {(100, 3), (101, 3), (102, 3)}
+    with pytest.raises(FedcacheError, match="secure aggregation gave no sum: too few sites were left") as caught:
+        federation("fedavg", grid, tmp_path)
+    assert caught.value.code == 7
+
+
+def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path, **{"masked-only": "yes"})
+    with pytest.raises(FedcacheError, match="0 of 5 sites have a sound upload"):
+        federation("fedavg", grid, tmp_path, secure=False)
+    refusals = [refusal_of(unpack(from_record(content))) for _, kind, content in grid.seen if kind == "train.fit"]
+    assert len(refusals) == 5
+    assert all(r is not None and "masked, and nothing else" in r.message for r in refusals)

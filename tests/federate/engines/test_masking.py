@@ -1,0 +1,161 @@
+"""Secure aggregation without Flower: what the vectors of sites add up to, whom it fits, and what a site refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_grid import FakeGrid, grid_of
+from hypothesis import given
+from hypothesis import strategies as st
+from test_flower_parts import OVER_SITES, Heard, alone, plan, shards, together
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.method import UploadTensor
+from fedcache.federate.engines.flower.masking import MODULUS, Masking, check_secure, levels_for
+from fedcache.federate.engines.flower.messages import PackedMessage, SiteMessage, pack, unpack
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.policy import TrustPolicy
+
+
+def fits(name: str) -> bool:
+    """Whether a method's uploads are only averaged or added."""
+    method = METHODS[name]
+    return "stack" not in method.pool(method.resolve()).values()
+
+
+SUMMED = [name for name in OVER_SITES if fits(name)]
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(once(shards), tmp_path / "sites")
+
+
+def secure(method: str, **words: Any) -> Any:
+    return plan(method, secure=True, **{"secure_bound": 64.0, **words})
+
+
+@pytest.mark.parametrize("method", SUMMED)
+def test_sums_alone_give_the_result_of_one_process(method: str, sites: Path, tmp_path: Path) -> None:
+    (run,) = together(secure(method), grid_of(sites, tmp_path / "state"), tmp_path)
+    reference = alone(method, sites, tmp_path)
+    assert run.result["accuracy"]["mean"] == pytest.approx(reference.result["accuracy"]["mean"], abs=1e-9)
+    assert run.result["federation"]["uploads"] == "sums alone (SecAgg+), every number within 64"
+    assert run.result["federation"]["missed"] == []
+    assert run.result["digest"] != reference.result["digest"]
+
+
+@pytest.mark.parametrize("method", [name for name in OVER_SITES if not fits(name)])
+def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name(method: str) -> None:
+    with pytest.raises(FedcacheError, match=f"{method} cannot be aggregated securely: its server keeps") as caught:
+        secure(method)
+    assert caught.value.code is Exit.USAGE
+
+
+def test_what_looks_at_single_uploads_or_hides_nothing_is_refused() -> None:
+    for words, said in (
+        ({"aggregate": "median"}, "--aggregate looks at single uploads"),
+        ({"on_bad_update": "reject"}, "--on-bad-update looks at single uploads"),
+        ({"max_update_norm": 1.0}, "--max-update-norm looks at single uploads"),
+        ({"sites": 2}, "fewer than 3 sites"),
+        ({"participation": "2"}, "fewer than 3 sites"),
+        ({"secure_bound": 0.0}, "--secure-bound 0 is not above 0"),
+        ({"secure_bound": float("nan")}, "--secure-bound nan is not above 0"),
+    ):
+        with pytest.raises(FedcacheError, match=said) as caught:
+            secure("fedavg", **words)
+        assert caught.value.code is Exit.USAGE
+    check_secure(METHODS["fedavg"], METHODS["fedavg"].resolve(), TrustPolicy())
+
+
+def test_points_of_the_same_sites_travel_as_one_vector(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    runs = together(secure("fedavg", sweep={"lr": ("0.1", "0.01")}, seeds="0,1", rounds=1), grid, tmp_path)
+    assert [kind for kind, _ in grid.log] == ["facts", "fit", "score"]
+    for run, lr in zip(runs, (0.1, 0.01), strict=True):
+        reference = alone("fedavg", sites, tmp_path, seeds="0,1", rounds=1, set={"lr": lr})
+        assert run.result["accuracy"]["per_seed"] == pytest.approx(reference.result["accuracy"]["per_seed"])
+
+
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedcacheError, match="too few sites were left in the masked uploads"):
+        together(secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path)
+    masking = masking_of({"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0)
+    with pytest.raises(FedcacheError, match="--secure-bound 4"):
+        masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0)
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(FedcacheError, match="at most"):
+            masking.vector({"gram": torch.tensor([0.0, bad])}, {}, 10.0)
+
+
+def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites: Path, tmp_path: Path) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.meddle[100] = lambda kind, number, packed: "its node went away" if kind == "fit" and number == 1 else packed
+    (run,) = together(secure("fedavg"), grid, tmp_path, heard)
+    assert [m["round"] for m in run.result["federation"]["missed"]] == [1]
+    assert heard.said("round 1 goes on without site")
+
+
+def test_a_sum_with_an_answer_to_another_round_is_not_used(sites: Path, tmp_path: Path) -> None:
+    def late(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+        message = unpack(packed)
+        if kind != "fit":
+            return packed
+        words = {**message.words, "jobs": [{**job, "round": job["round"] + 1} for job in message.words["jobs"]]}
+        return pack(SiteMessage(words, message.trees))
+
+    grid: FakeGrid = grid_of(sites, tmp_path / "state")
+    grid.meddle[101] = late
+    with pytest.raises(FedcacheError, match="answered another round or job") as caught:
+        together(secure("fedavg"), grid, tmp_path)
+    assert caught.value.code is Exit.FEDERATED
+
+
+def masking_of(
+    expected: dict[str, UploadTensor], rules: dict[str, Any], down: dict[str, torch.Tensor], *, scale: float = 10.0,
+    bound: float = 8.0,
+) -> Masking:  # fmt: skip
+    method = dataclasses.replace(METHODS["fedavg"], pool=lambda _hp: rules)
+    return Masking.of(method, {}, expected, down, scale, bound)
+
+
+@given(rows=st.lists(st.integers(1, 500), min_size=3, max_size=9), seed=st.integers(0, 99))
+def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows: list[int], seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
+    expected = {
+        "W": UploadTensor((3, 2), torch.float32),
+        "even": UploadTensor((2,), torch.float32),
+        "sum": UploadTensor((4,), torch.float64),
+        "count": UploadTensor((3,), torch.int64, counts_rows=True),
+    }
+    rules = {"W": "mean", "even": "uniform", "sum": "sum", "count": "sum"}
+    down = {"W": 5 * normal(3, 2)}
+    ups = [
+        {
+            "W": down["W"] + normal(3, 2).clamp(-2, 2),
+            "even": normal(2).clamp(-2, 2),
+            "sum": n * normal(4).clamp(-2, 2).double(),
+            "count": torch.tensor([n // 2, n - n // 2, 0]),
+        }
+        for n in rows
+    ]
+    masking = masking_of(expected, rules, down, scale=float(max(rows)))
+    assert Masking.from_words(masking.to_words()) == masking
+    step = 2 * masking.bound / levels_for(len(rows))
+    assert levels_for(len(rows)) * len(rows) < MODULUS
+    vectors = [masking.vector(up, down, float(n)) for up, n in zip(ups, rows, strict=True)]
+    total = sum(((v / step).round() * step for v in vectors), torch.zeros(masking.size, dtype=torch.float64))
+    found = masking.sums(total, down, [float(n) for n in rows])
+    worst = len(rows) * step * max(rows)
+    means = sum(n * up["W"].double() for n, up in zip(rows, ups, strict=True))
+    assert torch.allclose(found["W"][0], means, atol=worst + 1e-4 * max(rows), rtol=0)  # and float32's own rounding
+    assert torch.allclose(found["even"][0], sum(up["even"].double() for up in ups), atol=worst, rtol=0)
+    assert torch.allclose(found["sum"][0], sum(up["sum"] for up in ups), atol=worst, rtol=0)
+    assert torch.equal(found["count"][0].long(), sum(up["count"] for up in ups))
