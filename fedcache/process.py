@@ -1,4 +1,4 @@
-"""The process of a long call: a stop that is asked for, and what the C library does with memory that is freed.
+"""The process of a long call: how it is asked to stop and made to, and what the C library does with freed memory.
 
 glibc returns large blocks to the kernel when they are freed, and faults the next ones in page by page, zeroed: 98
 images/s instead of 166 for efficientnet-lite0 at 128 px on one core, and a third of the time of a grid of 240 points
@@ -6,6 +6,21 @@ with 100 classes.
 """
 
 from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+GRACE = 2.0
+"""Seconds that a process has to put things in order after it was told to stop at once."""
+
+INTERRUPTED = 130
+"""Exit code of a process that a signal ended, as shells give it; ``errors.Exit`` has the same."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """``mallopt``'s names for: freed memory that is kept; the size from which a block is mapped by itself."""
@@ -22,6 +37,72 @@ class Stop:
     def ask(self) -> None:
         """Ask to stop at the next good moment."""
         self.requested = True
+
+
+@contextmanager
+def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once.
+
+    After the second a KeyboardInterrupt runs through the call, so that files are closed and locks released; whatever
+    the call is doing then (a computation that Python cannot interrupt, a write that nobody reads, the wait for a
+    process that will not end), ``GRACE`` seconds later its worker processes are killed and the process is ended.
+    Once a signal came the handlers outlive the block, because then the process is about to end, which may hang too.
+
+    Args:
+        request: called at the first signal.
+        say: told what the next one does.
+    """
+    asked, left = 0, False
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            request()
+            with suppress(RuntimeError, OSError):  # the signal came in the middle of a print, or nobody reads
+                say("Stopping after what is being computed; once more to stop at once.")
+        elif left:
+            end_at_once()
+        elif asked == 2:
+            raise KeyboardInterrupt
+
+    # Python calls a handler between two steps of the main thread, the bytes of a wake-up descriptor come at any time.
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    threading.Thread(target=_end_after_two, args=(receiver,), daemon=True).start()
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    wake_before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        left = True
+        if not asked:
+            signal.set_wakeup_fd(wake_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            sender.close()
+
+
+def _end_after_two(receiver: socket.socket) -> None:
+    """End this process ``GRACE`` seconds after the second signal to stop; return when no more can come."""
+    asked = 0
+    with receiver:
+        while asked < 2:
+            numbers = receiver.recv(1)
+            if not numbers:
+                return
+            asked += numbers[0] in (signal.SIGINT, signal.SIGTERM)
+    time.sleep(GRACE)
+    end_at_once()  # still here, perhaps in the exit of the interpreter, which waits for threads
+
+
+def end_at_once() -> None:
+    """Kill the worker processes of this process and end it, with nothing put in order: as safe as a power cut."""
+    import multiprocessing  # light commands come here too, and start no process
+
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(INTERRUPTED)
 
 
 def keep_freed_memory() -> bool:

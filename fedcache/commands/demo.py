@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcache.commands.options import check_methods, command
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
-from fedcache.process import Stop
+from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.report.page import write_report
 from fedcache.runs.partitions import make_partition
@@ -61,7 +61,7 @@ def demo(
         check_methods([name])
     rows: list[dict[str, Any]] = []
     made: list[Run] = []
-    with stop_on_signals(stop.ask, observer):
+    with stop_on_signals(stop.ask, observer.note):
         path = extract_features(home, observer, stop)
         saved = make_partitions(path, observer)
         for name in names:

@@ -19,7 +19,7 @@ from fedcache.commands.options import (
     pick,
     scheme_arguments,
 )
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import CLIENTS, DATA, ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
@@ -27,7 +27,7 @@ from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
 from fedcache.federate.engines.choose import engine_of
-from fedcache.process import Stop, keep_freed_memory
+from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE
 
@@ -89,7 +89,7 @@ def extract(
     if partition is None:
         refuse_scheme_options(given, out)
     cluster, stop = engine_of(engine, ray_address), Stop()
-    with stop_on_signals(stop.ask, observer):
+    with stop_on_signals(stop.ask, observer.note):
         done = run(
             resolved,
             Home.from_environment(),

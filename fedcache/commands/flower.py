@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
-from fedcache.commands.output import CommandResult, TerminalObserver, stop_on_signals
+from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import need_flower
+from fedcache.process import stop_on_signals
 
 flower = typer.Typer(
     name="flower",
@@ -266,7 +267,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
 def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event."""
     asked = threading.Event()
-    with stop_on_signals(asked.set, observer):
+    with stop_on_signals(asked.set, observer.note):
         yield asked
 
 

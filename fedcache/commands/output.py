@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -263,24 +261,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-@contextmanager
-def stop_on_signals(request: Callable[[], None], observer: TerminalObserver) -> Iterator[None]:
-    """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once."""
-    asked = False
-
-    def handle(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        request()
-        observer.note("Stopping after what is being computed; once more to stop at once.")
-
-    before = {sig: signal.signal(sig, handle) for sig in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for sig, handler in before.items():
-            signal.signal(sig, handler)

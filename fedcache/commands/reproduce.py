@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engines.choose import engine_of
-from fedcache.process import Stop, keep_freed_memory
+from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.files import write_atomic
@@ -193,7 +193,7 @@ def run_entry(
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer):
+    with stop_on_signals(stop.ask, observer.note):
         report = runner.reproduce(
             registry.entry(name),
             Home.from_environment(),

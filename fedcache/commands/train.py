@@ -23,13 +23,13 @@ from fedcache.commands.options import (
     split_list,
     train_config,
 )
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, stop_on_signals
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import COMPUTING, Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
-from fedcache.process import Stop, keep_freed_memory
+from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.runs.events import tracking
 
@@ -61,7 +61,7 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
 
     stop, runs = Stop(), given["runs"] and Path(given["runs"])
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer), tracking(given["track"], home, runs, observer) as hooks:
+    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
         done = run(
             resolved,
             home,
@@ -186,7 +186,7 @@ def grid(
         return plan_answer(grids.grid_plan(request, observer))
     cluster, stop = engine_of(engine, ray_address), Stop()
     keep_freed_memory()
-    with stop_on_signals(stop.ask, observer), tracking(given["track"], home, runs, observer) as hooks:
+    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
         done = grids.grid(request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop)
     return grid_answer(done, list(sweeps))
 

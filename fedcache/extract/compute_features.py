@@ -146,7 +146,10 @@ class _Run:
     def on_this_machine(self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]) -> None:
         """Compute the batches in this process or its workers, which then write the text features of ``text``."""
         needed = self.jobs if self.tasks else [job for job in self.jobs if job.key in text]
-        workers = open_workers(needed, self.data, self.settings, self.options.workers, len(self.tasks), cores())
+        o = self.options
+        workers = open_workers(
+            needed, self.data, self.settings, workers=o.workers, tasks=len(self.tasks), cores=cores(), stop=o.stop
+        )
         stack.callback(workers.close)
         self.stats.workers = self.stats.workers or workers.workers
         if self.tasks:

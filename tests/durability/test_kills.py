@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -90,6 +91,50 @@ def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, ho
         assert "same command" in err
         assert apart(*words, "--store", part, home=home).code == 0
         assert content(part) == expected
+
+
+def in_session(number: int) -> list[str]:
+    """Command lines of the processes of a session that still run."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, *numbers = (place / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(numbers[2]) == number and state != "Z":
+                    found.append((place / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("backbone", ["pixels", "efficientnet-lite0"])
+def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(tmp_path, home, cases, backbone, number):
+    """At any moment, workers that are starting included; long names make what they are sent larger than a pipe."""
+    images = folder(tmp_path / "many", train=96, test=32, domains=("d" * 200,))
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", backbone, "--size", 32, "--batch", 4,
+             "--chunk-rows", 8, "--workers", 2, "--json")  # fmt: skip
+    whole = tmp_path / "whole.zarr"
+    began = time.monotonic()
+    assert apart(*words, "--store", whole, home=home).code == 0
+    seconds = time.monotonic() - began
+    expected, draw, part = content(whole), random.Random(3), tmp_path / "part-0.zarr"
+    for i in range(cases(1, 30)):
+        run = start(*words, "--store", part, home=home)
+        time.sleep(draw.uniform(0.1, 1.0) * seconds)
+        for pause in (draw.choice([0.0, draw.uniform(0.0, 1.0)]), 0.0):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, number)
+            time.sleep(pause)
+        second = time.monotonic()
+        run.wait(5)
+        while in_session(run.pid) and time.monotonic() - second < 5:
+            time.sleep(0.05)
+        assert in_session(run.pid) == []
+        if i % 3 == 2 or run.returncode == 0:
+            assert apart(*words, "--store", part, home=home).code == 0
+            assert content(part) == expected
+            part = tmp_path / f"part-{i + 1}.zarr"
+    assert apart(*words, "--store", part, home=home).code == 0
+    assert content(part) == expected
 
 
 SMALL_DISK = """

@@ -7,28 +7,19 @@ this process, since starting workers costs seconds.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import connection, parent_process
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.batches import BatchRunner, ComputedBatch, ComputeSettings, FeatureJob, decode_batch, make_runner
 from fedcache.extract.chunk_writer import ChunkCollector
 from fedcache.extract.datasets import Dataset, Source
 from fedcache.extract.result import ExtractionStats
+from fedcache.extract.workers.processes import WorkerProcesses, no_preparation
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
 
@@ -44,10 +35,14 @@ class BatchWorkers(ABC):
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Start a batch."""
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
-        """The computed batch of a finished future."""
-        computed: ComputedBatch = result
+    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
+        """The computed batch of a future that is done."""
+        computed: ComputedBatch = future.result()
         return computed
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if what computes has ended, so that futures will never be done."""
 
     def warm(self) -> dict[str, float]:
         """Seconds per image and backbone of one process."""
@@ -80,6 +75,9 @@ class InProcess(BatchWorkers):
         future.set_result(self.runner.compute(batch, keys))
         return future
 
+    def check(self) -> None:
+        """This process lives."""
+
     def close(self) -> None:
         """Give the process its threads back."""
         import torch
@@ -87,75 +85,26 @@ class InProcess(BatchWorkers):
         torch.set_num_threads(self._threads)
 
 
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Workers started in this block do not run the caller's script again.
-
-    A spawned process imports the ``__main__`` of its parent, so a script or notebook without a ``__main__`` guard would
-    start the same extraction in every worker. The workers need nothing from it: all they run lives in this package.
-    """
-    real = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = real
-
-
-def _worker_died(error: BaseException) -> FedcacheError:
-    """The error of a worker that was ended from outside."""
-    return MachineError(
-        f"An extraction worker ended ({error}).",
-        "Out of memory? Run the same command again: it resumes. A smaller --batch or --workers 1 needs less memory.",
-    )
-
-
-class WorkerProcesses:
-    """A process pool whose workers never import ``__main__`` and end at once when asked to."""
-
-    def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
-        self.count = count
-        # spawn: a fork would copy torch's threads and locks in whatever state they are.
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=initializer, initargs=initargs)
-
-    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start a call in a worker; MachineError when a worker died."""
-        try:
-            with without_main():
-                return self.pool.submit(call, *args)
-        except BrokenProcessPool as error:
-            raise _worker_died(error) from error
-
-    def ask(self, call: Callable[..., Any], *args: Any, times: int = 1) -> Any:
-        """Run a call ``times`` times at once and return one answer; errors as ``submit``."""
-        answers = [self.submit(call, *args) for _ in range(times)]
-        try:
-            return [answer.result() for answer in answers][-1]
-        except BrokenProcessPool as error:
-            raise _worker_died(error) from error
-
-    def close(self) -> None:
-        """End the workers without waiting for what nobody will read."""
-        # shutdown() forgets the processes, so they are noted first; those that compute are ended, not waited for.
-        processes = list((self.pool._processes or {}).values())
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(5)
-
-
 class CpuWorkers(BatchWorkers):
     """Worker processes that each decode and run the models."""
 
-    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
+    def __init__(
+        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int, stop: Stop
+    ) -> None:
         self.workers = workers
         self.depth = workers * 2
-        self.pool = WorkerProcesses(workers, init_cpu_worker, (jobs, data.source, data.uid, len(data.names), settings))
+        needed = (jobs, data.source, data.uid, len(data.names), settings)
+        self.pool = WorkerProcesses(workers, init_cpu_worker, needed, stop)
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         return self.pool.submit(call_runner, "compute", batch, keys)
+
+    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
+        computed: ComputedBatch = self.pool.result(future)
+        return computed
+
+    def check(self) -> None:
+        self.pool.check()
 
     def warm(self) -> dict[str, float]:
         """Every worker warms up, one answers."""
@@ -173,20 +122,25 @@ class CpuWorkers(BatchWorkers):
 class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on a GPU in this process, fed in the order of the batches."""
 
-    def __init__(self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int) -> None:
+    def __init__(
+        self, jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int, stop: Stop
+    ) -> None:
         self.workers = workers
         self.depth = workers * 2 + 2  # decoded batches that wait for the GPU, beside those being decoded
-        self.pool = WorkerProcesses(workers, init_decoder, ())
+        self.pool = WorkerProcesses(workers, no_preparation, (), stop)
         self.runner = BatchRunner(jobs, data.source, data.uid, len(data.names), settings)
 
     def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
         """Decode in a worker."""
         return self.pool.submit(decode_batch, *self.runner.decoding(batch, keys))
 
-    def finish(self, batch: int, keys: Sequence[str], result: Any) -> ComputedBatch:
+    def finish(self, batch: int, keys: Sequence[str], future: Future[Any]) -> ComputedBatch:
         """Run the models on what a worker decoded."""
-        inputs, bad, seconds = result
+        inputs, bad, seconds = self.pool.result(future)
         return self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds)
+
+    def check(self) -> None:
+        self.pool.check()
 
     def close(self) -> None:
         """End the decoders."""
@@ -198,25 +152,10 @@ class GpuFeeder(BatchWorkers):
 _runner: BatchRunner | None = None
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens: an orphan would hold memory for ever."""
-    parent = parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        connection.wait([sentinel])
-        os._exit(1)  # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def init_cpu_worker(
     jobs: Sequence[FeatureJob], source: Source, uid: NDArray[np.uint8], rows: int, settings: ComputeSettings
 ) -> None:
-    """Initialise a worker process: signals are the parent's business, threads are fixed, backbones are loaded."""
-    init_decoder()
+    """Prepare a worker process that decodes and computes: threads are fixed, backbones are loaded."""
     keep_freed_memory()
     global _runner
     _runner = make_runner(jobs, source, uid, rows, settings)
@@ -227,27 +166,29 @@ def call_runner(method: str, *args: Any) -> Any:
     return getattr(_runner, method)(*args)
 
 
-def init_decoder() -> None:
-    """Initialise a worker that only decodes (the model runs elsewhere)."""
-    # Ctrl-C reaches the whole process group: the parent stops after the chunks under way, which need their workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
-
-
 IN_PROCESS_BATCHES = 12
 """Jobs of fewer batches run in this process: starting workers costs about as much."""
 
 
 def open_workers(
-    jobs: Sequence[FeatureJob], data: Dataset, settings: ComputeSettings, workers: int | None, tasks: int, cores: int
+    jobs: Sequence[FeatureJob],
+    data: Dataset,
+    settings: ComputeSettings,
+    *,
+    workers: int | None,
+    tasks: int,
+    cores: int,
+    stop: Stop,
 ) -> BatchWorkers:
-    """The workers for a device and ``tasks`` batches; ``workers`` None chooses their number, 0 forces this process."""
+    """The workers for a device and ``tasks`` batches; ``workers`` None chooses their number, 0 forces this process.
+
+    Once ``stop`` was asked for, their end is a StoppedError; else it is a MachineError.
+    """
     if workers == 0 or (workers is None and settings.device == "cpu" and tasks < IN_PROCESS_BATCHES):
         return InProcess(jobs, data, settings)
     if settings.device == "cuda":
-        return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1))
-    return CpuWorkers(jobs, data, settings, workers or max(1, cores // settings.threads))
+        return GpuFeeder(jobs, data, settings, workers or max(1, cores - 1), stop)
+    return CpuWorkers(jobs, data, settings, workers or max(1, cores // settings.threads), stop)
 
 
 BatchTask = tuple[int, tuple[str, ...]]
@@ -267,7 +208,7 @@ def run_batches(
     """Compute and store every batch, in order; False when it was stopped on request (chunks begun are finished).
 
     Never more ahead of the journal than one chunk per array. Raises CorruptionError as soon as more than ``max_bad``
-    images are bad; MachineError when a worker died.
+    images are bad; MachineError when a worker died, StoppedError when it died of a signal that asked to stop.
     """
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}
@@ -293,12 +234,11 @@ def run_batches(
             break
         # Wake when a batch is computed or a chunk is saved, and once a second to see a request to stop.
         done, _ = wait([*waiting, *collector.saving], timeout=1.0, return_when=FIRST_COMPLETED)
+        if not done:
+            workers.check()
         for future in sorted((f for f in done if f in waiting), key=lambda f: waiting[f][0]):
             batch, keys = waiting.pop(future)
-            try:
-                computed = workers.finish(batch, keys, future.result())
-            except BrokenProcessPool as error:
-                raise _worker_died(error) from error
+            computed = workers.finish(batch, keys, future)
             stats.add(computed)
             collector.add(batch, computed)
             observer.advance(computed.decoded)

@@ -1,0 +1,115 @@
+"""Worker processes that die: the call that waits for them ends with an error, whenever and however they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import spawn
+
+import pytest
+
+from fedcache.errors import MachineError, StoppedError
+from fedcache.extract.workers.processes import WorkerProcesses
+from fedcache.process import Stop
+
+MORE_THAN_A_PIPE = b"x" * (1 << 20)
+
+
+def keep(_: bytes) -> None:
+    """What a worker needs at its start, far more than a pipe holds."""
+
+
+class HalfSent:
+    """A value whose answer is cut: the worker dies after the first bytes are in the pipe."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        import multiprocessing.connection as connection
+
+        def cut(self: object, buf: bytes) -> None:
+            os.write(self._handle, (len(buf)).to_bytes(4, "big") + bytes(buf[:1000]))  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        connection.Connection._send_bytes = cut  # type: ignore[method-assign]
+        return bytes, (MORE_THAN_A_PIPE,)
+
+
+def half_an_answer() -> HalfSent:
+    return HalfSent()
+
+
+@pytest.fixture
+def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes, Stop], WorkerProcesses]:
+    """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
+
+    def made(count: int, needed: bytes, stop: Stop) -> WorkerProcesses:
+        pool = WorkerProcesses(count, keep, (needed,), stop)
+        monkeypatch.setattr(spawn, "_python_exe", b"/bin/true")
+        return pool
+
+    return made
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(
+    stillborn: Callable[[int, bytes, Stop], WorkerProcesses],
+) -> None:
+    pool = stillborn(2, MORE_THAN_A_PIPE, Stop())
+    began = time.monotonic()
+    with pytest.raises(MachineError, match="worker ended"):
+        pool.ask(os.getpid)
+    pool.close()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_ends() -> None:
+    pool = WorkerProcesses(1, keep, (MORE_THAN_A_PIPE,), Stop())
+    with pytest.raises(MachineError, match="worker ended"):
+        pool.ask(half_an_answer)
+    thread = pool.pool._executor_manager_thread
+    assert thread is not None
+    pool.close()
+    thread.join(5)
+    assert not thread.is_alive()  # the interpreter waits for it when it ends
+
+
+@pytest.mark.timeout(30)
+def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(
+    stillborn: Callable[[int, bytes, Stop], WorkerProcesses],
+) -> None:
+    stop = Stop()
+    stop.ask()
+    pool = stillborn(1, b"", stop)
+    with pytest.raises(StoppedError, match="Stopped on request"):
+        pool.ask(os.getpid)
+    pool.close()
+
+
+DEAF = """
+import sys, time
+from fedcache.process import Stop, stop_on_signals
+with stop_on_signals(Stop().ask, print):
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass  # code that swallows it, as the end of a write that blocks does
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_a_process_that_does_not_listen(number: int) -> None:
+    run = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(number)
+    time.sleep(0.1)
+    assert run.poll() is None  # the first only asks
+    run.send_signal(number)
+    assert run.wait(5) == 130
+    run.stdout.close()
