@@ -13,6 +13,9 @@ import hypothesis
 import pytest
 from draws import FULL
 
+from fedcache.config import Home
+from fedcache.store.catalog import recall_last, remember_last
+
 # The short draw judges every change by the same examples; the full one draws new ones each night.
 hypothesis.settings.register_profile("short", derandomize=True, database=None)
 hypothesis.settings.register_profile("full", derandomize=False, print_blob=True)
@@ -101,9 +104,9 @@ def once(
         if home.exists():
             shutil.copytree(home, own_home, dirs_exist_ok=True)
         # The store that was extracted last is remembered by its path.
-        last = own_home / "last.json"
-        if last.exists():
-            last.write_text(last.read_text().replace(str(home), str(own_home)))
+        if (last := recall_last(Home(own_home))) is not None:
+            noted = Path(str(last[0]).replace(str(home), str(own_home)))
+            remember_last(Home(own_home), noted, last[1].replace(str(home), str(own_home)))
         made = MADE[place]
         return own_home / made.relative_to(home) if made.is_relative_to(home) else made
 

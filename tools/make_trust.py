@@ -76,6 +76,18 @@ PROMISES = (
             ("tests/store/test_store_hostile.py", "tests/federate/partition/test_partition_file.py", "tests/test_config_hostile.py"),
             ("store/files.py", "if type(value) is not dict or canonical != body:", "if False:",
              "tests/store/test_store_hostile.py")),
+    Promise("C5", "A checkpoint or finished seed is read whole and for its own run, or the seed begins again and says so",
+            ("tests/store/test_sealed.py", "tests/runs/test_run_directory.py", "tests/runs/test_runs.py -k 'finished or unfinished or directory'"),
+            ("store/sealed.py", 'if seal["what"] != what:', "if False:",
+             "tests/runs/test_run_directory.py -k another_seed_or_run")),
+    Promise("C6", "What a home remembers (digests, recipes, the last dataset) is forgotten or refused when it is damaged",
+            ("tests/extract/test_digests.py",),
+            ("store/files.py", "if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:", "if False:",
+             "tests/extract/test_digests.py -k 'flipped or memories'")),
+    Promise("C7", "A site goes on only from the state that it wrote itself for that run and round",
+            ("tests/federate/engines/test_flower_parts.py -k 'not_what_it_wrote or lost_what_it_held or states_apart'",),
+            ("store/sealed.py", 'if seal["tensors"] != _tensors_digest(tensors):', "if False:",
+             "tests/federate/engines/test_flower_parts.py -k not_what_it_wrote")),
     Promise("P1", "Four writers of one store: one writes, the others wait or are told; nothing is lost",
             (f"{KILLS} -k four_writers",),
             ("store/lock.py", "        lock.acquire()\n    except Timeout as error:",
@@ -234,6 +246,28 @@ package without the line that protects.
 ## What is trusted
 Weights, datasets, archives, files of embeddings, uploads and configuration are not. Your own `FEDCACHE_HOME` is
 trusted against code, not against damage.
+
+## Files that are read back
+Everything that fedcache writes and reads again is sealed: a digest over its bytes, and over what the file is where two
+whole files could be exchanged (`store/sealed.py`).
+
+| file | sealed by | when it is not what was written |
+|---|---|---|
+| `stores/*.zarr/manifest.json`, journals, `history.jsonl` | their own digest, line by line | refused (exit 5), `repair` |
+| chunks, samples, text features, partitions of a store | the manifest: a checksum or digest of each | refused (exit 5), `repair` |
+| `runs/*/result.json` | its own digest, and the digest of its run | refused (exit 5), left out of reports; `--fresh` |
+| `runs/*/rounds.jsonl`, `partition-*.json` | digests in `result.json` | likewise |
+| `runs/*/config.toml` | finished: digests in `result.json` and, with the places in it, `files.json`; unfinished: it is yours | `--config` refuses it |
+| `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
+| `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
+| `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
+| `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
+| `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
+| `weights/*`, `data/*` | their digests name the arrays and stores made of them | other arrays, another store |
+| `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
+
+A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
+did not seal them count as missing.
 
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.

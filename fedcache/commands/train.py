@@ -31,6 +31,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
+from fedcache.runs.directory import check_config
 from fedcache.runs.events import tracking
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
 
     Example: fedcache train --method fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
+    check_config(config)
     file = read_file(config)
     resolved, partition = train_config(file, given), partition_config(file, given)
     if resolved.method is None:
@@ -154,6 +156,7 @@ def grid(
     """
     if ready == "list":
         return list_ready_grids()
+    check_config(config)
     file, preset = read_file(config), presets.find_preset(ready) if ready is not None else None
     if preset is not None:
         note_preset(preset, file, given["scheme"], observer)

@@ -11,7 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedcache.store.files import digest_of, file_sha256, make_private, write_atomic
+from fedcache.errors import CorruptionError
+from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private
+from fedcache.store.sealed import read_sealed, write_sealed
 
 
 def stat_key(path: Path) -> list[Any]:
@@ -21,7 +23,7 @@ def stat_key(path: Path) -> list[Any]:
 
 
 class DigestMemory:
-    """One small JSON file per remembered fact, under ``root``; concurrent writers cannot lose each other's.
+    """One small sealed file per remembered fact, under ``root``; concurrent writers cannot lose each other's.
 
     With ``rehash``, what is remembered is ignored; new facts are still stored.
     """
@@ -31,20 +33,19 @@ class DigestMemory:
         self.rehash = rehash
 
     def recall(self, key: Any) -> Any | None:
-        """What was remembered for ``key`` (any JSON value), or None."""
+        """What was remembered for ``key`` (any JSON value), or None; a damaged file is forgotten, and made again."""
         if self.rehash:
             return None
-        path = self._path(key)
         try:
-            entry = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            return None  # absent, or unreadable: compute it again
-        return entry.get("fact") if isinstance(entry, dict) and entry.get("key") == key else None
+            found = read_sealed(self._path(key), _what(key))
+        except CorruptionError:
+            return None
+        return None if found is None else found.content
 
     def remember(self, key: Any, fact: Any) -> None:
         """Store ``fact`` (any JSON value) for ``key``."""
         make_private(self.root)
-        write_atomic(self._path(key), json.dumps({"key": key, "fact": fact}).encode())
+        write_sealed(self._path(key), _what(key), fact)
 
     def sha256(self, path: Path) -> str:
         """sha256 of a file, from memory when the file has not changed."""
@@ -58,3 +59,9 @@ class DigestMemory:
 
     def _path(self, key: Any) -> Path:
         return self.root / f"{digest_of(key)[:32]}.json"
+
+
+def _what(key: Any) -> dict[str, Any]:
+    """What the file of a fact is; as JSON gives it back, so that tuples equal lists."""
+    plain: dict[str, Any] = json.loads(canonical_json({"kind": "fact", "key": key}))
+    return plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -27,8 +26,8 @@ from fedcache.extract.result import Extraction, summarise
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.store.catalog import clean_up, resolve_path
-from fedcache.store.files import make_private, write_atomic
+from fedcache.store.catalog import clean_up, finished_stores, recall_last, remember_last, resolve_path
+from fedcache.store.files import make_private
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
@@ -114,19 +113,22 @@ def pull_if_needed(planned: PlannedArray, config: ExtractConfig, home: Home, obs
 
 
 def default_dataset(home: Home, observer: Observer) -> str:
-    """The dataset last extracted, else ``digits``."""
-    try:
-        spec, why = str(json.loads(home.last.read_bytes())["spec"]), "the one last extracted"
-    except (OSError, ValueError, KeyError, TypeError):
-        spec, why = "digits", "the offline bundle, as nothing was extracted before"
+    """The dataset last extracted, else ``digits``.
+
+    Raises CorruptionError for a damaged note of it, UsageError where it is missing and something was extracted before.
+    """
+    last = recall_last(home)
+    if last is None and (stores := finished_stores(home)):
+        raise UsageError(
+            f"No dataset is named, and which was extracted last is not remembered; {home.stores} holds "
+            f"{', '.join(store.path.name for store in stores[:5])}{' ..' if len(stores) > 5 else ''}.",
+            "Name it, for example:  fedcache extract --dataset digits",
+        )
+    spec, why = ("digits", "the offline bundle, as nothing was extracted before")
+    if last is not None:
+        spec, why = last[1], "the one last extracted"
     observer.note(f"Dataset {spec}: {why} (--dataset chooses another).")
     return spec
-
-
-def remember_last(home: Home, path: Path, spec: str) -> None:
-    """Note the store that commands without ``--dataset`` use."""
-    make_private(home.root)
-    write_atomic(home.last, json.dumps({"store": str(path.resolve()), "spec": spec}).encode())
 
 
 def remember_orders(home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig) -> None:

@@ -211,7 +211,7 @@ def _open(path: Path) -> StoredRun | LeftOut:
         check_files(path, result)
     except FedcacheError as error:
         return LeftOut(path, error.message.removeprefix(str(path)), error.hint, error.code)
-    return StoredRun(path, result, measured_of(path) or {})
+    return StoredRun(path, result, measured_of(path, result) or {})
 
 
 def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:

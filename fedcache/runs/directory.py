@@ -4,15 +4,16 @@
 measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
+What only a resume reads (checkpoints, finished seeds) is sealed for its run and seed; where it is not what was written,
+the seed begins again, with a warning.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.runs.identity import Identity
 from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
+from fedcache.store.sealed import Sealed, read_sealed, write_sealed
 
 FORMAT = 1
+MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
+"""What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
+
 MINUTE = 60.0
 PLACES = ("dataset", "store", "partition", "clients_from")
 """Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
@@ -59,12 +64,10 @@ class RunDirectory:
         if not path.exists():
             return None
         result = read_result(path)
+        if result.get("digest") != self.identity.digest:
+            raise DamagedRunError(path, "is the result of another run")
         check_files(self.path, result)
         return result
-
-    def measured(self) -> dict[str, Any] | None:
-        """See ``measured_of``."""
-        return measured_of(self.path)
 
     def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]]) -> None:
         """Make the directory, the config that re-runs it, and the partitions made for it."""
@@ -75,53 +78,43 @@ class RunDirectory:
         for name, raw in files.items():
             write_atomic(self.path / name, raw)
         self._files = {name: file_digest(name, raw) for name, raw in files.items()}
+        write_sealed(self.path / WRITTEN, {"kind": FILES}, {name: sha256_hex(raw) for name, raw in files.items()})
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""
         for left in (*self.path.glob("seed-*.json"), *self.path.glob("checkpoint-*.safetensors")):
             left.unlink(missing_ok=True)
 
-    def checkpoint(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Tensors and meta of a seed's last checkpoint, or None; a damaged one is dropped, the seed begins again."""
-        path = self._checkpoint(seed)
-        if not path.exists():
-            return None
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = json.loads(file.metadata()["meta"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        except (SafetensorError, ValueError, KeyError, TypeError, OSError):
-            path.unlink(missing_ok=True)
-            return None
-        if meta.get("digest") != _tensors_digest(tensors):
-            path.unlink(missing_ok=True)
-            return None
-        return tensors, meta["state"]
+    def checkpoint(self, seed: int, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Tensors and meta of a seed's last checkpoint, or None: ``warn`` is told why a damaged one is dropped."""
+        found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
+        return None if found is None else (found.tensors, json.loads(found.content))
 
     def save_checkpoint(self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Replace a seed's checkpoint, whole or not at all."""
-        from safetensors.torch import save
+        content = json.dumps(dict(state))  # as text: figures of a round may be NaN, which sealed JSON has not
+        write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
-        plain = {name: t.contiguous() for name, t in tensors.items()}
-        meta = json.dumps({"state": dict(state), "digest": _tensors_digest(plain)})
-        write_atomic(self._checkpoint(seed), save(plain, {"meta": meta}))
-
-    def seed_result(self, seed: int) -> dict[str, Any] | None:
-        """A finished seed of an unfinished run, or None."""
-        path = self._seed(seed)
-        try:
-            return read_result(path) if path.exists() else None
-        except DamagedRunError:
-            if path.exists():
-                raise
-            return None  # another process has just finished the same run
+    def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        """A finished seed of an unfinished run, or None; ``warn`` is told why a damaged one is dropped."""
+        found = self._read(self._seed(seed), "finished seed", seed, warn)
+        return None if found is None else dict(found.content)
 
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a finished seed, and drop its checkpoint."""
-        write_result(self._seed(seed), result)
+        write_sealed(self._seed(seed), self._what("finished seed", seed), dict(result))
         self._checkpoint(seed).unlink(missing_ok=True)
+
+    def _read(self, path: Path, kind: str, seed: int, warn: Callable[[str], None]) -> Sealed | None:
+        try:
+            return read_sealed(path, self._what(kind, seed))
+        except CorruptionError as error:
+            warn(f"{error.message} Seed {seed} begins again.")
+            path.unlink(missing_ok=True)
+            return None
+
+    def _what(self, kind: str, seed: int) -> dict[str, Any]:
+        return {"kind": kind, "run": self.identity.digest, "seed": seed}
 
     def finish(
         self, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
@@ -133,7 +126,7 @@ class RunDirectory:
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
         write_atomic(self.path / "rounds.jsonl", lines)
-        write_atomic(self.path / "measured.json", json.dumps(measured, indent=1).encode())
+        write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
         whole = {**result, "files": {**self._files, "rounds.jsonl": file_digest("rounds.jsonl", lines)}}
         write_result(self.path / "result.json", whole)
         self.restart()
@@ -164,17 +157,6 @@ def file_digest(name: str, raw: bytes) -> str:
         return sha256_hex(raw)
 
 
-def _tensors_digest(tensors: Mapping[str, Any]) -> str:
-    import torch
-
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        t = tensors[name].contiguous()
-        digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}".encode())
-        digest.update(t.flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b"")
-    return digest.hexdigest()
-
-
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Canonical JSON that ends with its own digest."""
     write_atomic(path, canonical_json({**result, "sha256": digest_of(result)}))
@@ -195,13 +177,53 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def measured_of(folder: Path) -> dict[str, Any] | None:
-    """What was measured when a run was made; None when that file, which is no promise, is missing or damaged."""
+def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What was measured when the run of a result was made; None when that file, no promise, is missing or damaged."""
     try:
-        found = json.loads((folder / "measured.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
+    except CorruptionError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("seconds"), dict) else None
+    return None if found is None else dict(found.content)
+
+
+def _what_measured(run: str) -> dict[str, Any]:
+    return {"kind": "measurements", "run": run}
+
+
+def check_config(path: Path | None) -> None:
+    """Refuse the ``config.toml`` in a run's directory, and the partitions beside it, that are not what fedcache wrote.
+
+    The configuration of an unfinished run is the user's to change; with that of a finished one, another run would be
+    trained under the name of this one. A file that lies anywhere else is not looked at. Raises CorruptionError.
+    """
+    if path is None or path.name != "config.toml":
+        return
+    folder = path.resolve().parent
+    finished = (folder / "result.json").exists()
+    try:
+        found = read_sealed(folder / WRITTEN, {"kind": FILES})
+    except CorruptionError:  # the result has digests of its own
+        found = None
+    digests, digest = (found.content, _raw_digest) if found is not None else ({}, file_digest)
+    if found is None and finished:
+        with suppress(DamagedRunError):  # who opens the run will say so
+            digests = read_result(folder / "result.json").get("files", {})
+    for name in ("config.toml", *(n for n in digests if n.startswith("partition-"))):
+        if name == "config.toml" and not finished:
+            continue
+        try:
+            raw = (folder / name).read_bytes()
+        except OSError:
+            raw = b""
+        if digest(name, raw) != digests.get(name, digest(name, raw)):
+            raise CorruptionError(
+                f"{folder / name} is missing or not what was written.",
+                "Train with the run's options in the place of --config, or copy config.toml elsewhere to change it.",
+            )
+
+
+def _raw_digest(_name: str, raw: bytes) -> str:
+    return sha256_hex(raw)
 
 
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from fedcache.federate.engine.run import TrainingRun, plan
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.progress import Observer
-from fedcache.runs.directory import RunDirectory
+from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
@@ -173,14 +173,14 @@ class OpenRun:
 
     def restore_seed(self, seed: int) -> bool:
         """Take a seed that ended before the run was stopped; whether there is one."""
-        found = self.directory.seed_result(seed)
+        found = self.directory.seed_result(seed, self.events.observer.warn)
         if found is not None:
             self.done[seed] = SeedResult.from_dict(found)
         return found is not None
 
     def checkpoint(self, seed: int) -> Snapshot | None:
         """The state of a seed that was stopped, or None."""
-        saved = self.directory.checkpoint(seed)
+        saved = self.directory.checkpoint(seed, self.events.observer.warn)
         return None if saved is None else Snapshot(*saved)
 
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
@@ -307,7 +307,7 @@ def open_run(
     opened = OpenRun(inputs, spec, identity, directory, RunEvents(observer, directory.path, facts, position))
     result = None if fresh else directory.stored()
     if result is not None:
-        opened.stored = Run(directory.path, result, directory.measured() or {}, reused=True)
+        opened.stored = Run(directory.path, result, measured_of(directory.path, result) or {}, reused=True)
     return opened
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterable, Iterator
@@ -10,17 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.store.content import Content, value_id
+from fedcache.store.files import make_private
 from fedcache.store.journal import journal_path
 from fedcache.store.lock import is_alive, is_held, try_lock
 from fedcache.store.manifest import read_manifest, was_store
 from fedcache.store.samples import INGESTED
+from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
 from fedcache.store.text_features import slug_of
 from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0
+LAST = {"kind": "last store"}
+"""What ``last.json`` is, for its seal."""
 
 
 def is_ingested(store: Store) -> bool:
@@ -44,14 +47,36 @@ def resolve_path(home: Home, path: Path) -> Path:
     return path if found is None else found
 
 
-def last_store(home: Home) -> tuple[Path, str] | None:
-    """The store last extracted or ingested, and what was asked for; None when none is remembered or it is gone."""
+def remember_last(home: Home, path: Path, spec: str) -> None:
+    """Note the store that commands without ``--dataset`` use, and what was asked for."""
+    make_private(home.root)
+    write_sealed(home.last, LAST, {"store": str(path.resolve()), "spec": spec})
+
+
+def recall_last(home: Home) -> tuple[Path, str] | None:
+    """What ``remember_last`` noted; None when there is nothing.
+
+    Raises CorruptionError for a damaged note: another dataset must not be taken in the place of the one that is meant.
+    """
     try:
-        last = json.loads(home.last.read_bytes())
-        path, spec = Path(last["store"]), str(last["spec"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (path, spec) if path.exists() else None
+        found = read_sealed(home.last, LAST)
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error.message} So which dataset was extracted last is not known.",
+            "Name the one you mean: --dataset NAME or --store NAME (fedcache ls lists stores); extract notes it again.",
+        ) from error
+    return None if found is None else (Path(found.content["store"]), str(found.content["spec"]))
+
+
+def last_store(home: Home) -> tuple[Path, str] | None:
+    """As ``recall_last``; None also when the store is gone."""
+    last = recall_last(home)
+    return last if last is not None and last[0].exists() else None
+
+
+def finished_stores(home: Home) -> list[Store]:
+    """The stores of a home that hold a finished array; damaged ones are left out."""
+    return [store for store in _opened(folders_in(home.stores)) if store.arrays]
 
 
 def ingested_stores(home: Home) -> dict[str, Path]:

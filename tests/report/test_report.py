@@ -168,7 +168,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
     ok("train", "--method", "fedavg", "--backbones", "random-projection", "--scheme", "dirichlet", "--alpha", 0.5,
        "--clients", 3, "--participation", 2, "--rounds", 2, "--set", "lr=0.02", "--set", "batch=4", "--seeds", "1,2",
        "--preset", "official", "--attack", "sign-flip:0.4")  # fmt: skip
-    spec = json.loads((own_home / "last.json").read_text())["spec"]
+    spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
     ok("train", "--method", "fedncm", "--dataset", spec, "--backbones", "random-projection", *IID)
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")

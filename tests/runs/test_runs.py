@@ -82,13 +82,74 @@ def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(store: Pa
     assert bits[0] == bits[1]
 
 
-def test_a_fresh_run_begins_again_although_a_finished_seed_was_damaged(store: Path) -> None:
+def test_a_finished_seed_that_was_damaged_begins_again(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
+    before = (path / "result.json").read_bytes()
     (path / "result.json").unlink()
     (path / "seed-0.json").write_text("{}")
-    assert fedcache(*FED3R, "--json").code == 5
-    assert not ok(*FED3R, "--fresh").data["reused"]
+    again = ok(*FED3R)
+    assert any("seed-0.json" in w and "Seed 0 begins again." in w for w in again.envelope["warnings"])
+    assert (path / "result.json").read_bytes() == before
     assert not (path / "seed-0.json").exists()
+
+
+@pytest.mark.parametrize(("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")])
+def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed(
+    store: Path, old: str, new: str, tmp_path: Path
+) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    config = path / "config.toml"
+    text = config.read_text()
+    config.write_text(text.replace(old, new) if old in text else text.replace("lam", "lambda"))
+    found = fedcache("train", "--config", config, "--json")
+    assert found.code == 5
+    assert str(config) in found.envelope["error"]["message"]
+    elsewhere = tmp_path / "config.toml"  # where it is the user's own
+    shutil.copy(config, elsewhere)
+    assert fedcache("train", "--config", elsewhere, "--json").code in (0, 2)
+
+
+def test_the_store_that_a_finished_run_names_is_not_changed_unseen(store: Path, tmp_path: Path) -> None:
+    """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
+    config = Path(ok(*FED3R).data["path"]) / "config.toml"
+    ok(
+        "extract",
+        "--dataset",
+        f"folder:{folder(tmp_path / 'more', train=6, test=2)}",
+        "--backbones",
+        "random-projection",
+    )
+    (other,) = set(store.parent.glob("*.zarr")) - {store}
+    config.write_text(config.read_text().replace(str(store), str(other)))
+    assert fedcache("train", "--config", config, "--json").code == 5
+
+
+def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    other = Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["path"])
+    (path / "result.json").unlink()
+    shutil.copy(other / "partition-0.json", path)
+    assert fedcache("train", "--config", path / "config.toml", "--json").code == 5
+    assert not ok(*FED3R).data["reused"]
+    assert ok("train", "--config", path / "config.toml").data["reused"]
+
+
+def test_the_configuration_of_an_unfinished_run_is_the_users(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    (path / "result.json").unlink()
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace('method = "fed3r"', 'method = "fedncm"').replace("[train.set]", "[x]"))
+    assert fedcache("train", "--config", config, "--json").code in (0, 2)
+
+
+def test_a_result_in_the_directory_of_another_run_is_not_returned(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    other = Path(ok("train", "--method", "fedncm", *IID).data["path"])
+    for file in path.iterdir():
+        file.unlink()
+    for file in other.iterdir():
+        shutil.copy(file, path)
+    assert fedcache(*FED3R, "--json").code == 5
 
 
 def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:

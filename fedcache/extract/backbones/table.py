@@ -6,7 +6,6 @@ remembered under ``<home>/recipes``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
@@ -27,7 +26,8 @@ from fedcache.extract.backbones import (
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.recipe import VERSION, Recipe, slug
-from fedcache.store.files import digest_of, make_private, write_atomic
+from fedcache.store.files import digest_of, make_private
+from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import torch
@@ -85,23 +85,29 @@ def lookup(name: str, *, home: Path | None = None) -> Backbone:
         row = derive(name)
         if remembered is not None:
             make_private(remembered.parent)
-            plain = {**asdict(row), "recipe": row.recipe.to_dict()}
-            write_atomic(remembered, json.dumps(plain, indent=1).encode())
+            write_sealed(remembered, _what(name), {**asdict(row), "recipe": row.recipe.to_dict()})
     return row
 
 
 def _recall(path: Path, name: str) -> Backbone | None:
     """A remembered row; None when there is none, or it is damaged or of another version and must be derived again."""
     try:
-        data = json.loads(path.read_bytes())
+        found = read_sealed(path, _what(name))
+        if found is None:
+            return None
+        data = dict(found.content)
         data["recipe"] = Recipe.from_dict(data["recipe"])
         data["files"] = tuple(data["files"])
         data["sha256"] = tuple((file, digest) for file, digest in data["sha256"])
         row = Backbone(**data)
-    except (OSError, ValueError, KeyError, TypeError, FedcacheError):
+    except (ValueError, KeyError, TypeError, FedcacheError):
         return None
     # Preprocessing of another version of fedcache must not be passed off as this one's, nor the other way round.
     return row if row.name == name == row.recipe.backbone and row.recipe.version == VERSION else None
+
+
+def _what(name: str) -> dict[str, str]:
+    return {"kind": "backbone", "name": name}
 
 
 def load(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.extract_dataset import remember_last
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
@@ -17,6 +16,7 @@ from fedcache.store.catalog import (
     ingest_command,
     ingested_stores,
     is_ingested,
+    remember_last,
     resolve_path,
     store_option,
 )

@@ -30,8 +30,8 @@ class Sizes:
 
 def current_sizes(home: Home) -> Sizes:
     """Those of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
-    last = last_store(home)
     try:
+        last = last_store(home)
         store = Store.open(last[0]) if last is not None else None
     except FedcacheError:
         store = None

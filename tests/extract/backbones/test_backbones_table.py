@@ -15,6 +15,7 @@ from fedcache.extract.backbones import BACKBONES, load, locate, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import VERSION
+from fedcache.store.sealed import read_sealed, write_sealed
 
 TIMM = [b for b in BACKBONES.values() if b.architecture.startswith(("tf_", "vit_"))]
 CLIP = [b for b in BACKBONES.values() if b.provider == "open_clip"]
@@ -165,18 +166,18 @@ def test_a_damaged_memory_of_a_row_is_derived_again(tmp_path, damage):
     (file,) = (tmp_path / "recipes").iterdir()
     file.write_text(damage)
     assert lookup(name, home=tmp_path) == row
-    assert json.loads(file.read_text())["name"] == name
+    assert json.loads(file.read_text())["content"]["name"] == name
 
 
 def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_again(tmp_path):
     name = "random-projection:16"
     row = lookup(name, home=tmp_path)
     (file,) = (tmp_path / "recipes").iterdir()
-    old = json.loads(file.read_text())
+    old = read_sealed(file, {"kind": "backbone", "name": name}).content
     old["recipe"]["version"] = VERSION - 1
-    file.write_text(json.dumps(old))
+    write_sealed(file, {"kind": "backbone", "name": name}, old)
     assert lookup(name, home=tmp_path) == row
-    assert json.loads(file.read_text())["recipe"]["version"] == row.recipe.version == VERSION
+    assert json.loads(file.read_text())["content"]["recipe"]["version"] == row.recipe.version == VERSION
 
 
 @pytest.mark.parametrize("name", ["clip-rn50", "alexnet", "vgg11", "cnn2"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from command import fedcache, ok
 from fake_grid import FakeGrid, grid_of
@@ -33,7 +34,7 @@ from fedcache.federate.engines.flower.messages import (
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import Plan, read_app, why_not, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, start
-from fedcache.federate.engines.flower.site import ShardSite
+from fedcache.federate.engines.flower.site import ShardSite, StoredClientMemory
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent
 from fedcache.runs.loop import train
@@ -317,6 +318,42 @@ def test_a_site_that_lost_what_it_held_says_so(sites: Path, tmp_path: Path) -> N
     grid.meddle[100] = forget
     (run,) = together(plan("fedrep"), grid, tmp_path)
     assert "has lost what it held after round 1" in run.result["federation"]["missed"][0]["why"]
+
+
+@pytest.mark.parametrize("harm", ["a digit", "another round's", "another site's", "of a release that did not seal"])
+def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(sites: Path, tmp_path: Path, harm: str) -> None:
+    """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+
+    def damage(kind: str, number: int, packed: PackedMessage) -> PackedMessage:
+        if (kind, number) == ("fit", 2):
+            (file,) = grid.sites[100].state.rglob("after-2.safetensors")
+            raw = file.read_bytes()
+            if harm == "a digit":
+                file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+            elif harm == "another round's":
+                shutil.copy(file.parent / "after-1.safetensors", file)
+            elif harm == "another site's":
+                (other,) = grid.sites[101].state.rglob("after-2.safetensors")
+                shutil.copy(other, file)
+            else:
+                file.write_bytes(safetensors.torch.save(safetensors.torch.load(raw)))
+        return packed
+
+    grid.meddle[100] = damage
+    (run,) = together(plan("scaffold", rounds=3), grid, tmp_path, heard)
+    missed = run.result["federation"]["missed"]
+    assert [m["round"] for m in missed] == [3, 3]  # neither fitted nor scored with what is not its own
+    assert all("held after round 2 is damaged" in m["why"] for m in missed)
+    assert str(tmp_path) not in missed[0]["why"]
+    assert heard.said("round 3 goes on without site")
+
+
+def test_sites_of_equal_stores_keep_their_states_apart(tmp_path: Path) -> None:
+    one, two = (StoredClientMemory(tmp_path, "digest", name) for name in ("a", "b"))
+    for number, memory in enumerate((one, two)):
+        memory.save("job", 1, {"w": torch.tensor([float(number)])}, 0)
+    assert [memory.load("job", 1)["w"].tolist() for memory in (one, two)] == [[0.0], [1.0]]
 
 
 def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(sites: Path, tmp_path: Path) -> None:

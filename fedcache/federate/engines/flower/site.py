@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 import fedcache
 from fedcache.config import TrainConfig, resolve
-from fedcache.errors import FedcacheError, FederatedRunError, StoreError, UsageError
+from fedcache.errors import CorruptionError, FedcacheError, FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.evaluate import score_job
 from fedcache.federate.engine.hyperparameters import Value
@@ -40,7 +38,8 @@ from fedcache.progress import Silent
 from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.store_choice import arrays_for, feat_post_for
-from fedcache.store.files import make_private, sha256_hex, write_atomic
+from fedcache.store.files import digest_of, make_private, sha256_hex
+from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
 
 NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
@@ -124,11 +123,6 @@ class Site:
         run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
         if job.since:
             held = self.memory.load(job.id, job.since)
-            if held is None:
-                raise FederatedRunError(
-                    f"Site {self.client.name!r} has lost what it held after round {job.since}.",
-                    "Restore its state directory, or start the run again with --fresh.",
-                )
             if held:
                 run.states[number] = held
         return run
@@ -147,23 +141,37 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StoredClientMemory:
-    """What a client holds between rounds, one file per job and round."""
+    """What a client holds between rounds: one file per job and round, sealed for them, the store and the client."""
 
     folder: Path  # of this site's state
+    store: str  # digest of the store
+    client: str  # its name; two sites may serve equal stores
 
-    def load(self, job: str, round_: int) -> Tree | None:
+    def load(self, job: str, round_: int) -> Tree:
+        """What it held after a round.
+
+        Raises FederatedRunError where that is missing or not what was written: other figures must not take its place.
+        The server is told of it, so the message holds no path.
+        """
+        hint = "Restore its state directory, or start the run again with --fresh."
         try:
-            return dict(load(self._path(job, round_).read_bytes()))
-        except (OSError, SafetensorError):
-            return None
+            found = read_sealed(self._path(job, round_), self._what(job, round_))
+        except CorruptionError as error:
+            raise FederatedRunError(
+                f"What site {self.client!r} held after round {round_} is damaged, and it does not go on from it.", hint
+            ) from error
+        if found is None:
+            raise FederatedRunError(f"Site {self.client!r} has lost what it held after round {round_}.", hint)
+        return found.tensors
 
     def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
         """Keep what it holds after a round, and what it held at ``since``, in case the answer is lost on its way."""
         path = self._path(job, round_)
-        for folder in (self.folder, path.parent):
+        for folder in (self.folder, path.parent.parent, path.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
-        write_atomic(path, save({k: t.detach().contiguous().clone() for k, t in tree.items()}))
+        tensors = {k: t.detach().contiguous().clone() for k, t in tree.items()}  # files hold no shared memory
+        write_sealed(path, self._what(job, round_), {}, tensors)
         for old in path.parent.glob("after-*.safetensors"):
             if int(old.stem.removeprefix("after-")) < since:
                 old.unlink(missing_ok=True)
@@ -171,7 +179,10 @@ class StoredClientMemory:
     def _path(self, job: str, round_: int) -> Path:
         if not job.isalnum():
             raise FederatedRunError(f"A job is called {job!r:.40}.", "Start the run with fedcache flower.")
-        return self.folder / job / f"after-{round_}.safetensors"
+        return self.folder / job / digest_of(self.client)[:16] / f"after-{round_}.safetensors"
+
+    def _what(self, job: str, round_: int) -> dict[str, Any]:
+        return {"kind": "client state", "store": self.store, "client": self.client, "job": job, "round": round_}
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,8 @@ class ShardSite:
                 )
             data, client = request.data(str(message.words["feat_post"])), request.client(self.name)
             domains = len(request.store.samples.domains)
-            return Site(request.method, data, client, StoredClientMemory(self.state), domains).answer(kind, message)
+            memory = StoredClientMemory(self.state, str(request.store.dataset["digest"]), client.name)
+            return Site(request.method, data, client, memory, domains).answer(kind, message)
         except FedcacheError as error:
             return refused(error)
 

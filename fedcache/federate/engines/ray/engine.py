@@ -187,7 +187,7 @@ def read_run(path: Path, *, reused: bool) -> Run:
         )
     result = read_result(path / "result.json")
     check_files(path, result)
-    return Run(path, result, measured_of(path) or {}, reused=reused)
+    return Run(path, result, measured_of(path, result) or {}, reused=reused)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""Sealed files: what fedcache keeps for itself and reads back, whole, unchanged and in its own place, or not at all.
+
+A seal is signed JSON (``files.to_signed``) around the content and around *what the file is*: its kind and whose it is,
+as the run and seed of a checkpoint. So a changed digit is found, and also two whole files that were exchanged. Files
+with tensors are safetensors; the seal lies in their metadata and holds a digest of the tensors.
+
+What is sealed can be made again. A file that is damaged, another's, or of a release that did not seal it is never read:
+the caller forgets it, says so where that costs time, or refuses to go on where it cannot be made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcache.errors import CorruptionError
+from fedcache.store.files import parse_signed, read_whole, to_signed, write_atomic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TENSORS, SEAL = ".safetensors", "seal"
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a sealed file holds."""
+
+    content: Any  # JSON value
+    tensors: dict[str, Tensor]  # {} for a file of JSON alone
+
+
+def write_sealed(
+    path: Path, what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Replace ``path`` by a sealed file, whole or not at all.
+
+    Args:
+        path: ends in ``.safetensors`` exactly where there are ``tensors``.
+        what: what the file is, a JSON object that the reader must know: its kind and whose it is.
+        content: any JSON value without NaN.
+        tensors: by name, of any shape and dtype; they are written from the CPU.
+    """
+    if (tensors is not None) != (path.suffix == TENSORS):
+        raise ValueError(f"{path.name}: {TENSORS} files hold tensors, and no others do")
+    if tensors is None:
+        write_atomic(path, to_signed({"what": dict(what), "content": content}))
+        return
+    from safetensors.torch import save
+
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    seal = to_signed({"what": dict(what), "content": content, "tensors": _tensors_digest(plain)})
+    write_atomic(path, save(plain, {SEAL: seal.decode()}))
+
+
+def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
+    """What a sealed file holds; None where there is no file. Nothing of it is returned before the seal agrees.
+
+    Raises CorruptionError for a file that is not what was written, not sealed, or not ``what``.
+    """
+    if not path.exists():
+        return None
+    try:
+        return _opened(path, what)
+    except FileNotFoundError:  # removed at this moment, by another process that has ended the same work
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        why = error.args[0] if type(error) is ValueError and error.args else "cannot be read"
+        raise CorruptionError(f"{path} {why}.", "Remove it; what it held is made again.") from error
+
+
+def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
+    """As ``read_sealed``, with the errors of whatever reads the bytes; ValueError in words for what the seal says."""
+    tensors: dict[str, Tensor] = {}
+    if not path.is_file():
+        raise ValueError("is no file")
+    if path.suffix != TENSORS:
+        seal = parse_signed(read_whole(path))
+    else:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                seal = parse_signed((file.metadata() or {})[SEAL].encode())
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        except SafetensorError as error:
+            raise ValueError("is not the file that was written") from error
+        if seal["tensors"] != _tensors_digest(tensors):
+            raise ValueError("holds other tensors than were written")
+    if seal["what"] != what:
+        raise ValueError("is another file than its name says")
+    return Sealed(seal["content"], tensors)
+
+
+def _tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and bytes."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        digest.update(f"{name}:{t.dtype}:{tuple(t.shape)}\n".encode())
+        if t.numel():
+            digest.update(t.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,120 @@
+"""What a home remembers so that nothing is read twice: sealed, and forgotten when it is not what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import fedcache, ok
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import folder
+
+from fedcache.extract.backbones import lookup
+from fedcache.extract.digests import DigestMemory
+from fedcache.store.files import canonical_json
+
+facts = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@examples(40, 1000)
+@given(key=st.lists(facts, min_size=1, max_size=3), fact=facts)
+def test_a_fact_is_recalled_as_it_was(key: list[Any], fact: Any, tmp_path_factory: Any) -> None:
+    memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
+    memory.remember(key, fact)
+    assert memory.recall(key) == json.loads(json.dumps(fact))
+    assert DigestMemory(memory.root, rehash=True).recall(key) is None
+
+
+@examples(40, 1000)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_fact_is_forgotten(place: float, bit: int, tmp_path_factory: Any) -> None:
+    memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
+    memory.remember(["uids", 1, "a"], {"uid": "AAAA", "unreadable": 3})
+    (file,) = memory.root.iterdir()
+    raw = bytearray(file.read_bytes())
+    raw[int(place * len(raw))] ^= 1 << bit
+    file.write_bytes(raw)
+    assert memory.recall(["uids", 1, "a"]) is None
+
+
+def test_a_fact_about_something_else_is_forgotten(tmp_path: Path) -> None:
+    memory = DigestMemory(tmp_path / "digests")
+    memory.remember(["a"], 1)
+    (a,) = memory.root.iterdir()
+    raw = a.read_bytes()
+    memory.remember(["b"], 2)
+    (b,) = set(memory.root.iterdir()) - {a}
+    b.write_bytes(raw)
+    assert memory.recall(["b"]) is None
+    a.write_bytes(canonical_json({"key": ["a"], "fact": 1}))  # of a release that did not seal
+    assert memory.recall(["a"]) is None
+    a.write_text("[" * 100_000)
+    assert memory.recall(["a"]) is None
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[str, ...]:
+    return ("extract", "--dataset", f"folder:{folder(tmp_path / 'images', train=6, test=2)}", "--workers", "0")
+
+
+def home() -> Path:
+    return Path(os.environ["FEDCACHE_HOME"])
+
+
+@pytest.mark.parametrize("harm", ["a character", "no base64", "zeroed"])
+def test_damaged_memories_change_no_store(images: tuple[str, ...], harm: str) -> None:
+    """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
+    first = ok(*images, "--backbones", "random-projection")
+    for file in (home() / "digests").iterdir():
+        raw = file.read_bytes()
+        at = raw.index(b'"uid":"') + 10 if b'"uid":"' in raw else len(raw) // 2
+        file.write_bytes(
+            bytes(len(raw)) if harm == "zeroed" else raw[:at] + (b"?" if harm == "no base64" else b"A") + raw[at + 1 :]
+        )
+    again = ok(*images, "--backbones", "random-projection,pixels", "--size", 16)
+    assert again.data["path"] == first.data["path"]
+    assert len(list((home() / "stores").glob("*.zarr"))) == 1
+
+
+def test_a_damaged_recipe_is_derived_again(tmp_path: Path) -> None:
+    row = lookup("random-projection:16", home=tmp_path)
+    (file,) = (tmp_path / "recipes").iterdir()
+    raw = file.read_bytes()
+    file.write_bytes(raw.replace(b'"width":16', b'"width":17'))
+    assert file.read_bytes() != raw
+    assert lookup("random-projection:16", home=tmp_path) == row
+    assert file.read_bytes() == raw
+    other = lookup("random-projection:32", home=tmp_path)
+    (second,) = set((tmp_path / "recipes").iterdir()) - {file}
+    shutil.copy(file, second)
+    assert lookup("random-projection:32", home=tmp_path) == other
+
+
+def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[str, ...]) -> None:
+    ok(*images, "--backbones", "random-projection")
+    last = home() / "last.json"
+    raw = last.read_bytes()
+    for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
+        last.write_bytes(bad)
+        for words in (("extract", "--backbones", "pixels"), ("train", "--method", "fed3r"), ("inspect",)):
+            found = fedcache(*words, "--json")
+            assert found.code == 5
+            assert str(last) in found.envelope["error"]["message"]
+            assert "--dataset" in found.envelope["error"]["hint"]
+        assert fedcache("methods", "info", "fed3r").code == 0
+    last.unlink()
+    missing = fedcache("extract", "--backbones", "pixels", "--json")
+    assert missing.code == 2
+    assert "is not remembered" in missing.envelope["error"]["message"]
+    assert ok(*images, "--backbones", "random-projection").data["path"] == json.loads(raw)["content"]["store"]
+    assert last.read_bytes() == raw

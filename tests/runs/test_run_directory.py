@@ -1,0 +1,173 @@
+"""What a resume reads: sealed for its run and seed; what is not whole, or another's, begins again with a warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import folder
+from safetensors import safe_open
+from safetensors.torch import save
+
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.runs import loop
+from fedcache.runs.directory import RunDirectory, measured_of
+from fedcache.runs.identity import Identity
+from fedcache.store.files import to_signed
+
+TENSORS = {"server/W": torch.arange(6.0).reshape(2, 3), "client/1/n": torch.tensor(3), "empty": torch.empty(0, 2)}
+STATE = {"round": 4, "records": [{"round": 4, "accuracy": float("nan"), "clients": [0, 2]}], "traffic": {"up": [10]}}
+
+
+def directory(root: Path, method: str = "fedavg") -> RunDirectory:
+    made = RunDirectory(root, Identity({"method": method}, ["r"], "d", ["p"], "c"))
+    made.begin({"method": method}, {})
+    return made
+
+
+def read(run: RunDirectory, seed: int = 0) -> tuple[Any, list[str]]:
+    """A checkpoint with its tensors as lists, and what was said."""
+    said: list[str] = []
+    found = run.checkpoint(seed, said.append)
+    return None if found is None else ({k: t.tolist() for k, t in found[0].items()}, json.dumps(found[1])), said
+
+
+def checkpoint_of(run: RunDirectory, seed: int = 0) -> Path:
+    return run.path / f"checkpoint-{seed}.safetensors"
+
+
+def test_a_checkpoint_is_given_back_as_it_was(tmp_path: Path) -> None:
+    run = directory(tmp_path)
+    run.save_checkpoint(0, TENSORS, STATE)
+    found, said = read(run)
+    assert found == ({k: t.tolist() for k, t in TENSORS.items()}, json.dumps(STATE))
+    assert said == []
+    assert read(run, seed=1) == (None, [])
+
+
+@examples(60, 2000)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place: float, bit: int, tmp_path_factory: Any) -> None:
+    run = directory(tmp_path_factory.mktemp("flipped"))
+    run.save_checkpoint(0, TENSORS, STATE)
+    whole, _ = read(run)
+    raw = bytearray(checkpoint_of(run).read_bytes())
+    raw[int(place * len(raw))] ^= 1 << bit
+    checkpoint_of(run).write_bytes(raw)
+    found, said = read(run)
+    assert found in (None, whole)  # the spaces that pad a header hold nothing
+    assert found is not None or ("Seed 0 begins again." in said[0] and not checkpoint_of(run).exists())
+
+
+@pytest.mark.parametrize(("old", "new"), [('"round": 4', '"round": 7'), ("[10]", "[11]"), ("[0, 2]", "[0, 1]")])
+def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path: Path, old: str, new: str) -> None:
+    """The digest of the first release covered the tensors alone: round 4 became round 7, and the result was wrong."""
+    run = directory(tmp_path)
+    run.save_checkpoint(0, TENSORS, STATE)
+    with safe_open(checkpoint_of(run), framework="pt") as file:
+        meta = {k: v.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]) for k, v in file.metadata().items()}
+        assert meta != file.metadata()
+    checkpoint_of(run).write_bytes(save(TENSORS, meta))
+    found, said = read(run)
+    assert found is None
+    assert len(said) == 1
+
+
+def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path: Path) -> None:
+    run, other = directory(tmp_path), directory(tmp_path, "fedprox")
+    for seed in (0, 1):
+        run.save_checkpoint(seed, TENSORS, {**STATE, "round": seed})
+        other.save_checkpoint(seed, TENSORS, {**STATE, "round": seed})
+    shutil.copy(checkpoint_of(run, 1), checkpoint_of(run, 0))
+    shutil.copy(checkpoint_of(other, 1), checkpoint_of(run, 1))
+    for seed in (0, 1):
+        found, said = read(run, seed)
+        assert found is None
+        assert "is another file than its name says" in said[0]
+    assert read(other, 0)[0] is not None
+
+
+def test_a_checkpoint_of_a_release_that_did_not_seal_begins_again(tmp_path: Path) -> None:
+    run = directory(tmp_path)
+    checkpoint_of(run).write_bytes(save(TENSORS, {"meta": json.dumps({"state": STATE, "digest": "0" * 64})}))
+    found, said = read(run)
+    assert found is None
+    assert "Seed 0 begins again." in said[0]
+
+
+def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path: Path) -> None:
+    run, other, said = directory(tmp_path), directory(tmp_path, "fedprox"), []
+    run.save_seed(0, {"accuracy": 0.9})
+    run.save_seed(1, {"accuracy": 0.1})
+    other.save_seed(0, {"accuracy": 0.5})
+    assert run.seed_result(1, said.append) == {"accuracy": 0.1}
+    shutil.copy(run.path / "seed-0.json", run.path / "seed-1.json")
+    shutil.copy(other.path / "seed-0.json", run.path / "seed-0.json")
+    assert run.seed_result(0, said.append) is None
+    assert run.seed_result(1, said.append) is None
+    assert len(said) == 2
+
+
+def test_measurements_of_another_run_are_not_shown(tmp_path: Path) -> None:
+    run, other = directory(tmp_path), directory(tmp_path, "fedprox")
+    results = [d.finish({"digest": d.identity.digest}, [], {"seconds": {"train": 1.5}}) for d in (run, other)]
+    assert measured_of(run.path, results[0]) == {"seconds": {"train": 1.5}}
+    shutil.copy(other.path / "measured.json", run.path)
+    assert measured_of(run.path, results[0]) is None
+    (run.path / "measured.json").write_bytes(to_signed({"seconds": {"train": 0.1}}))
+    assert measured_of(run.path, results[0]) is None
+
+
+class StopsAfterTwoRounds(Silent):
+    def __init__(self) -> None:
+        self.flag, self.said, self.rounds = Stop(), [], 0
+
+    def advance(self, units: int) -> None:
+        self.rounds += units
+        if self.rounds == 2:
+            self.flag.ask()
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+
+def extracted(place: Path) -> Path:
+    from command import ok
+
+    images = folder(place / "shapes", train=12, test=4)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(done.data["path"])
+
+
+def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(
+    once: Callable[[Callable[[Path], Path]], Path],
+) -> None:
+    once(extracted)
+    home, dealt = Home(Path(os.environ["FEDCACHE_HOME"])), PartitionConfig("iid", 3)
+    config = TrainConfig(method="fedavg", rounds=4, seeds="0")
+    whole = loop.train(config, home, partition=dealt, runs=home.root / "whole")
+    first = StopsAfterTwoRounds()
+    with pytest.raises(FedcacheError) as caught:
+        loop.train(config, home, partition=dealt, observer=first, stop=first.flag)
+    assert caught.value.code is Exit.INTERRUPTED
+    (checkpoint,) = home.runs.rglob("checkpoint-0.safetensors")
+    raw = checkpoint.read_bytes()
+    at = raw.index(b"accuracy")
+    checkpoint.write_bytes(raw[:at] + b"b" + raw[at + 1 :])
+    second = StopsAfterTwoRounds()
+    second.rounds = 10
+    run = loop.train(config, home, partition=dealt, observer=second)
+    assert [s for s in second.said if "Seed 0 begins again." in s]
+    assert (run.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()

@@ -1,0 +1,89 @@
+"""Sealed files: given back as they were, or refused in words; never another's, and never a number that was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import CorruptionError
+from fedcache.store.sealed import read_sealed, write_sealed
+
+WHAT = {"kind": "test", "run": "ab", "seed": 3}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+shapes = st.lists(st.integers(0, 3), max_size=3)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@examples(40, 1000)
+@given(content=values, kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3))
+def test_what_is_sealed_is_given_back(content: Any, kinds: Any, tmp_path_factory: Any) -> None:
+    folder = tmp_path_factory.mktemp("sealed")
+    tensors = (
+        None if kinds is None else {f"t{i}": torch.ones(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)}
+    )
+    path = folder / ("a.json" if tensors is None else "a.safetensors")
+    write_sealed(path, WHAT, content, tensors)
+    found = read_sealed(path, WHAT)
+    assert found is not None
+    assert found.content == json.loads(json.dumps(content))
+    assert found.tensors.keys() == (tensors or {}).keys()
+    for name, tensor in (tensors or {}).items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
+def test_a_file_that_is_another_than_its_name_says_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    assert read_sealed(path, WHAT) is None
+    write_sealed(path, WHAT, 1, {"w": torch.ones(2)} if path.suffix == ".safetensors" else None)
+    for other in ({**WHAT, "seed": 4}, {**WHAT, "kind": "other"}, {"kind": "test"}, {}):
+        with pytest.raises(CorruptionError, match="another file than its name says"):
+            read_sealed(path, other)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
+def test_what_is_no_sealed_file_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_sealed(path, WHAT, [1.5], {"w": torch.ones(2)} if path.suffix == ".safetensors" else None)
+    raw = path.read_bytes()
+    for bad in (b"", raw[:-1], raw + b" ", raw[:9], bytes(len(raw)), b"[" * 99_999, b"\xff" * 64, b"{}", raw[::-1]):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptionError) as caught:
+            read_sealed(path, WHAT)
+        assert caught.value.message.startswith(str(path))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CorruptionError, match="is no file"):
+        read_sealed(path, WHAT)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(CorruptionError, match="is no file"):  # and nobody waits for a writer
+        read_sealed(path, WHAT)
+
+
+def test_a_changed_tensor_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_sealed(path, WHAT, None, {"w": torch.ones(2)})
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(CorruptionError, match="holds other tensors than were written"):
+        read_sealed(path, WHAT)
+
+
+def test_files_with_tensors_are_called_so(tmp_path: Path) -> None:
+    for name, tensors in (("a.json", {}), ("a.safetensors", None)):
+        with pytest.raises(ValueError, match="hold tensors"):
+            write_sealed(tmp_path / name, WHAT, 1, tensors)
