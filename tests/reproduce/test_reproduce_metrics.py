@@ -1,0 +1,111 @@
+"""Metrics of tables, each by hand from a stored run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcache.errors import FedcacheError
+from fedcache.reproduce.metrics import Measurement, compare, measure, subtract, unit
+from fedcache.reproduce.registry import Printed
+from fedcache.runs.run import Run
+
+RESULT: dict[str, Any] = {
+    "accuracy": {
+        "mean": 0.5, "client_mean": 0.625, "per_client": [0.75, None, 0.25],
+        "per_domain": {"real": 0.125, "clipart": 0.5},
+    },
+    "fairness": {"worst10": 0.25, "worst40": None, "best10": 1.0, "std_pp": 3.5},
+    "macro_f1": {"mean": 0.375},
+    "parameters": {"trainable": 1000, "fixed": 64},
+    "traffic": {"paper": {"per_client_round": {"up": 2560, "down": 1}}},
+    "hyperparameters": {"dim": 3},
+    "widths": [4, 6],
+    "classes": 5,
+}  # fmt: skip
+MEASURED = {"per_seed": {"0": {"rounds": [1.0, 2.0]}, "1": {"rounds": [6.0]}}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    records = [
+        {"round": i, "seed": 0, "accuracy": a, "diagnostics": {"entropy_bits": 3.0 - i}}
+        for i, a in enumerate((0.2, 0.796, 0.8, 0.7), 1)
+    ]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return Run(tmp_path, RESULT, MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("accuracy", 50.0),
+        ("client_mean", 62.5),
+        ("client_min", 25.0),
+        ("client:0", 75.0),
+        ("client:1", None),  # it has no test rows
+        ("client:3", None),  # there are three clients
+        ("domain:real", 12.5),
+        ("domain:sketch", None),
+        ("worst10", 25.0),
+        ("worst20", None),
+        ("worst40", None),
+        ("best10", 100.0),
+        ("std", 3.5),
+        ("params", 2560.0),
+        ("head_params", (4 + 6) * 3 + 3 * 5),  # P and Q, without biases
+        ("fixed_params", 64.0),
+        ("macro_f1", 37.5),
+        ("seconds_per_round", 3.0),
+        ("curve", [20.0, 79.6, 80.0, 70.0]),
+        ("curve:entropy_bits", [2.0, 1.0, 0.0, -1.0]),
+        ("curve:loss", None),
+        ("near_best", 2.0),  # 79.6 is within half a point of 80
+    ],
+)
+def test_a_metric_by_hand(metric: str, expected: Any, run: Run) -> None:
+    found = measure(metric, run)
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_all_that_is_trained_of_an_encoder_counts(run: Run) -> None:
+    whole = Run(run.path, {**RESULT, "hyperparameters": {"encoder": "conv"}}, {})
+    assert measure("head_params", whole) == 1000.0
+    assert measure("seconds_per_round", whole) is None
+    nobody = Run(run.path, {**RESULT, "accuracy": {"per_client": [None]}}, {})
+    assert measure("client_min", nobody) is None
+
+
+def test_a_run_without_rounds_has_no_curve(run: Run) -> None:
+    (run.path / "rounds.jsonl").write_text("")
+    assert measure("curve", run) is None
+    assert measure("near_best", run) is None
+
+
+def test_units_and_unknown_metrics(run: Run) -> None:
+    words = ("accuracy", "client:3", "std", "seconds_per_round", "curve", "curve:loss", "params", "entropy_bound")
+    assert [unit(w) for w in words] == ["%", "%", "points", "s", "%", "", "", "bits"]
+    with pytest.raises(FedcacheError, match="Did you mean 'accuracy'"):
+        measure("acuracy", run)
+
+
+def test_differences_by_hand() -> None:
+    both = subtract(Measurement(5.0, 3.0, 4), Measurement(2.0, 4.0, 9))
+    assert (both.mean, both.std, both.n) == (3.0, 5.0, 4)
+    assert subtract(Measurement(5.0, None, 4), Measurement(2.0, 4.0, 9)).std is None
+    assert subtract(Measurement(n=4), Measurement(2.0, 4.0, 9)) == Measurement(n=4)
+    texts = compare(Printed(text="a > b"), 0, Measurement(text="a > b"))
+    assert (texts.same, texts.difference) == (True, None)
+    assert compare(Printed(text="a > b"), 0, Measurement(text="b > a")).same is False
+    assert compare(Printed(text="a > b"), 0, Measurement()).same is None
+    assert compare(None, 3, Measurement(1.0)).difference is None
+    assert compare(Printed(mean=2.0), 3, Measurement()).difference is None
+    alone = compare(Printed(mean=2.0), 0, Measurement(5.0))
+    assert (alone.difference, alone.errors, alone.spread) == (3.0, None, "")
+    printed = compare(Printed(mean=2.0, std=3.0), 9, Measurement(5.0))
+    assert (printed.errors, printed.spread) == (pytest.approx(3.0), "printed")
+    measured = compare(Printed(mean=2.0, std=3.0), 0, Measurement(5.0, 4.0, 4))
+    assert (measured.errors, measured.spread) == (pytest.approx(1.5), "got")
