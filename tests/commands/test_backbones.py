@@ -1,0 +1,98 @@
+"""``fedcache backbones``: what is listed, imported, verified and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_files import resnet18_metadataset, save_metadataset
+from command import fedcache, ok
+
+from fedcache.store.files import file_sha256
+
+NAME = "resnet18-quickdraw"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return save_metadataset(tmp_path / "model_best.pth.tar", resnet18_metadataset())
+
+
+def ready() -> dict[str, bool]:
+    return {entry["name"]: entry["ready"] for entry in ok("backbones", "list").data["backbones"]}
+
+
+def test_an_imported_checkpoint_is_ready_verified_and_described(own_home: Path, checkpoint: Path) -> None:
+    before = ready()
+    assert before["random-projection"]
+    assert not before[NAME]
+    missing = ok("backbones", "info", NAME).data
+    assert (missing["name"], missing["width"], missing["text_width"]) == (NAME, 512, None)
+    assert missing["status"].startswith("missing. ")
+    assert "fedcache backbones import" in missing["status"]
+    done = ok("backbones", "import", checkpoint, "--as", NAME).data
+    kept = Path(done["path"])
+    assert kept.suffix == ".safetensors"
+    assert kept.is_relative_to(own_home)
+    assert ready() == {**before, NAME: True, **{n: True for n in before if n.startswith(f"{NAME}-")}}
+    assert ok("backbones", "info", NAME).data["status"].startswith("ready: ")
+    checked = ok("backbones", "verify", NAME).data
+    assert (checked["name"], checked["width"]) == (NAME, 512)
+    pulled = ok("backbones", "pull", NAME).data
+    assert pulled == {"name": NAME, "path": str(kept), "sha256": checked["sha256"]}
+    assert checked["sha256"] == file_sha256(kept)
+    shown = fedcache("backbones", "info", NAME).out
+    assert "features      512" in shown
+    assert "size          " in shown
+    row = next(line for line in fedcache("backbones", "list").out.splitlines() if line.split()[:1] == [NAME])
+    assert row.split()[:4] == [NAME, "512", str(checked_size(NAME)), "yes"]
+
+
+def checked_size(name: str) -> int:
+    return int(ok("backbones", "info", name).data["recipe"]["size"])
+
+
+def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
+    given = f"{NAME}={checkpoint}"
+    listed = ok("backbones", "list", "--weights", given).data["backbones"]
+    assert next(e for e in listed if e["name"] == NAME)["ready"]
+    assert not ready()[NAME], "nothing was kept"
+
+
+def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
+    told = ok("backbones", "info", "glyph-clip").data
+    assert told["text_width"] == told["width"]
+    assert ok("backbones", "verify", "glyph-clip").data["width"] == told["width"]
+    assert ok("backbones", "verify", "pixels").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("verify", "clip-rn50"), 6, "clip-rn50"),
+        (("pull", "clip-rn50"), 6, "Downloads are off"),
+        (("pull", NAME), 6, NAME),
+        (("info", "resnet18-quickdrow"), 2, "Did you mean"),
+        (("verify", "resnet18-quickdrow"), 2, "Did you mean"),
+        (("import", "no-such-file.pth", "--as", NAME), 6, "no-such-file.pth"),
+    ],
+)
+def test_what_is_missing_or_misspelt_is_one_sentence(
+    words: tuple[str, ...], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
+    done = fedcache("backbones", *words, "--json")
+    assert done.code == code, done.err
+    assert said in done.envelope["error"]["message"]
+    assert done.envelope["error"]["hint"]
+
+
+def test_a_model_of_another_width_does_not_verify(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.extract.backbones.encoder import ModuleEncoder
+
+    real = ModuleEncoder.image
+    for said, change in (("(2, 511)", lambda x: x[:, 1:]), ("(2, 512)", lambda x: x * float("nan"))):
+        monkeypatch.setattr(ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x)))
+        done = fedcache("backbones", "verify", NAME, "--weights", f"{NAME}={checkpoint}", "--json")
+        assert done.code == 6
+        assert f"{NAME} gave {said} features, expected (2, 512)" in done.envelope["error"]["message"]
