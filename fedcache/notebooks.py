@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from fedcache.errors import MachineError
+from fedcache.visible_text import visible
 
 MOST_ROWS = 30
 """Rows that a table of a notebook shows."""
@@ -15,15 +16,15 @@ MOST_ROWS = 30
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table; whatever is in its cells stays text. Rows past ``MOST_ROWS`` are counted, not shown."""
     every = list(rows)
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    head = "".join(f"<th>{escape(visible(c))}</th>" for c in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape('' if cell is None else str(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{escape('' if cell is None else visible(str(cell)))}</td>" for cell in row) + "</tr>"
         for row in every[:MOST_ROWS]
     )
     more = len(every) - MOST_ROWS
     rest = f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>' if more > 0 else ""
     top = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f"<table><caption>{escape(title)}</caption>{top}<tbody>{body}{rest}</tbody></table>"
+    return f"<table><caption>{escape(visible(title))}</caption>{top}<tbody>{body}{rest}</tbody></table>"
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:

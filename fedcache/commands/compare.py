@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import command, runs_directory
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison_output import caption, differences, sentences, values
@@ -95,7 +95,7 @@ def compare(
     data = {**made.to_dict(), "files": files}
     if form in ("markdown", "latex"):
         return CommandResult(data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")])
-    written_files = [plain_text(f"Written: {name}") for name in files]
+    written_files = [plain_line(f"Written: {name}") for name in files]
     return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
 
 
@@ -128,7 +128,7 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
     shown: list[Any] = []
     for c in made.tables:
         shown += tables_of(c)
-    return [*shown, *map(plain_text, made.said)]
+    return [*shown, *map(plain_line, made.said)]
 
 
 def tables_of(c: Comparison) -> list[Any]:
@@ -142,11 +142,4 @@ def tables_of(c: Comparison) -> list[Any]:
         shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
     # The title names the setting, and the word says what bold says in a document.
     what = caption(c).removeprefix(f"{c.setting}: ").replace(" Bold: best.", "")
-    return [*shown, *map(plain_text, [what, *sentences(c)]), plain_text("")]
-
-
-def plain_text(text: str) -> Any:
-    """A line that rich does not read as markup."""
-    from rich.text import Text
-
-    return Text(text)
+    return [*shown, *map(plain_line, [what, *sentences(c)]), plain_line("")]

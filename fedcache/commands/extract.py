@@ -30,6 +30,7 @@ from fedcache.federate.engines.choose import engine_of
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE
+from fedcache.visible_text import visible
 
 SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
@@ -183,7 +184,7 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path) -> list[str]:
         return []
     what = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
     lines = [f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"]
-    lines += [f"  {entry['name']}: {entry['reason']}" for entry in bad[:SHOWN]]
+    lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = f"and {len(bad) - SHOWN:,} more: " if len(bad) > SHOWN else ""
     return [*lines, f"  {more}{store / QUARANTINE}"]
 

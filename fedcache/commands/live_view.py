@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fedcache.progress import Round
+from fedcache.visible_text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,7 +112,7 @@ def bar(stretch: Stretch) -> Progress:
             for task in self.tasks:
                 task.completed = stretch.done
             yield self.make_tasks_table(self.tasks)
-            yield Text(stretch.words(time.monotonic()))
+            yield Text(visible(stretch.words(time.monotonic())))
 
     made = WithWords(
         TextColumn("{task.description}", markup=False),

@@ -20,6 +20,7 @@ import typer
 from fedcache.commands.live_view import Stretch, animated, bar
 from fedcache.errors import Exit, FedcacheError, InternalError, MachineError, StoppedError, memory_error
 from fedcache.progress import Round
+from fedcache.visible_text import escape_json, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -56,6 +57,7 @@ class TerminalObserver:
     def _say(self, text: str) -> None:
         if self.quiet:
             return
+        text = visible(text, lines=True)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -63,7 +65,7 @@ class TerminalObserver:
 
     def start(self, what: str, total: int, unit: str) -> None:
         """Begin a bar or a stretch of lines."""
-        self._stretch = Stretch(what, total, unit)
+        self._stretch = Stretch(visible(what), total, unit)
         self._said = self._stretch.begun
         if not self.quiet and animated():
             self._bar = bar(self._stretch)
@@ -82,7 +84,7 @@ class TerminalObserver:
         self._stretch.advance(units, now)
         if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
             self._said = now
-            print(f"{self._stretch.what}: {self._stretch.words(now)}", file=sys.stderr, flush=True)
+            print(f"{self._stretch.what}: {visible(self._stretch.words(now))}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
@@ -121,7 +123,7 @@ class TextTable:
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
                 if cell is not None and str(cell) != "":
-                    yield Text(f"{name}: {cell}", overflow="fold")
+                    yield Text(f"{name}: {visible(str(cell))}", overflow="fold")
             yield Text("")
 
     def table(self) -> Table:
@@ -130,12 +132,20 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
-        made = Table(title=self.title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        title = Text(visible(self.title), style="table.title") if self.title else None
+        made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for column in self.columns:
             made.add_column(column, justify="right" if column in self.right else "left", overflow="fold")
         for row in self.rows:
-            made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+            made.add_row(*(Text("" if cell is None else visible(str(cell))) for cell in row))
         return made
+
+
+def plain_line(text: str) -> Any:
+    """A line among tables, which rich does not read as markup."""
+    from rich.text import Text
+
+    return Text(visible(text, lines=True))
 
 
 @dataclass
@@ -193,7 +203,7 @@ def as_told(error: BaseException) -> FedcacheError:
     short = memory_error(error)
     if short is not None:
         return short
-    traceback.print_exception(error)
+    print(visible("".join(traceback.format_exception(error)), lines=True), end="", file=sys.stderr)
     return InternalError(
         f"This is a bug in fedcache: {type(error).__name__}: {error}",
         "Please report it with the lines above and the output of `fedcache doctor`.",
@@ -207,7 +217,7 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
         envelope(command, status, {"data": result.data}, warnings)
     else:
         for line in result.lines:
-            print(line)
+            print(visible(line, lines=True))
         if result.renderables:
             from rich.console import Console
 
@@ -236,8 +246,7 @@ def unwritable(error: OSError) -> Exit:
 
 def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[str] = ()) -> None:
     """Print an error: the message and the next command on stderr, and the envelope on stdout with ``--json``."""
-    print(f"fedcache: {error.message}", file=sys.stderr)
-    print(error.hint, file=sys.stderr)
+    print(visible(f"fedcache: {error.message}\n{error.hint}", lines=True), file=sys.stderr)
     if as_json:
         detail = {"code": int(error.code), "name": error.code.name, "message": error.message, "hint": error.hint}
         try:
@@ -250,7 +259,7 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
 def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable[str]) -> None:
     """One JSON object on stdout; NaN becomes null, because JSON has none."""
     whole = {"schema": SCHEMA, "command": command, "status": status, **body, "warnings": list(warnings)}
-    print(json.dumps(_plain(whole), ensure_ascii=False, allow_nan=False))
+    print(escape_json(json.dumps(_plain(whole), ensure_ascii=False, allow_nan=False)))
 
 
 def _plain(value: Any) -> Any:

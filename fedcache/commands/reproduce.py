@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
-from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engines.choose import engine_of
@@ -185,8 +185,6 @@ def run_entry(
     name: str, options: Any, runs: Path | None, out: Path | None, observer: TerminalObserver, engine: Any
 ) -> CommandResult:
     """Run an entry and show it."""
-    from rich.text import Text
-
     from fedcache.reproduce import render, runner
 
     if out is not None and not out.parent.is_dir():
@@ -208,4 +206,4 @@ def run_entry(
     columns = render.columns(report)
     shown = TextTable(render.title(report), columns, render.rows(report), right=columns[columns.index("got") :])
     below = [*render.sentences(report), *([str(out)] if out is not None else [])]
-    return CommandResult(render.report_data(report), renderables=[shown, *map(Text, below)])
+    return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

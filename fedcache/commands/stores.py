@@ -23,6 +23,7 @@ from fedcache.store.sidecars import QUARANTINE, VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
+from fedcache.visible_text import visible
 
 
 @command("ls")
@@ -172,8 +173,8 @@ def inspect(observer: TerminalObserver, store: Where = None, dataset: Dataset = 
         *([f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}"] if bad else []),
         *([f"vanished    {vanished:,} rows of images that are no longer in the dataset"] if vanished else []),
         *([f"test set    {opened.dataset['held_out']}"] if "held_out" in opened.dataset else []),
-        f"classes     {len(samples.classes)}: {', '.join(samples.classes[:12])}{more}",
-        f"domains     {', '.join(samples.domains)}",
+        f"classes     {len(samples.classes)}: {', '.join(map(visible, samples.classes[:12]))}{more}",
+        f"domains     {', '.join(map(visible, samples.domains))}",
         *(text_of(opened) or ["text        none"]),
         f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}",
     ]

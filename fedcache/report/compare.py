@@ -13,6 +13,7 @@ from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, wi
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
+from fedcache.visible_text import visible
 
 PAIRS = ("best", "all")
 LOWEST, HIGHEST = 0.5, 0.999
@@ -65,7 +66,7 @@ class Comparisons:
         from html import escape
 
         return "".join(
-            [*(f"<p>{escape(s)}</p>" for s in self.said), *(comparison_output.as_html(c) for c in self.tables)]
+            [*(f"<p>{escape(visible(s))}</p>" for s in self.said), *(comparison_output.as_html(c) for c in self.tables)]
         )
 
     def __repr__(self) -> str:

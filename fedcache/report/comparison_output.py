@@ -15,6 +15,7 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.report.drawing import plain, write_drawing
 from fedcache.report.paired_tests import Comparison, Pair
+from fedcache.visible_text import visible
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"
@@ -166,18 +167,18 @@ def latex(c: Comparison) -> str:
 
 def comment(text: str) -> str:
     """A sentence that LaTeX does not set."""
-    return f"% {_one_line(text)}"
+    return f"% {visible(text)}"
 
 
 def as_html(c: Comparison) -> str:
     """Tables and sentences for a notebook."""
-    parts = [f"<h4>{html.escape(c.setting)}</h4>"]
+    parts = [f"<h4>{_html(c.setting)}</h4>"]
     for sheet in sheets(c):
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in sheet.columns)
-        rows = _marked(sheet, html.escape, html.escape, lambda s: f"<b>{s}</b>")
+        head = "".join(f"<th>{_html(name)}</th>" for name in sheet.columns)
+        rows = _marked(sheet, _html, _html, lambda s: f"<b>{s}</b>")
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    parts += [f"<p>{html.escape(said)}</p>" for said in (caption(c), *sentences(c))]
+    parts += [f"<p>{_html(said)}</p>" for said in (caption(c), *sentences(c))]
     return "".join(parts)
 
 
@@ -216,17 +217,17 @@ def _marked(
     return made
 
 
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+def _html(text: str) -> str:
+    return html.escape(visible(text))
 
 
 def _markdown(text: str) -> str:
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]|~#" else c for c in _one_line(text))
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]|~#" else c for c in visible(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in _one_line(text))
+    return "".join(_LATEX.get(c, c) for c in visible(text))
 
 
 def _latex_number(text: str) -> str:

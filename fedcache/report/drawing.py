@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 
 from fedcache.errors import MachineError, UsageError, closest
 from fedcache.store.files import write_atomic
+from fedcache.visible_text import visible
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INK, MUTED, LINE, PAPER = "#0f0001", "#0f0002", "#0f0003", "#0f0004"
@@ -146,7 +147,7 @@ def _themed(raw: bytes, ident: str, told: dict[str, list[str]], says: str) -> st
                 element.set(key, _style(value, ident))
             elif key in ("d", "x", "y", "points", "transform"):
                 element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", value).replace("\n", " "))  # a third of the size
-    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+    return visible(re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode")), lines=True)
 
 
 def _style(value: str, ident: str) -> str:
@@ -166,7 +167,7 @@ def _tell(group: ElementTree.Element, words: Sequence[str]) -> None:
 
 
 def short(name: object, longest: int = LONGEST) -> str:
-    """A name from a dataset or a run as a label: no control characters, not too long."""
+    """A name from a dataset or a run as a label: ``visible``, and not too long."""
     return plain(str(name), longest)
 
 
@@ -261,6 +262,6 @@ def write_drawing(path: Path, size: tuple[float, float], fill: Callable[[Any], N
 
 
 def plain(name: str, longest: int = 24) -> str:
-    """A name from a dataset or a run as a label: no control characters, not too long."""
-    text = "".join(c if c.isprintable() else "?" for c in name)
+    """A name from a dataset or a run as a label: ``visible``, and not too long."""
+    text = visible(name)
     return text if len(text) <= longest else text[: longest - 3] + "..."

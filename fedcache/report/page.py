@@ -33,6 +33,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.store.files import write_atomic
+from fedcache.visible_text import sheet_cell, visible
 
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""
@@ -268,7 +269,9 @@ def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], 
 
     place = files("fedcache.report")
     style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
-    env = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     env.filters["csv"] = _csv
     env.filters["code"] = _code
     env.globals["markup"] = _safe
@@ -300,6 +303,11 @@ def _versions() -> list[tuple[str, str]]:
     return known
 
 
+def _shown(value: Any) -> Any:
+    """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
+    return visible(value, lines=True) if type(value) is str else value
+
+
 def _safe(svg: str) -> Any:
     """A drawing of ``canvas.draw``: matplotlib's file, whose words were escaped when it was written."""
     import markupsafe
@@ -311,7 +319,7 @@ def _code(text: str) -> Any:
     """Words between backticks as code; everything is escaped."""
     import markupsafe
 
-    parts = [markupsafe.escape(part) for part in text.split("`")]
+    parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
     return markupsafe.Markup("").join(
         markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
     )
@@ -321,17 +329,7 @@ def _csv(plot: Plot) -> str:
     """The data of a figure; a word that a spreadsheet would run as a formula gets a quote before it."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(plot.columns)
+    writer.writerow([sheet_cell(name) for name in plot.columns])
     for row in plot.rows:
-        writer.writerow([_plain(v) for v in row])
+        writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
     return out.getvalue()
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) and value != "-"
-        else value
-    )

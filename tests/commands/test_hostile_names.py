@@ -1,0 +1,141 @@
+"""Names of files, classes, domains and runs that command a terminal, a page or a spreadsheet are shown by number."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Done, fedcache
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import picture
+
+from fedcache.visible_text import escape_json, sheet_cell, visible
+
+TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
+CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """Images of two domains whose folders and files have such names; one image of them is broken."""
+    root = tmp_path / "images"
+    for split, count in (("train", 4), ("test", 2)):
+        for d, domain in enumerate((f"ink{CLEAR}", f"={BIDI}")):
+            for c, name in enumerate(CLASSES):
+                place = root / split / domain / name
+                place.mkdir(parents=True)
+                for i in range(count):
+                    picture(100 * d + 10 * c + i, c).save(place / f"{i}{CLEAR}.png")
+    (root / "train" / f"ink{CLEAR}" / CLASSES[0] / f"broken{TITLE}.png").write_bytes(b"no image")
+    return root
+
+
+def shown(done: Done, code: int = 0) -> str:
+    """What a person sees, which holds no command."""
+    assert done.code == code, done.err + done.out
+    assert COMMANDS.findall(done.out + done.err) == []
+    return done.out + done.err
+
+
+@pytest.mark.slow
+def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_path: Path) -> None:
+    runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
+    extract = ("extract", "--dataset", f"folder:{hostile}", "--backbones", "random-projection", "--size", 16,
+               "--workers", 0, "--max-bad", 5)  # fmt: skip
+    assert "\\x1b]0;owned\\x07.png" in shown(fedcache(*extract), code=3)
+    assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
+    shown(fedcache("ls"))
+    shown(fedcache("partition", "--scheme", "iid", "--clients", 3, "--name", named), code=2)
+    shown(fedcache("partition", "--scheme", "iid", "--clients", 3, "--plot", tmp_path / f"p{CLEAR}.svg"))
+    for method in ("fedavg", "fedncm"):
+        shown(fedcache("train", "--method", method, "--scheme", "iid", "--clients", 3, "--seeds", "0,1", "--rounds", 2,
+                       "--participation", "all", "--runs", runs))  # fmt: skip
+    for form in ((), ("--format", "markdown"), ("--format", "latex")):
+        shown(fedcache("compare", runs, *form))
+    assert "\nlines" not in shown(fedcache("inspect"))
+    shown(fedcache("report", runs, "-o", page, "--title", f"runs {BIDI}{CLEAR}", "--embed", "none"))
+    text = page.read_text(encoding="utf-8")
+    assert COMMANDS.findall(text) == []
+    assert "runs txt\\u202egpj\\x1b[2J" in text
+    assert "a\\x1b]0;owned\\x07" in text
+    for cell in _cells_of_figures(text):
+        assert not cell.startswith(("=", "@", "+", "\t", "\r")), cell
+        assert not cell.startswith("-") or cell == "-" or float(cell) <= 0, cell
+
+
+def _cells_of_figures(page: str) -> list[str]:
+    """The cells of the tables behind the figures, as a spreadsheet would read them."""
+    import html
+
+    tables = [html.unescape(table) for table in re.findall(r"<pre hidden>(.*?)</pre>", page, re.DOTALL)]
+    assert len(tables) > 3
+    return [cell for table in tables for row in csv.reader(io.StringIO(table)) for cell in row]
+
+
+def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
+    shown(fedcache("train", "--method", f"fed{CLEAR}"), code=2)
+    shown(fedcache("report", f"x{TITLE}", "-o", tmp_path / "r.html"), code=2)
+    shown(fedcache("extract", "--dataset", f"folder:/no/{TITLE}", "--backbones", "pixels"), code=2)
+    shown(fedcache(f"no{CLEAR}"), code=2)
+    shown(fedcache("inspect", f"no{BIDI}"), code=4)
+
+
+def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
+    done = fedcache("extract", "--dataset", f"folder:{hostile}", "--backbones", "random-projection", "--size", 16,
+                    "--workers", 0, "--max-bad", 5, "--json")  # fmt: skip
+    assert COMMANDS.findall(done.out) == []
+    shown(fedcache("inspect"))
+    assert [bad["name"] for bad in done.data["bad"]] == [f"train/ink{CLEAR}/{CLASSES[0]}/broken{TITLE}.png"]
+    held = fedcache("inspect", "--json")
+    assert held.data["classes"] == sorted(CLASSES)
+
+
+def test_names_of_ingested_embeddings_are_shown_by_number_too(tmp_path: Path) -> None:
+    labels = np.array([CLASSES[i % len(CLASSES)] for i in range(20)])
+    names = np.array([f"row{CLEAR}{i}" for i in range(20)])
+    np.savez(tmp_path / "e.npz", features=np.random.default_rng(0).normal(size=(20, 4)), label=labels, name=names)
+    shown(fedcache("ingest", tmp_path / "e.npz", "--name", f"mine{CLEAR}"), code=2)
+    shown(fedcache("ingest", tmp_path / "e.npz", "--name", "mine"))
+    shown(fedcache("inspect"))
+    shown(fedcache("ls"))
+
+
+@examples(50, 1000)
+@given(st.text())
+def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:
+    for lines in (False, True):
+        made = visible(text, lines=lines)
+        made.encode()  # a lone surrogate could not be
+        assert COMMANDS.findall(made) == []
+        assert not (not lines and {"\n", "\t"} & set(made))
+    if all(unicodedata.category(c)[0] in "LMNPSZ" and c not in "\u2028\u2029" for c in text):
+        assert visible(text) == text
+
+
+@given(st.text())
+def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
+    made = escape_json(json.dumps({text: [text]}, ensure_ascii=False))
+    assert COMMANDS.findall(made) == []
+    assert json.loads(made) == {text: [text]}
+
+
+@pytest.mark.parametrize(
+    "cell", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "=cmd|'/C calc'!A0", "-2+3+cmd"]
+)
+def test_a_sheet_runs_no_cell(cell: str) -> None:
+    assert not str(sheet_cell(cell)).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False)))
+def test_numbers_of_a_sheet_stay_numbers(number: float) -> None:
+    assert sheet_cell(number) == number
+    assert sheet_cell(repr(number)) == repr(number)
