@@ -205,6 +205,12 @@ class TrainConfig:
         None, "Gaussian noise on their sum, as a multiple of --dp-clip.", TRUST, said="none"
     )
     dp_delta: float | None = option(None, "The delta for which epsilon is given.", TRUST, said="1e-5")
+    dp_seed: int | None = option(
+        None, "Simulate privacy: noise that can be repeated, and hides nothing.", TRUST, minimum=0, said="real noise"
+    )
+    dp_allow: str | None = option(
+        None, "evaluation,participants,rows: what may be told and epsilon does not cover.", TRUST, said="nothing"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "execution", execution_name(self.execution))

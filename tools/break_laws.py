@@ -53,6 +53,7 @@ GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_state
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
+PRIVACY = "federate/trust/privacy.py"
 SUMS = 'return {}, {"sum": total, "count": count'
 TABLE = (
     B("executions_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
@@ -166,6 +167,17 @@ TABLE = (
     B("a_test_row_that_two_clients_hold_counts_once_globally", "shared test rows count once per client", SCORE,
       "rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)",
       "rows = np.concatenate([*tests, np.empty(0, np.int64)]); place = np.arange(len(rows))"),
+    B("the_sum_cannot_be_recovered_from_what_a_real_run_tells", "noise comes from a public seed", PRIVACY,
+      "            return system_normals\n",
+      '            return simulated_normals(0, "privacy", self._key, self._seed, round_)\n'),
+    B("simulated_noise_is_that_of_one_run_alone", "noise is keyed by seed and round alone", PRIVACY,
+      'self._privacy.seed, "privacy", self._key, ', 'self._privacy.seed, "privacy", '),
+    B("the_deviation_on_a_sum_is_that_which_epsilon_is_told_for", "the multiplier is left out", PRIVACY,
+      "self.deviation * noise(", "self.bound * noise("),
+    B("who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round", "the sample follows from the seed", PRIVACY,
+      "if self._privacy is None or not self._privacy.protects:", "if True:"),
+    B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
+      "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
 )  # fmt: skip
 
 

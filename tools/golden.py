@@ -283,7 +283,7 @@ TRUST = {
     "label-flip": {"attack": "label-flip:0.34"},
     "bound": {"max_update_norm": 4.0, "attack": "sign-flip:0.34:40", "on_bad_update": "reject"},
     "nan": {"attack": "nan:0.34", "on_bad_update": "reject"},
-    "dp": {"dp_clip": 0.5, "dp_noise": 1.0},
+    "dp": {"dp_clip": 0.5, "dp_noise": 1.0, "dp_seed": 0},
 }
 """What is done with uploads. With ``dp`` results also hold what the noise costs, so it needs dp-accounting."""
 

@@ -143,8 +143,8 @@ def leaves(method: Method) -> list[str]:
     return [
         "In every round, at 512 features and 10 classes, to the server and to whoever reads the wire:",
         "",
-        "| tensors | dtype | what they are | what they tell |",
-        "|---|---|---|---|",
+        "| tensors | dtype | what they are | what they tell | with `--dp-noise` |",
+        "|---|---|---|---|---|",
         *("| " + " | ".join(row) + " |" for row in rows),
     ]
 

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, KEPT = ROOT / "docs" / "trust.md", ROOT / "docs" / "trust.json"
 KILLS, DAMAGE, FEDERATED = (f"tests/durability/test_{n}.py" for n in ("kills", "damage", "federated"))
 
+PRIVACY, PRIVATE = "tests/federate/trust/test_privacy.py", "tests/runs/test_private_runs.py"
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -131,11 +133,30 @@ PROMISES = (
              f"{FEDERATED} -k threads", "tests/federate/execution/test_memo.py -k runs_alone", "tests/grids/test_grid.py -k jobs")),
     Promise("R3", "Fed3R on any partition is the central ridge", (f"{FEDERATED} -k central_ridge",)),
     Promise("R4", "200 rounds keep memory and descriptors flat", (f"{FEDERATED} -k two_hundred",)),
-    Promise("A1", "Epsilon is the reference's, by two accountants", ("tests/federate/trust/test_upload_pipeline.py -k accounting",)),
+    Promise("A1", "Epsilon, of seeds together too, is within 1 % of a closed form and of a convolution of our own",
+            ("tests/federate/trust/test_upload_pipeline.py -k accounting", f"{PRIVACY} -k epsilon"),
+            ("federate/trust/privacy.py", "rounds=rounds * seeds", "rounds=rounds", f"{PRIVACY} -k composes")),
     Promise("A2", "Under --secure a site sends no number beyond the bound, and the sum is the pooled sum of one process",
             ("tests/federate/engines/test_masking.py",),
             ("federate/engines/flower/masking.py", "if not largest <= self.bound:", "if False:",
              "tests/federate/engines/test_masking.py -k beyond")),
+    Promise("A3", "Noise that protects cannot be worked out from what a run tells, and no two runs or rounds share any",
+            (f"{PRIVACY} -k 'noise or recovered or takes_part'", f"{PRIVATE} -k 'two_real or stopped'"),
+            ("federate/trust/privacy.py", "            return system_normals\n",
+             "            return simulated_normals(0, \"privacy\", self._key, self._seed, round_)\n",
+             f"{PRIVACY} -k recovered")),
+    Promise("A4", "A simulation says so wherever its epsilon is told, and shares noise with no other run",
+            (f"{PRIVATE} -k simulation", f"{PRIVACY} -k one_run_alone"),
+            ("federate/trust/privacy.py", "self._privacy.seed, \"privacy\", self._key, ",
+             "self._privacy.seed, \"privacy\", ", f"{PRIVACY} -k one_run_alone")),
+    Promise("A5", "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
+            (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
+            ("runs/privacy_ledger.py", "if not follows or set(body) != names:", "if set(body) != names:",
+             f"{PRIVATE} -k ledger_but")),
+    Promise("A6", "What epsilon does not cover is refused unless it is allowed by name, and nobody is told who took part",
+            (f"{PRIVACY} -k 'by_name or counts_are or secret'", f"{PRIVATE} -k 'asked_for or tells_who'"),
+            ("runs/results.py", '"clients": None if secret else list(r.clients)', '"clients": list(r.clients)',
+             f"{PRIVATE} -k tells_who")),
     Promise("E1", "Every command answers --help, wrong flags and missing files in one sentence",
             ("tests/commands/test_cli.py", "tests/commands/test_refusals.py")),
     Promise("E2", "Every exit code comes out of the command line, and every error has a hint",
@@ -266,6 +287,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
 | `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
+| `privacy.jsonl` | its own digest, line by line, and the line before | refused (exit 5); runs with noise that it lacks are named |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
 | `weights/*`, `data/*` | their digests name the arrays and stores made of them | other arrays, another store |
 | `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
@@ -296,13 +318,42 @@ in the records; `--max-update-norm` bounds an update. `--aggregate` chooses a ro
 liars it expects (0.2). `--attack` lets a share of clients lie, to see what a rule withstands.
 
 ## Differential privacy
-`--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every
-round; clients are sampled each by itself, as the accounting assumes. `result.json` holds epsilon by privacy
-loss distributions and by Renyi divergence for `--dp-delta`; above an epsilon of 50 the first is not computed (it
-would take all memory, and promise nothing). No other rule of `--aggregate` goes with noise. The unit is one
-client, the server is trusted, the number of rows is taken as public, and the noise comes from the run's seed:
-it is a simulation of what a deployment would do. Statistics that hold counts beside (fedncm, fed3r with a bias)
-are refused.
+`--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every round (extra
+`dp`). No other rule of `--aggregate` goes with it, and not the Flower engine. The unit is one client of the partition,
+added or removed; the server is trusted; who the clients of the federation are, and how many, is public.
+
+- **Noise** comes from the operating system's randomness (`os.urandom`, by the inverse of the normal distribution
+  function; each number is the sum of four draws over 2, so that its low bits do not tell what it was added to, as in
+  Opacus). It is not the discrete Gaussian, the sum is one of floating-point numbers, and the time that drawing takes
+  is not hidden. Nothing of it is kept: the same command with `--fresh` has another result. A round is kept before it
+  is told, so a run that was killed makes no told round twice.
+- **A simulation** is asked for with `--dp-seed N`. Its noise can be repeated by anyone who reads the result, so it
+  hides nothing; every line with an epsilon, `result.json` (`trust.privacy.simulation`) and the report say so. Its key
+  covers all that the run is, so two runs that differ in a client share no noise.
+- **Epsilon** is told for `--dp-delta` by privacy loss distributions and by Renyi divergence; above an epsilon of 50 the
+  first is not computed (it would take all memory, and promise nothing). It assumes that each client is drawn for a
+  round by itself, and that nobody learns who was: the draw is the operating system's too, no record names who took
+  part or how many, and traffic is that of the expected number. What epsilon is without that secrecy stands beside it,
+  and is the one told where `--dp-allow participants` keeps the names.
+- **It composes.** Every seed is a release: a result has the epsilon of one seed and of all together, a grid that of
+  all its points. `privacy.jsonl` in `FEDCACHE_HOME` has a sealed line for every seed whose noise was drawn, written
+  before anything of it is told, and `fedcache ls --privacy` adds them up for each partition. Returning a stored result
+  spends nothing, `--fresh` spends again, simulations are not in it. Runs without noise are not counted and promise
+  nothing; other partitions of the same rows are added up apart, so a person whose rows are in both is told of twice.
+
+What epsilon does not cover is refused, or must be allowed by name:
+
+| what leaves a client, or is told of it | with `--dp-noise` |
+|---|---|
+| floating-point tensors of its upload (`fedcache methods info NAME`) | covered |
+| number of its rows | not used: every client weighs the same |
+| rows of all clients together, by which sums are scaled (fed3r) | `--dp-allow rows` |
+| rows of each class | refused; of fedproto which classes it has is sent, and covered |
+| who took part in which round | not told, or `--dp-allow participants` |
+| accuracy, F1, confusion, diagnostics, classes owned: what is measured on clients' rows | `--dp-allow evaluation` |
+| uploads that are refused, by client and round (`--on-bad-update reject`) | `--dp-allow participants` |
+| that a client has rows at all, its name, that its malformed upload ended the run | public |
+| time of each round | not told; that of the whole run is |
 """
 
 

@@ -107,6 +107,6 @@ def methods_info(name: Name) -> CommandResult:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided))
     if parts:
-        columns = ("tensors", "dtype", "what they are", "what they tell")
+        columns = ("tensors", "dtype", "what they are", "what they tell", "with --dp-noise")
         shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
     return CommandResult(data, lines, renderables=shown)

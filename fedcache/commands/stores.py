@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
+from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.export import export as write_file
 from fedcache.store.sidecars import QUARANTINE, VANISHED
@@ -31,11 +33,19 @@ def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
     runs: Annotated[bool, typer.Option("--runs", help="List the results instead of the stores.")] = False,
+    privacy: Annotated[bool, typer.Option("--privacy", help="List what private runs have spent together.")] = False,
 ) -> CommandResult:
     """List the stores and what they hold; with --dataset only that one, with --runs the results.
 
+    With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
+    of grids and repeats included. Simulations (--dp-seed) release nothing and are not counted.
+
     Example: fedcache ls --runs
     """
+    if privacy and (runs or dataset is not None):
+        raise UsageError("ls --privacy takes no --runs and no --dataset.", "fedcache ls --privacy")
+    if privacy:
+        return list_privacy(observer)
     if runs:
         return list_runs(observer, dataset)
     home = Home.from_environment()
@@ -114,6 +124,34 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
     shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
     lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
     return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
+
+
+def list_privacy(observer: TerminalObserver) -> CommandResult:
+    """What ``ls --privacy`` shows: the ledger, added up for each partition of each dataset."""
+    home = Home.from_environment()
+    releases = read_releases(home.root / LEDGER)
+    known = {(r.run, r.seed) for r in releases}
+    for entry in gather([], home.runs).entries:
+        cost = entry.result.get("trust", {}).get("privacy", {})
+        run = entry.result["digest"][:16]
+        made = {(run, seed) for seed in entry.result["seeds"]}
+        if cost.get("noise") and not cost.get("simulation", True) and not made <= known:
+            observer.warn(
+                f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
+                "another home. More was spent than is shown."
+            )
+    spent = totals(releases)
+    rows = [
+        (t.dataset, t.partition[:8], f"{t.clients:,}", f"{t.runs:,}", f"{t.releases:,}", f"{t.rounds:,}",
+         f"{t.delta:g}", t.epsilon)
+        for t in spent
+    ]  # fmt: skip
+    names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
+    shown = [TextTable("", names, rows, right=names[2:])] if rows else []
+    lines = [] if rows else ["No private run was made in this home.", "fedcache train --method fedavg --dp-clip 1 "
+                             "--dp-noise 1 --dp-allow evaluation"]  # fmt: skip
+    data = {"entries": [t.to_dict() for t in spent], "releases": [asdict(r) for r in releases]}
+    return CommandResult(data, lines, Exit.OK, shown)
 
 
 Where = Annotated[

@@ -334,6 +334,13 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
+    for spent in done.privacy():
+        epsilon = "no bound" if spent["epsilon_pld"] is None else f"epsilon {spent['epsilon_pld']:.3g}"
+        kind = "Simulated privacy" if spent["simulation"] else "Privacy"
+        lines.append(
+            f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
+            f"together: {epsilon} for delta {spent['delta']:g}."
+        )
     for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
         for one in lost:
             point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])

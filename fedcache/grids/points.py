@@ -18,6 +18,7 @@ from fedcache.errors import Exit, UsageError, unknown
 from fedcache.extract.backbones.table import lookup
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
@@ -121,6 +122,8 @@ def _run_value(name: str, value: str) -> Any:
                 lookup(one)  # a name with the digest of its recipe is that of an array
     if name in ("byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta"):
         return _number(name, value, float, "a number of at least 0", 0.0)
+    if name == "dp_seed":
+        return _number(name, value, int, "a whole number of at least 0", 0)
     return value
 
 
@@ -142,7 +145,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises UsageError for a word that is no number where one is needed.
     """
     numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "dp_clip": float, "dp_noise": float,
-               "dp_delta": float}  # fmt: skip
+               "dp_delta": float, "dp_seed": int}  # fmt: skip
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key in numbers:
@@ -206,15 +209,36 @@ class Grid:
         """The point of the highest mean accuracy; the first of equals."""
         return max(self.points, key=lambda p: p.run.accuracy["mean"] or 0.0)
 
+    def privacy(self) -> list[dict[str, Any]]:
+        """What the noise of all points and seeds costs together, for each partition; [] without noise.
+
+        ``partition`` (digest), ``points``, ``seeds`` (of all points), ``delta``, ``simulation``, ``epsilon_pld`` and
+        ``epsilon_rdp``. Real noise and simulations are told apart.
+        """
+        groups: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+        for point in self.points:
+            cost = point.run.result.get("trust", {}).get("privacy")
+            if cost is not None and cost["noise"]:
+                key = point.run.result["partition"]["digest"], cost["simulation"]
+                groups.setdefault(key, []).append(cost)
+        made = []
+        for (partition, simulation), costs in groups.items():
+            spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
+            delta, seeds = min(c["delta"] for c in costs), sum(c["seeds"] for c in costs)
+            facts = {"partition": partition, "points": len(costs), "seeds": seeds, "delta": delta}
+            made.append({**facts, "simulation": simulation, **epsilons(spent, delta)})
+        return made
+
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
-        best = self.best()
+        best, privacy = self.best(), self.privacy()
         return {
             "points": [p.to_dict() for p in self.points],
             "damaged": [asdict(d) for d in self.damaged],
             "failed": [asdict(f) for f in self.failed],
             "reused": self.reused,
             "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
+            **({"privacy": privacy} if privacy else {}),
         }
 
     def frame(self) -> Any:

@@ -42,6 +42,7 @@ from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hook
 from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import PreparedPoint, train, train_run, train_together
 from fedcache.runs.open_run import forecast_programs, forecast_run, prepare_run, row_source
+from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.spec import check_config, parse_participation, policy_from_config
@@ -216,7 +217,7 @@ class GridRun:
         check_config(config, partition)
         preparation = Preparation(request.home, self.observer, self.stop, request.extract, request.repartition,
                                   self._inputs)  # fmt: skip
-        return prepare_run(config, row_source(config, partition, preparation))
+        return prepare_run(config, row_source(config, partition, preparation), ledger=request.home.root / LEDGER)
 
     def train(self, group: Sequence[int]) -> None:
         """Train the points of a group, those that have not ended."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import fedcache
 from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, runs
@@ -212,7 +213,8 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
     columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
     columns += [(n, True) for n in ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %")]
     columns += [(n, True) for n in ("scalars sent a round", "MB in all", "seconds")]
-    columns += [("fidelity", False), ("run", False)]
+    private = any("privacy" in e.result.get("trust", {}) for e in entries)
+    columns += [*([("privacy", False)] if private else []), ("fidelity", False), ("run", False)]
     rows = []
     for e in entries:
         r, said = e.result, facts(e)
@@ -232,6 +234,7 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
                 HtmlCell(size(sent), str(sent)),
                 HtmlCell(f"{megabytes:,.2f}", str(megabytes)),
                 HtmlCell("-" if e.seconds is None else f"{e.seconds:,.2f}", str(e.seconds or "")),
+                *([_privacy(r.get("trust", {}).get("privacy"))] if private else []),
                 HtmlCell(str(r["fidelity"]), str(r["fidelity"])),
                 HtmlCell(e.digest[:8], e.digest),
             ]
@@ -240,6 +243,11 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
         if name in ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %"):
             _mark_best(rows, place)
     return columns, rows
+
+
+def _privacy(cost: Mapping[str, Any] | None) -> HtmlCell:
+    said = "-" if cost is None else short_privacy(cost)
+    return HtmlCell(said, said)
 
 
 def _number(value: float | None) -> HtmlCell:

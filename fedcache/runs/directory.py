@@ -69,11 +69,12 @@ class RunDirectory:
         check_files(self.path, result)
         return result
 
-    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make the directory, the config that re-runs it, and the partitions made for it."""
+    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]], note: str = "") -> None:
+        """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it."""
         make_private(self.path.parent)
         make_private(self.path)
-        files = {"config.toml": tomli_w.dumps({"train": dict(config)}).encode()}
+        first = f"# {note}\n" if note else ""
+        files = {"config.toml": (first + tomli_w.dumps({"train": dict(config)})).encode()}
         files |= {f"{name}.json": canonical_json(payload) for name, payload in partitions.items()}
         for name, raw in files.items():
             write_atomic(self.path / name, raw)

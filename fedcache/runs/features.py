@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,7 @@ class RunInputs:
     # in what single clients differ, by their number
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     choices: Mapping[str, Any] = field(default_factory=dict)  # fields of ``TrainConfig`` that lead to them again
+    ledger: Path | None = None  # where what a private run spends is written down; None where none may be run
 
     @property
     def data(self) -> Data:

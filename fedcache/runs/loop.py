@@ -35,6 +35,7 @@ from fedcache.runs.open_run import (
     row_source,
     training_run,
 )
+from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.spec import check_config
@@ -136,7 +137,7 @@ def train(
     if method is not None:
         code_of(method)  # refused before anything is extracted
     preparation = Preparation(home, observer, stop, extract, repartition)
-    inputs = prepare_run(config, row_source(config, partition, preparation), method)
+    inputs = prepare_run(config, row_source(config, partition, preparation), method, home.root / LEDGER)
     return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
 
 
@@ -329,9 +330,18 @@ class SeedTraining:
     ) -> None:
         """A run has ended a round: tell of it, and keep its state when it is time."""
         run = self.runs[point]
+        if self.spec.trust.protects:
+            # A round that is made again has other noise, so it is kept before it is told: else two were released.
+            if number == 1:
+                run.record_release(self.seed)
+            with self.pace:
+                run.save_checkpoint(self.seed, snapshot())
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
         if number == self.spec.rounds:
+            return
+        if self.spec.trust.protects:
+            self.due = True
             return
         if not self.decided:  # the first run of a round decides for all of them
             self.decided, self.due = True, self.stop.requested or self.pace.due()

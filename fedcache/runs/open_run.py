@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import UsageError
+from fedcache.errors import InternalError, UsageError
 from fedcache.extract.device import resolve_device
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
@@ -27,13 +27,17 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
+from fedcache.runs.privacy_ledger import Release, record_release
 from fedcache.runs.results import SeedResult, describe_privacy, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
+from fedcache.store.files import digest_of
 
 
-def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = None) -> RunInputs:
+def prepare_run(
+    config: TrainConfig, source: RowSource, method: Method | None = None, ledger: Path | None = None
+) -> RunInputs:
     """Resolve method, features and partitions.
 
     Raises UsageError, StoreError, CorruptionError; as extraction, where one is run.
@@ -42,6 +46,7 @@ def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = 
         config: as asked.
         source: where the rows come from.
         method: one of the user's own, in the place of the one that is named.
+        ledger: of the privacy that is spent.
     """
     method = method or named_method(config)
     settings, seeds = hyperparameters(method, config), parse_seeds(config.seeds)
@@ -68,6 +73,7 @@ def prepare_run(config: TrainConfig, source: RowSource, method: Method | None = 
         overrides=source.overrides(method, features, clients),
         choices=source.choices(features.arrays),
         seconds={"extract": extracting, "load": time.perf_counter() - began - extracting},
+        ledger=ledger,
     )
 
 
@@ -98,8 +104,20 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
         eval_every=spec.requested.eval_every,
         overrides=inputs.overrides,
         trust=spec.trust,
+        identity=digest_of_data(inputs, spec, seed),
         execution=spec.execution,
     )
+
+
+def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
+    """Digest of one seed of a run, less its hyperparameters and how it is computed; simulated noise is keyed by it.
+
+    So noise is the same for every execution and for a point of a grid and the run alone, and differs between all runs
+    that differ in what clients send, or in what is made of it.
+    """
+    free = {"set", "seeds", "execution", "together", "device", "engine"}
+    words = {k: v for k, v in spec.to_identity().items() if k not in free}
+    return digest_of([words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest])
 
 
 def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
@@ -167,9 +185,36 @@ class OpenRun:
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
             table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.json")
-        self.directory.begin(table, partitions if made_here else {})
+        note = ""
+        if self.spec.trust.protects:
+            note = "Noise comes from the operating system: another run has another result, and spends privacy again."
+        self.directory.begin(table, partitions if made_here else {}, note)
         if fresh:
             self.directory.restart()
+
+    def record_release(self, seed: int) -> None:
+        """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
+        privacy, inputs = self.spec.trust.privacy, self.inputs
+        if inputs.ledger is None or privacy is None:
+            raise InternalError("A private run has no ledger to write to.", "Please report this.")
+        clients = len(inputs.clients)
+        share = clients_per_round(self.spec.participation, clients) / clients
+        release = Release(
+            run=self.directory.path.name,
+            method=self.spec.method,
+            seed=seed,
+            dataset=str(inputs.dataset["slug"]),
+            dataset_digest=str(inputs.dataset["digest"]),
+            partition=inputs.partitions[seed].digest,
+            clients=clients,
+            clip=privacy.bound,
+            noise=privacy.noise,
+            share=share if privacy.keeps_participants_secret else 1.0,
+            rounds=self.spec.rounds,
+            delta=privacy.delta,
+            time=time.time(),
+        )
+        record_release(inputs.ledger, release)
 
     def restore_seed(self, seed: int) -> bool:
         """Take a seed that ended before the run was stopped; whether there is one."""
@@ -189,7 +234,8 @@ class OpenRun:
 
     def end_seed(self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None) -> SeedResult:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
-        result = self.done[outcome.seed] = seed_result(outcome, inputs or self.inputs, seconds)
+        secret = self.spec.trust.secret_participants
+        result = self.done[outcome.seed] = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
         return result
 
     def finish(
@@ -313,7 +359,11 @@ def open_run(
 
 def note_stored(run: Run, observer: Observer) -> None:
     """Say that a result is there already, and what is missing of it."""
-    observer.note(f"The same run is there already ({run.path.name}); --fresh runs it again.")
+    again = "--fresh runs it again"
+    cost = run.result.get("trust", {}).get("privacy", {})
+    if cost.get("noise") and not cost.get("simulation"):
+        again = "to return it spends no more privacy, --fresh draws new noise and spends as much again"
+    observer.note(f"The same run is there already ({run.path.name}); {again}.")
     if not run.measured:
         observer.warn(
             f"{run.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "

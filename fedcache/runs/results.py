@@ -74,8 +74,11 @@ def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int)
     return counts
 
 
-def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> SeedResult:
-    """What a run of one seed gave, as JSON values."""
+def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False) -> SeedResult:
+    """What a run of one seed gave, as JSON values.
+
+    ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
+    """
     totals = outcome.traffic.totals()
     served = sum(r.clients for r in outcome.traffic.rounds)
     keys = ("up", "down", "paper_up", "paper_down", "up_bytes", "down_bytes")
@@ -84,7 +87,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> S
         {
             "seed": outcome.seed,
             "round": r.round,
-            "clients": list(r.clients),
+            "clients": None if secret else list(r.clients),
             "accuracy": number(r.accuracy),
             "diagnostics": {k: number(v) for k, v in r.diagnostics.items()},
             "traffic": asdict(r.traffic),
@@ -114,7 +117,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float) -> S
         trainable=outcome.trainable,
         warnings=list(outcome.warnings),
         seconds=seconds,
-        measured={"rounds": [r.seconds for r in outcome.records], "total": seconds},
+        measured={"rounds": [] if secret else [r.seconds for r in outcome.records], "total": seconds},
         attackers=list(outcome.attackers),
         confusion=confusion_of(evaluation, inputs.data.y.cpu().numpy(), inputs.data.classes),
     )
@@ -270,14 +273,38 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
 
 
 def describe_privacy(cost: Mapping[str, Any]) -> str:
-    """One sentence of what noise promises."""
-    if cost["epsilon_rdp"] is None:
+    """What noise promises, and of what that is said."""
+    if not cost["noise"]:
         return "Privacy: no noise, so nothing is promised (clipping alone)."
-    pld = "too large to be worth computing" if cost["epsilon_pld"] is None else f"{cost['epsilon_pld']:.3g}"
+    together, known = cost["composed"], cost.get("participants_known")
+    figures, renyi = f"epsilon {_tight(cost)}", _number(cost["epsilon_rdp"])
+    if cost["seeds"] > 1:
+        figures += f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
+        renyi += f" and {_number(together['epsilon_rdp'])}"
+    figures += f" (by Renyi divergence {renyi}), delta {cost['delta']:g}; {cost['rounds']} rounds, "
+    figures += f"each client in a round with probability {cost['share']:g}."
+    if cost["simulation"]:
+        secret = f" This takes it that nobody knows who took part (else {_tight(known)})." if known else ""
+        return (
+            f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
+            f"that is not repeatable would have {figures}{secret}"
+        )
+    secret = f" Nobody is told who took part (else it were {_tight(known)})." if known else ""
+    if cost["participants"] == "known":
+        secret = " Who took part is told, so sampling hides nothing."
     return (
-        f"Privacy: epsilon {pld} by privacy loss distributions, {cost['epsilon_rdp']:.3g} by Renyi divergence, for "
-        f"delta {cost['delta']:g}; {cost['rounds']} rounds, a share of {cost['share']:g} of the clients in each."
+        f"Privacy: {figures}{secret} Noise from the operating system: the run cannot be repeated bit for bit. Epsilon "
+        f"does not cover, and --dp-allow allows: {', '.join(cost['allowed'])}."
     )
+
+
+def _tight(figures: Mapping[str, Any]) -> str:
+    """The figure by privacy loss distributions."""
+    return "too large to be worth computing" if figures["epsilon_pld"] is None else _number(figures["epsilon_pld"])
+
+
+def _number(epsilon: float | None) -> str:
+    return "without bound" if epsilon is None else f"{epsilon:.3g}"
 
 
 def trust_section(

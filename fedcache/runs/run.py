@@ -159,7 +159,7 @@ class Run:
             {
                 "seed": [r["seed"] for r in records],
                 "round": [r["round"] for r in records],
-                "clients": [len(r["clients"]) for r in records],
+                "clients": [None if r["clients"] is None else len(r["clients"]) for r in records],
                 "accuracy": [r["accuracy"] for r in records],
                 "bytes_up": [r["traffic"]["up_bytes"] for r in records],
                 "bytes_down": [r["traffic"]["down_bytes"] for r in records],

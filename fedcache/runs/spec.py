@@ -17,7 +17,7 @@ from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.run import executors
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
-from fedcache.federate.trust.privacy import DELTA, parse_privacy
+from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 
 DTYPES = ("float32", "float64")
 LARGEST_SEED = 999_999_999
@@ -25,6 +25,7 @@ MOST_SEEDS = 10_000
 
 TRUST_OPTIONS = (
     "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
+    "dp_seed", "dp_allow",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
@@ -67,7 +68,10 @@ class ResolvedRun:
 
     def privacy_cost(self, clients: int) -> dict[str, Any]:
         """What noise promises of a federation of so many clients; {} for a run without."""
-        return privacy_cost(self.trust, self.rounds, self.participation, clients)
+        if self.trust.privacy is None:
+            return {}
+        share = clients_per_round(self.participation, clients) / clients
+        return self.trust.privacy.cost(self.rounds, share, len(self.seeds))
 
     def to_identity(self) -> dict[str, Any]:
         """Plain JSON values: the part of a run's identity that its configuration is."""
@@ -241,8 +245,9 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     asked for and its accounting is not installed.
     """
     privacy = None
-    if (config.dp_clip, config.dp_noise, config.dp_delta) != (None, None, None):
-        privacy = parse_privacy(config.dp_clip, config.dp_noise, config.dp_delta)
+    words = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)
+    if words != (None,) * len(words):
+        privacy = parse_privacy(*words)
     if privacy is not None:
         privacy.require()  # before anything is trained
     trust = parse_policy(
@@ -265,17 +270,9 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
         made.pop("byzantine", None)  # the mean expects nobody
     if config.dp_clip is not None and "dp_delta" not in made:
         made["dp_delta"] = DELTA
+    if "dp_allow" in made:
+        made["dp_allow"] = ",".join(parse_allowed(made["dp_allow"]))  # one set of words has one spelling
     return made
-
-
-def privacy_cost(
-    policy: TrustPolicy, rounds: int, participation: int | float | None, clients: int
-) -> dict[str, float | str | None]:
-    """What the noise of a run costs; {} for a run without. Accountants' infinities are None: there is no bound."""
-    if policy.privacy is None:
-        return {}
-    cost = policy.privacy.cost(rounds, clients_per_round(participation, clients) / clients)
-    return {k: None if v == float("inf") else v for k, v in cost.items()}
 
 
 def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:

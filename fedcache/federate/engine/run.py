@@ -54,6 +54,7 @@ class TrainingRun:
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     # what is done with uploads; the default checks them and takes the method's own mean
     trust: TrustPolicy = field(default_factory=TrustPolicy)
+    identity: str = ""  # digest of all that the run is made from, of which simulated noise is keyed; "" for none
     execution: str = "auto"  # auto, or the name of an execution to force
     # clients that are computed at once, where the execution computes several; None lets the engine pick
     chunk: int | None = None
@@ -205,7 +206,7 @@ def _new_job(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> RunState:
     return RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
-                  callbacks.before_step, memo, spec.trust)  # fmt: skip
+                  callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
 
 
 def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[ExecutionPlan, Load]:

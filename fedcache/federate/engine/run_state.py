@@ -6,6 +6,7 @@ one format. ``fit`` never sees a test row, and a method that needs no labels is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -24,7 +25,7 @@ from fedcache.federate.engine.client_data import (
     cut_out,
     stack_clients,
 )
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator, key_hash
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
@@ -35,6 +36,7 @@ from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.buffered_uploads import BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
 from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.privacy import PrivateDraws
 from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite, probe_uploads
 from fedcache.heads.linear import Tree
 
@@ -57,6 +59,7 @@ class RunState:
         watch: Callable[[], None] | None = None,
         memo: LruCache | None = None,
         trust: TrustPolicy | None = None,
+        identity: str = "",
     ) -> None:
         self.method, self.hp, self.seed = method, hp, seed
         self.trust = trust or TrustPolicy()
@@ -79,6 +82,7 @@ class RunState:
             self.env = replace(self.env, watch=watch)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
+        self.private = PrivateDraws(self.trust.privacy, seed, (identity, method.name), hp, self.training_clients)
         names = self.client_names
         self.liars = frozenset() if self.trust.attack is None else self.trust.attack.attackers(names, seed)
         if self.trust.attack is not None and not self.liars:
@@ -88,6 +92,7 @@ class RunState:
         self.labels = self._labels() if "labels" in method.reads(hp) else None
         self.rejected: list[RejectedUpload] = []
         self.unprotected_classes = 0
+        self.expected_clients = 0.0  # a round, on average
         self.round = 0
         self.server: Tree = {}
         self.states = ClientStates()
@@ -163,6 +168,7 @@ class RunState:
                 )
         self.method.check(self.hp, self.server_ctx())
         self.server = {k: t.contiguous() for k, t in self.method.init(self.server_ctx()).items()}
+        self.trust.check_uploads(self.method, self.expected_uploads)
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
@@ -225,7 +231,7 @@ class RunState:
         k = min(clients_per_round(participation, len(self.training_clients)), len(self.eligible))
         by_name = sorted(self.eligible, key=lambda i: self.training_clients[i].name)
         if self.trust.privacy is not None:  # each by itself, as its accounting assumes
-            drawn = generator(self.seed, "poisson", self.round).random(len(by_name)) < self.share(participation)
+            drawn = self.private.uniforms(self.round, len(by_name)) < self.share(participation)
             return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
         order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
         return sorted(by_name[j] for j in order[:k])
@@ -264,15 +270,15 @@ class RunState:
     def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
         """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
-        noise_key = key_hash(self.seed, "privacy", self.round) & (1 << 63) - 1
+        self.expected_clients = self.share(participation) * len(self.eligible)
         return (UploadPipeline if self.trust.plain else BufferedUploads)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
                 clients=len(ids), attackers=self.liars,
-                expected_clients=self.share(participation) * len(self.eligible),
+                expected_clients=self.expected_clients,
                 expected_rows=sum(self.client_rows[c] for c in self.eligible) if private else 0.0,
-                noise=torch.Generator().manual_seed(noise_key) if private else None,
+                noise=self.private.normals(self.round),
             )
         )  # fmt: skip
 
@@ -346,9 +352,20 @@ class RunState:
         self.check_finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
+        if self.trust.secret_participants:
+            ids, ups = self._expected_to_send()
         traffic = self._count(ids, delivered, ups)
         self.round += 1
         return traffic
+
+    def _expected_to_send(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """As many clients as a round has on average, rounded up, and what each sends.
+
+        They stand for those that took part where these are secret, as their number and names would tell of each.
+        """
+        up = {n: torch.ones(()).to(t.dtype).expand(t.shape) for n, t in self.expected_uploads().items()}
+        ids = self.eligible[: math.ceil(self.expected_clients - 1e-9)]
+        return ids, [self.upload_size(up)] * len(ids)
 
     def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:
         method, env = self.method, self.env

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError, FederatedRunError, UsageError
+from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.federate.engine.method import Pooling, Uploads
 from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool, UploadRound
 from fedcache.federate.trust.robust_rules import RobustRule
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
-
-WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
-"""Switches, and the values under which a method sends no counts."""
 
 NAMED_REJECTIONS = 5
 """Rejected uploads that a run's warnings name one by one; the records count all of them."""
@@ -223,14 +220,6 @@ class BufferedUploads(UploadPipeline):
         """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
         privacy = self.policy.privacy
         assert privacy is not None
-        counts = sorted(n for n in self.expected if n not in layout.names)
-        if counts:
-            switches = [f"--set {h.name}={w}" for h in self.method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
-            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
-            raise UsageError(
-                f"{self.method.name} sends {', '.join(counts)} beside what noise is added to.",
-                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
-            )
         mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, InternalError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
+from fedcache.federate.trust.noise import Noise
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
 from fedcache.heads.linear import Tree
@@ -132,7 +133,7 @@ class UploadRound:
     expected_clients: float  # how many take part on average, which noise is accounted for
     expected_rows: float  # the training rows of all clients that may take part
     attackers: frozenset[int]  # clients that lie
-    noise: torch.Generator | None  # the generator of privacy noise
+    noise: Noise  # that privacy adds to a sum
 
 
 class UploadPipeline:

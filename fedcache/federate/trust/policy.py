@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import Method, Uploads
 from fedcache.federate.trust.attacks import Attack, parse_attack
-from fedcache.federate.trust.privacy import Privacy
+from fedcache.federate.trust.privacy import UNCOVERED, Privacy
 from fedcache.federate.trust.robust_rules import MEAN, RobustRule, parse_rule
 
 BYZANTINE = 0.2
@@ -18,6 +19,9 @@ NO_ATTACK = "none"
 """The word for no attack, for sweeps."""
 
 ON_BAD = ("fail", "reject")
+
+WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
+"""Switches, and the values under which a method sends no counts."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,16 @@ class TrustPolicy:
         plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
         return plain and self.on_bad == "fail" and self.max_norm is None
 
+    @property
+    def protects(self) -> bool:
+        """Whether there is noise that nobody can repeat."""
+        return self.privacy is not None and self.privacy.protects
+
+    @property
+    def secret_participants(self) -> bool:
+        """Whether nobody may be told who took part in a round."""
+        return self.privacy is not None and self.privacy.keeps_participants_secret
+
     def check(self, method: Method, hp: Hp) -> None:
         """Refuse what the method's uploads do not allow. Raises UsageError, with the reason."""
         if self.plain:
@@ -46,6 +60,34 @@ class TrustPolicy:
         changed = self.rule.text != "mean" or self.privacy is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
             raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
+        if self.privacy is not None and self.protects:
+            self._check_covered(method, hp, self.privacy)
+
+    def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
+        """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
+        told = ["evaluation", *(["rows"] if "sum" in set(method.pool(hp).values()) else [])]
+        told += ["participants"] if self.on_bad == "reject" else []  # a rejected upload is named with its round
+        missing = [word for word in told if word not in privacy.allow]
+        if missing:
+            what = "; ".join(f"{word} ({UNCOVERED[word]})" for word in missing)
+            raise UsageError(
+                f"{method.name} with --dp-noise would tell what epsilon does not cover: {what}.",
+                f"Say that this may be known: --dp-allow {','.join(sorted({*missing, *privacy.allow}))};  or simulate: "
+                "--dp-seed 0",
+            )
+
+    def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:
+        """Refuse uploads that hold more than what noise is added to. Raises UsageError, naming it."""
+        if self.privacy is None or method.merges == "classes":  # of counts no more than 0 or 1 is taken, with noise
+            return
+        beside = sorted(n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point)
+        if beside:
+            switches = [f"--set {h.name}={w}" for h in method.hparams if (w := WITHOUT_COUNTS.get(h.name))]
+            own = f"{' '.join(switches)}, or another method" if switches else "Another method"
+            raise UsageError(
+                f"{method.name} sends {', '.join(beside)} beside what noise is added to.",
+                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
+            )
 
     def check_round(self, clients: int) -> None:
         """Refuse a rule that a round of so many clients cannot carry, before anything is trained.

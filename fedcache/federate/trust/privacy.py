@@ -3,105 +3,177 @@
 Every round each client takes part with probability q by itself (Poisson sampling, as the accounting assumes), its row
 is shortened to norm C, and N(0, (z C)^2) is added to the sum (McMahan et al., ICLR 2018). Neighbouring federations
 differ in one client. The server is trusted: noise is added where the sum is made.
+
+Noise and sampling are drawn from the operating system (``federate.trust.noise``), so a private run cannot be repeated
+bit for bit. With a seed of its own it is a simulation: repeatable, and a promise to nobody.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import UsageError, unknown
+from fedcache.federate.engine.client_data import ClientRows
+from fedcache.federate.engine.context import generator
+from fedcache.federate.trust.accounting import Spent, epsilons, require_accounting
+from fedcache.federate.trust.noise import Noise, simulated_normals, system_normals, system_uniforms
 from fedcache.federate.trust.robust_rules import clip
 
 DELTA = 1e-5
-MEANINGLESS = 50.0
-"""Epsilon above which nothing is promised: a factor of 10^21 between two answers."""
 MOST = 1e6
 """Bound and multiplier that are taken: above, noise overflows what it is added to."""
 
 
+UNCOVERED = {
+    "evaluation": "every figure that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
+    "owned",
+    "participants": "who took part in which round",
+    "rows": "how many training rows all clients have together",
+}
+"""What a run may tell although epsilon does not cover it: word of ``--dp-allow`` -> what it is."""
+
+
 @dataclass(frozen=True)
 class Privacy:
-    """Clipping bound C, noise multiplier z and the delta that epsilon is told for."""
+    """What a run does for the privacy of its clients."""
 
-    bound: float
-    noise: float
-    delta: float = DELTA
+    bound: float  # C, the norm that uploads are cut to
+    noise: float  # z, the deviation of the noise on their sum as a multiple of C
+    delta: float = DELTA  # for which epsilon is told
+    seed: int | None = None  # of noise that is only simulated; None draws it from the operating system
+    allow: tuple[str, ...] = ()  # of ``UNCOVERED``, what may be told although epsilon does not cover it
+
+    @property
+    def protects(self) -> bool:
+        """Whether there is noise that nobody can repeat."""
+        return self.noise > 0.0 and self.seed is None
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the noise on every number of a sum."""
         return self.bound * self.noise
 
-    def noisy_sum(self, V: Tensor, generator: torch.Generator | None) -> Tensor:
+    def noisy_sum(self, V: Tensor, noise: Noise) -> Tensor:
         """sum_i clip(V_i) + N(0, (z C)^2) [d] of rows [m, d]."""
         total = clip(V, self.bound).sum(0)
-        drawn = torch.randn(total.shape, generator=generator, dtype=torch.float64)
-        return total + self.deviation * drawn.to(total.device)
+        if not self.noise:
+            return total
+        return total + self.deviation * noise(total.numel()).to(total.device)
 
     def require(self) -> None:
         """Refuse noise whose worth nobody can say. Raises MachineError when dp-accounting is not installed."""
-        if self.noise and find_spec("dp_accounting") is None:
-            raise MachineError(
-                "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
-                "Install it: pip install 'fedcache[dp]'",
-            )
+        if self.noise:
+            require_accounting()
 
-    def cost(self, rounds: int, share: float) -> dict[str, float | str]:
+    @property
+    def keeps_participants_secret(self) -> bool:
+        """Whether nobody is told who took part in a round, as amplification by sampling assumes."""
+        return self.protects and "participants" not in self.allow
+
+    def cost(self, rounds: int, share: float, seeds: int = 1) -> dict[str, Any]:
         """What ``rounds`` rounds with a share of clients cost, by two accountants.
 
         Raises MachineError when dp-accounting is not installed.
 
         Returns:
-            ``epsilon_pld`` (privacy loss distribution, the tighter) and ``epsilon_rdp`` (Renyi), and what they are of.
+            what the figures are of, and three pairs of ``epsilon_pld`` (privacy loss distribution, the tighter) and
+            ``epsilon_rdp`` (Renyi), None where there is no bound: of one seed; ``composed`` of ``seeds`` of them, as
+            every seed is a release of the same clients; ``participants_known``, of one seed whose participants are
+            known, where that differs.
         """
-        known: dict[str, float | str] = {
+        told = self.protects and not self.keeps_participants_secret
+        counted = 1.0 if told else share
+        known: dict[str, Any] = {
             "clip": self.bound, "noise": self.noise, "delta": self.delta, "rounds": rounds, "share": share,
             "unit": "one client, added or removed", "sampling": "Poisson", "server": "trusted",
+            "participants": "known" if told else "secret",
+            "noise_from": "the operating system" if self.seed is None else f"--dp-seed {self.seed}",
+            "simulation": self.seed is not None,
+            "repeatable": not self.protects,
+            "allowed": list(self.allow),
         }  # fmt: skip
-        if self.noise == 0.0:
-            return {**known, "epsilon_pld": float("inf"), "epsilon_rdp": float("inf")}
-        self.require()
-        rdp, pld = _epsilons(self.noise, self.delta, rounds, share)
-        return {**known, "epsilon_pld": pld, "epsilon_rdp": rdp}
+        one = Spent(self.noise, counted, rounds)
+        made = {**known, **epsilons([one], self.delta), "seeds": seeds}
+        made["composed"] = epsilons([replace(one, rounds=rounds * seeds)], self.delta)
+        if counted < 1.0:
+            made["participants_known"] = epsilons([replace(one, share=1.0)], self.delta)
+        return made
 
 
-@lru_cache(maxsize=64)
-def _epsilons(noise: float, delta: float, rounds: int, share: float) -> tuple[float, float]:
-    """Epsilon by Renyi divergence and by privacy loss distributions.
+class PrivateDraws:
+    """What the privacy of one run draws: who takes part in a round, and the noise on its sum.
 
-    Above ``MEANINGLESS`` the second is infinite too: the accountant's memory grows with epsilon, to hundreds of GiB for
-    noise that hides nothing.
+    Args:
+        privacy: of the run; None for a run without, of which nothing but public draws is asked.
+        seed: of the run, which is public.
+        identity: words that determine the run, beside its hyperparameters and clients.
+        hp: its hyperparameters.
+        clients: with their rows.
     """
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
 
-    event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
-    if share < 1.0:
-        event = dp_accounting.PoissonSampledDpEvent(share, event)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # orders whose series does not converge are left out, with a line for each
-    try:
-        rdp = RdpAccountant().compose(event, rounds).get_epsilon(delta)
-        pld = PLDAccountant().compose(event, rounds).get_epsilon(delta) if rdp <= MEANINGLESS else math.inf
-    finally:
-        log.setLevel(level)
-    return float(rdp), float(pld)
+    def __init__(
+        self,
+        privacy: Privacy | None,
+        seed: int,
+        identity: Sequence[str],
+        hp: Mapping[str, Any],
+        clients: Sequence[ClientRows],
+    ) -> None:
+        self._privacy, self._seed = privacy, seed
+        self._identity, self._hp, self._clients = tuple(identity), hp, clients
+        self._secret: tuple[int, NDArray[np.float64]] | None = None  # round, numbers
+
+    def uniforms(self, round_: int, n: int) -> NDArray[np.float64]:
+        """[n] numbers that decide who takes part in a round (from 0), the same however often they are asked for.
+
+        Who took part must be as unknown as the noise, so a run that protects does not draw it from its seed.
+        """
+        if self._privacy is None or not self._privacy.protects:
+            return generator(self._seed, "poisson", round_).random(n)
+        if self._secret is None or self._secret[0] != round_:
+            self._secret = round_, system_uniforms(n)
+        return self._secret[1]
+
+    def normals(self, round_: int) -> Noise:
+        """The noise of a round (from 0)."""
+        if self._privacy is None or self._privacy.seed is None:
+            return system_normals
+        return simulated_normals(self._privacy.seed, "privacy", self._key, self._seed, round_)
+
+    @cached_property
+    def _key(self) -> str:
+        """Digest of what the run is, for simulated noise: runs that differ in anything share none of it.
+
+        Else the difference of two results would be that of what their clients sent, without any noise.
+        """
+        digest = hashlib.sha256(repr((self._identity, sorted(self._hp.items()))).encode())
+        for client in self._clients:
+            rows = np.asarray(client.train, np.int64)
+            digest.update(f"\0{client.name}\0{len(rows)}\0".encode())
+            digest.update(rows.tobytes())
+        return digest.hexdigest()
 
 
-def parse_privacy(bound: float | None, noise: float | None, delta: float | None) -> Privacy | None:
+def parse_privacy(
+    bound: float | None,
+    noise: float | None,
+    delta: float | None = None,
+    seed: int | None = None,
+    allow: str | None = None,
+) -> Privacy | None:
     """From the words of the command line; None when none is said. Raises UsageError."""
     if bound is None and noise is None:
-        if delta is not None:
-            raise UsageError("--dp-delta says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
+        for name, given in (("--dp-delta", delta), ("--dp-seed", seed), ("--dp-allow", allow)):
+            if given is not None:
+                raise UsageError(f"{name} says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
         return None
     if bound is None or noise is None:
         missing = "--dp-clip" if bound is None else "--dp-noise"
@@ -114,4 +186,15 @@ def parse_privacy(bound: float | None, noise: float | None, delta: float | None)
         if not legal or value != value or value == float("inf"):
             raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} 1e-5"
                                 if "delta" in name else f"For example {name} 1")  # fmt: skip
-    return Privacy(bound, noise, delta)
+    if seed is not None and seed < 0:
+        raise UsageError(f"--dp-seed {seed} is below 0.", "For example --dp-seed 0")
+    return Privacy(bound, noise, delta, seed, parse_allowed(allow))
+
+
+def parse_allowed(text: str | None) -> tuple[str, ...]:
+    """The words of ``--dp-allow``, each once and sorted. Raises UsageError for one that is none."""
+    words = {word.strip() for word in (text or "").split(",")} - {""}
+    for word in sorted(words):
+        if word not in UNCOVERED:
+            raise unknown("--dp-allow", word, UNCOVERED)
+    return tuple(sorted(words))

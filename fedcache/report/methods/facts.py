@@ -204,6 +204,7 @@ class Part:
         dtype: theirs.
         what: what they are made of.
         tells: what the server, or whoever reads the wire, learns of the client's rows.
+        private: whether the epsilon of ``--dp-noise`` covers it.
     """
 
     names: tuple[str, ...]
@@ -211,6 +212,7 @@ class Part:
     dtype: str
     what: str
     tells: str
+    private: str
 
     @property
     def label(self) -> str:
@@ -234,20 +236,40 @@ def kind_of(name: str) -> tuple[str, str]:
 def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     """What one client sends in a round, at some widths (512 features and 10 classes when None): [] when nothing."""
     if method.central:
-        return [Part((), (), "", *_ALL)]
-    parts: dict[tuple[str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+        return [Part((), (), "", *_ALL, "refused")]
+    parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
     for name, t in _trial(method, sizes or Sizes())[1].items():
-        what, tells = kind_of(name)
-        parts.setdefault((what, tells, str(t.dtype).removeprefix("torch.")), []).append((name, tuple(t.shape)))
+        numbers = t.dtype.is_floating_point and not counts_rows(name)
+        kind = (*kind_of(name), str(t.dtype).removeprefix("torch."), covered_by_noise(method, numbers=numbers))
+        parts.setdefault(kind, []).append((name, tuple(t.shape)))
     made = [
-        Part(tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells)
-        for (what, tells, dtype), tensors in parts.items()
+        Part(tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells, private)
+        for (what, tells, dtype, private), tensors in parts.items()
     ]
     if made and "mean" in method.pool(method.resolve()).values():
-        made.append(Part(("n",), ((),), "int64", *_ROWS))
+        private = "not sent: every client weighs the same"
+        made.append(Part(("n",), ((),), "int64", *_ROWS, private if method_takes_noise(method) else "refused"))
     return made
 
 
-def cells(parts: Iterable[Part]) -> list[tuple[str, str, str, str]]:
-    """(tensors, dtype, what they are, what they tell) for a table."""
-    return [(p.label, p.dtype, p.what, p.tells) for p in parts]
+def method_takes_noise(method: Method) -> bool:
+    """Whether its server only adds up, or merges by class, what clients send."""
+    return not method.central and ("stack" not in method.pool(method.resolve()).values() or method.merges == "classes")
+
+
+def covered_by_noise(method: Method, *, numbers: bool) -> str:
+    """Whether the epsilon of ``--dp-noise`` covers a tensor: one of ``numbers``, else one that counts or marks rows."""
+    if not method_takes_noise(method):
+        return "refused"
+    if method.merges == "classes":
+        return "covered" if numbers else "covered; no more is sent than which classes it has"
+    if not numbers:
+        return "refused"
+    if "sum" in method.pool(method.resolve()).values():
+        return "covered, per row; the total of rows is not (--dp-allow rows)"
+    return "covered"
+
+
+def cells(parts: Iterable[Part]) -> list[tuple[str, str, str, str, str]]:
+    """(tensors, dtype, what they are, what they tell, whether epsilon covers them) for a table."""
+    return [(p.label, p.dtype, p.what, p.tells, p.private) for p in parts]

@@ -78,8 +78,9 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
-            "--dp-clip draws its noise from the run's seed, which every site is told, so here it would hide nothing.",
-            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 shows what noise costs",
+            "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
+            "and see in which rounds they are asked.",
+            IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0 shows what noise costs",
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:

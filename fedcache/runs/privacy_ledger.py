@@ -1,0 +1,149 @@
+"""What private runs have spent: one sealed line in ``privacy.jsonl`` of the home for every seed whose noise was drawn.
+
+Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
+repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
+of it is kept or told; going on from a checkpoint writes none, nor does a stored result that is returned. Simulations
+release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost from the
+middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.federate.trust.accounting import Spent, epsilons
+from fedcache.store.files import append_line, make_private, parse_signed, read_whole, sha256_hex, to_signed
+from fedcache.store.lock import hold_lock
+from fedcache.store.machine import explain_disk_errors
+
+LEDGER = "privacy.jsonl"
+"""Its name in a home."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One seed of a run with noise from the operating system."""
+
+    run: str  # first 16 characters of the run's digest
+    method: str
+    seed: int
+    dataset: str  # its slug
+    dataset_digest: str
+    partition: str  # digest
+    clients: int
+    clip: float
+    noise: float
+    share: float  # of the clients in a round; 1.0 where the run tells who took part
+    rounds: int
+    delta: float  # for which the run told its epsilon
+    time: float  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class Total:
+    """All releases about the clients of one partition."""
+
+    dataset: str  # its slug
+    dataset_digest: str
+    partition: str  # digest
+    clients: int
+    releases: int
+    runs: int  # to which these belong
+    rounds: int  # of all releases
+    delta: float  # the smallest that any of them was told for
+    epsilon_pld: float | None  # of all releases together; None where there is no bound
+    epsilon_rdp: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @property
+    def epsilon(self) -> str:
+        """The tighter figure for a person."""
+        found = self.epsilon_pld if self.epsilon_pld is not None else self.epsilon_rdp
+        return "no bound" if found is None else f"{found:.3g}"
+
+
+def record_release(ledger: Path, release: Release) -> None:
+    """Append one line. Raises CorruptionError when the last one is damaged, MachineError when it cannot be written."""
+    make_private(ledger.parent)
+    with hold_lock(ledger.parent / "locks" / "privacy.lock", "the ledger of privacy", wait=True):
+        raw = _read(ledger)
+        whole = raw[: raw.rfind(b"\n") + 1]
+        last = whole.splitlines()[-1] if whole else b""
+        number = _parsed(ledger, last, "its last line")["number"] if last else 0
+        body = {"number": number + 1, "before": sha256_hex(last), **asdict(release)}
+        with explain_disk_errors(ledger, 0):
+            if len(whole) < len(raw):  # a power cut tore the last line, of which nothing was told
+                with ledger.open("r+b") as file:
+                    file.truncate(len(whole))
+            append_line(ledger, to_signed(body))
+
+
+def read_releases(ledger: Path) -> list[Release]:
+    """Every release, in the order in which they were made; [] without a ledger. Raises CorruptionError."""
+    names, found, before = {f.name for f in fields(Release)}, [], b""
+    raw = _read(ledger)
+    for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), 1):
+        body = _parsed(ledger, line, f"line {number}")
+        follows = body.pop("number", None) == number and body.pop("before", None) == sha256_hex(before)
+        if not follows or set(body) != names:
+            raise _damaged(ledger, f"line {number} does not follow the one before")
+        found.append(Release(**body))
+        before = line
+    return found
+
+
+def totals(releases: Iterable[Release]) -> list[Total]:
+    """What has been spent on each partition of each dataset, in the order of their first releases.
+
+    Raises MachineError when dp-accounting is not installed.
+    """
+    groups: dict[tuple[str, str], list[Release]] = {}
+    for release in releases:
+        groups.setdefault((release.dataset_digest, release.partition), []).append(release)
+    made = []
+    for (digest, partition), group in groups.items():
+        delta = min(r.delta for r in group)
+        made.append(
+            Total(
+                dataset=group[0].dataset,
+                dataset_digest=digest,
+                partition=partition,
+                clients=group[0].clients,
+                releases=len(group),
+                runs=len({r.run for r in group}),
+                rounds=sum(r.rounds for r in group),
+                delta=delta,
+                **epsilons((Spent(r.noise, r.share, r.rounds) for r in group), delta),
+            )
+        )
+    return made
+
+
+def _read(ledger: Path) -> bytes:
+    try:
+        return read_whole(ledger)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise _damaged(ledger, f"it cannot be read ({error.strerror})") from error
+
+
+def _parsed(ledger: Path, line: bytes, which: str) -> dict[str, Any]:
+    try:
+        return parse_signed(line)
+    except ValueError as error:
+        raise _damaged(ledger, f"{which} {error}") from error
+
+
+def _damaged(ledger: Path, why: str) -> FedcacheError:
+    return CorruptionError(
+        f"{ledger} is damaged: {why}. What has been spent of these clients' privacy is not known from it.",
+        f"Put back a copy of it; or start a new one, and add by hand what was spent: mv {ledger} {ledger}.damaged",
+    )

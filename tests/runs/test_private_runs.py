@@ -1,0 +1,233 @@
+"""Private runs on the real command line: fresh noise, what it costs over seeds, grids and repeats, and what is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.process import Stop
+from fedcache.runs.directory import rounds_of
+from fedcache.runs.loop import train
+from fedcache.runs.privacy_ledger import Release, read_releases, record_release
+
+TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 10, "--rounds", 4, "--participation", 0.5,
+         "--dp-clip", 1)  # fmt: skip
+REAL = (*TRAIN, "--dp-noise", 2, "--dp-allow", "evaluation")
+SIMULATED = (*TRAIN, "--dp-noise", 2, "--dp-seed", 3)
+
+
+def ingested(place: Path) -> Path:
+    y = np.tile(np.arange(5), 40)
+    x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
+    np.savez(place / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
+    return Path(ok("ingest", place / "rows.npz", "--name", "rows").data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    pytest.importorskip("dp_accounting")
+    return once(ingested)
+
+
+def home() -> Path:
+    return Path(os.environ["FEDCACHE_HOME"])
+
+
+def run_of(done: dict) -> Path:
+    return home() / "runs" / done["digest"][:16]
+
+
+def kept(done: dict) -> tuple[list, list]:
+    """Scores of a run that follow its weights closely: of every client and class."""
+    return done["confusion"], done["accuracy"]["per_seed"]
+
+
+@pytest.mark.usefixtures("store")
+def test_real_noise_must_be_asked_for_with_what_it_does_not_cover() -> None:
+    done = fedcache(*TRAIN, "--dp-noise", 2, "--json")
+    assert done.code == Exit.USAGE
+    error = done.envelope["error"]
+    assert "what epsilon does not cover: evaluation" in error["message"]
+    assert "--dp-allow evaluation" in error["hint"]
+    assert "--dp-seed 0" in error["hint"]
+    assert not (home() / "privacy.jsonl").exists()
+    assert not (home() / "runs").exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
+    first = ok(*REAL).data
+    again = ok(*REAL)
+    assert again.data["reused"]
+    assert kept(again.data) == kept(first)
+    told = [note for note in fedcache(*REAL).err.splitlines() if "there already" in note]
+    assert "spends no more privacy, --fresh draws new noise and spends as much again" in told[0]
+    assert len(read_releases(home() / "privacy.jsonl")) == 1
+    fresh = ok(*REAL, "--fresh").data
+    assert fresh["digest"] == first["digest"]
+    assert (fresh["confusion"], fresh["files"]) != (first["confusion"], first["files"]) or kept(fresh) != kept(first)
+    assert len(read_releases(home() / "privacy.jsonl")) == 2
+    cost = fresh["trust"]["privacy"]
+    assert cost["simulation"] is False
+    assert cost["repeatable"] is False
+    assert cost["noise_from"] == "the operating system"
+    assert "spends privacy again" in (run_of(fresh) / "config.toml").read_text().splitlines()[0]
+    assert ok("train", "--config", run_of(fresh) / "config.toml").data["reused"]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_simulation_says_so_wherever_its_epsilon_is_told(tmp_path: Path) -> None:
+    first = ok(*SIMULATED).data
+    again = ok(*SIMULATED, "--fresh").data
+    assert kept(again) == kept(first)
+    assert again["files"] == first["files"]
+    assert first["trust"]["privacy"]["simulation"] is True
+    assert first["trust"]["privacy"]["noise_from"] == "--dp-seed 3"
+    lines = [line for line in fedcache(*SIMULATED).out.splitlines() if "epsilon" in line]
+    assert lines
+    assert all("Simulation of privacy" in line for line in lines)
+    assert not (home() / "privacy.jsonl").exists()
+    assert "No private run" in fedcache("ls", "--privacy").out
+    ok("report", "--out", tmp_path / "page.html")
+    assert "simulation of epsilon" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> None:
+    one, two = (ok(*SIMULATED, "--dtype", "float64", "--execution", e).data for e in ("sequential", "batched"))
+    assert kept(one) == kept(two)
+    points = ok("grid", *SIMULATED[1:], "--dtype", "float64", "--sweep", "lr=0.1,0.01").data["points"]
+    alone = ok(*SIMULATED, "--dtype", "float64", "--set", "lr=0.01").data
+    assert kept(points[1]) == kept(alone)
+
+
+@pytest.mark.usefixtures("store")
+def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
+    from fedcache.federate.trust.accounting import Spent, epsilons
+
+    def after(rounds: int) -> float:
+        return epsilons([Spent(2.0, 0.5, rounds)], 1e-5)["epsilon_pld"]
+
+    done = ok(*REAL, "--seeds", "0-4").data["trust"]["privacy"]
+    assert done["seeds"] == 5
+    assert done["epsilon_pld"] == pytest.approx(after(4))
+    assert done["composed"]["epsilon_pld"] == pytest.approx(after(20))
+    assert f"{after(20):.3g} for all of them together" in fedcache(*REAL, "--seeds", "0-4").out
+    grid = ok("grid", *REAL[1:], "--sweep", "lr=0.1,0.01,0.001", "--seeds", "0,1")
+    (spent,) = grid.data["privacy"]
+    assert (spent["points"], spent["seeds"]) == (3, 6)
+    assert spent["epsilon_pld"] == pytest.approx(after(24))
+    (total,) = ok("ls", "--privacy").data["entries"]
+    assert (total["releases"], total["runs"], total["rounds"]) == (11, 4, 44)
+    assert total["epsilon_pld"] == pytest.approx(after(44))
+    ok(*REAL, "--clients", 5)  # other clients: a partition of its own
+    assert [e["releases"] for e in ok("ls", "--privacy").data["entries"]] == [11, 1]
+
+
+@pytest.mark.usefixtures("store")
+def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed() -> None:
+    secret = ok(*REAL, "--rounds", 12).data
+    assert {r["clients"] is None for r in rounds_of(run_of(secret))} == {True}
+    assert {r["traffic"]["clients"] for r in rounds_of(run_of(secret))} == {5}
+    assert len({r["traffic"]["up"] for r in rounds_of(run_of(secret))}) == 1
+    assert json.loads((run_of(secret) / "measured.json").read_text())["content"]["per_seed"]["0"]["rounds"] == []
+    told = ok(*REAL[:-1], "evaluation,participants", "--rounds", 12).data
+    assert len({len(r["clients"]) for r in rounds_of(run_of(told))}) > 1
+    figures = told["trust"]["privacy"]
+    assert figures["epsilon_pld"] == secret["trust"]["privacy"]["participants_known"]["epsilon_pld"]
+    assert figures["epsilon_pld"] > 1.5 * secret["trust"]["privacy"]["epsilon_pld"]
+    assert [r.share for r in read_releases(home() / "privacy.jsonl")] == [0.5, 1.0]
+
+
+class StopAfter:
+    """Asks for a stop when a round is told, and notes which state was on the disk then."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.stop, self.kept = rounds, Stop(), []
+
+    def __call__(self, told) -> None:
+        from safetensors import safe_open
+
+        with safe_open(told.path / f"checkpoint-{told.seed}.safetensors", framework="pt") as file:
+            sealed = json.loads(next(iter(file.metadata().values())))
+        self.kept.append((told.round, json.loads(sealed["content"])["round"]))
+        if told.round == self.rounds:
+            self.stop.requested = True
+
+
+@pytest.mark.usefixtures("store")
+def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
+    config = TrainConfig(method="fedavg", rounds=6, participation="0.5", dp_clip=1.0, dp_noise=2.0,
+                         dp_allow="evaluation", eval_every=1)  # fmt: skip
+    place, told = Home(home()), []
+    for stop_after in (2, 4):
+        hook = StopAfter(stop_after)
+        with pytest.raises(FedcacheError) as stopped:
+            train(config, place, hooks=[hook], stop=hook.stop)
+        assert stopped.value.code is Exit.INTERRUPTED
+        new = [(told_, kept_) for told_, kept_ in hook.kept if told_ > len(told)]
+        assert all(told_ == kept_ for told_, kept_ in new)  # a round is kept before it is told
+        told += new
+    rounds = []
+    done = train(config, place, hooks=[lambda r: rounds.append((r.round, r.stored, r.accuracy))])
+    assert [(r, stored) for r, stored, _ in rounds] == [(r, r <= 4) for r in range(1, 7)]
+    assert [a for *_, a in rounds] == [r["accuracy"] for r in rounds_of(done.path)]
+    assert len(read_releases(home() / "privacy.jsonl")) == 1  # one seed, one release
+
+
+@pytest.mark.usefixtures("store")
+def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
+    ok(*REAL)
+    (home() / "privacy.jsonl").unlink()
+    done = ok("ls", "--privacy")
+    assert any("the ledger does not know of" in w for w in done.envelope["warnings"])
+    ok(*SIMULATED)
+    assert len(ok("ls", "--privacy").envelope["warnings"]) == 1
+
+
+RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)
+
+
+def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) -> None:
+    ledger = tmp_path / "home" / "privacy.jsonl"
+    assert read_releases(ledger) == []
+    for _ in range(3):
+        record_release(ledger, RELEASE)
+    whole = ledger.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        place, bit = int(rng.integers(len(whole) - 1)), 1 << int(rng.integers(8))
+        ledger.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        with pytest.raises(FedcacheError) as damaged:
+            read_releases(ledger)
+        assert damaged.value.code is Exit.CORRUPT
+    for changed in (lines[0] + lines[2], lines[1] + lines[0] + lines[2], lines[0] + lines[0] + lines[1], lines[1]):
+        ledger.write_bytes(changed if isinstance(changed, bytes) else b"".join(changed))
+        with pytest.raises(FedcacheError, match="does not follow"):
+            read_releases(ledger)
+    ledger.write_bytes(whole[:-5])  # a power cut while the third was written: nothing of it was told
+    assert len(read_releases(ledger)) == 2
+    record_release(ledger, RELEASE)
+    assert len(read_releases(ledger)) == 3
+    ledger.write_bytes(whole[:-20] + b"x" + whole[-19:])
+    with pytest.raises(FedcacheError) as damaged:
+        record_release(ledger, RELEASE)
+    assert damaged.value.code is Exit.CORRUPT
+
+
+def test_a_grid_of_processes_writes_every_release(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    ledger = tmp_path / "privacy.jsonl"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: record_release(ledger, RELEASE), range(20)))
+    assert len(read_releases(ledger)) == 20
