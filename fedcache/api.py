@@ -68,7 +68,7 @@ def extract(
     layout: str | None = None, device: str | None = None, dtype: str | None = None, batch: int | None = None,
     workers: int | None = None, threads: int | None = None, chunk_rows: int | None = None, max_bad: str | None = None,
     weights: Mapping[str, str] | None = None, data: Mapping[str, str] | None = None, skip_missing: bool | None = None,
-    observer: Observer | None = None,
+    follow_links: bool | None = None, observer: Observer | None = None,
 ) -> Store:  # fmt: skip
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
@@ -87,6 +87,7 @@ def extract(
         max_bad: images that may be unreadable, ``"1%"`` or a number.
         weights: backbone -> file; ``data``: dataset -> folder.
         skip_missing: go on without backbones whose weights are not at hand.
+        follow_links: also read what links lead to outside of the dataset's folder.
         observer: told the story; silent by default.
 
     Raises:

@@ -87,6 +87,7 @@ class ExtractConfig:
     layout: str | None = option(
         None, "Meaning of the folder levels, e.g. domain/class or split/class.", DATA, said="recognised"
     )
+    follow_links: bool = option(False, "Also read what links lead to outside of the dataset's folder.", DATA)
     device: str = option(
         "auto", "Where the model runs; cuda never falls back.", COMPUTING, choices=("auto", "cpu", "cuda")
     )

@@ -16,6 +16,7 @@ from fedcache.errors import StoreError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, open_dataset, peek
+from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import check_disk, describe_growth, estimate
@@ -70,6 +71,7 @@ def extract(
         "data": home.data,
         "layout": config.layout,
         "limit": config.limit,
+        "follow_links": config.follow_links,
     }
     known = None if rehash else peek(spec, **where)
     if known is not None:
@@ -83,6 +85,11 @@ def extract(
             return done
     data = open_dataset(spec, **where)
     observer.note(f"{spec}: {data.reading}")
+    if data.links_left_out:
+        observer.warn(
+            f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
+            "what is behind."
+        )
     path = store or home.store(data.slug, data.digest)
     if dry_run:
         return estimate(path, data, planned, config, home, observer, skipped, fresh=fresh)

@@ -149,7 +149,8 @@ def _from_bytes(raw: bytes) -> Image.Image:
     except MemoryError:
         raise
     except Exception:
-        raise BadImage(f"no image format fedcache reads; it starts with {_beginning(raw)}") from None
+        # Not a word of what it holds: a file that is no image may be anything, and the list of these is shared.
+        raise BadImage("it has no image format fedcache reads") from None
     _check_size(*image.size)
     kind = image.format or "image"  # lost by the conversions below
     try:
@@ -164,11 +165,6 @@ def _from_bytes(raw: bytes) -> Image.Image:
         return _to_rgb(image)
     except (ValueError, OSError):
         raise BadImage(f"a {kind} image of mode {image.mode} cannot be converted to RGB") from None
-
-
-def _beginning(raw: bytes) -> str:
-    text = raw[:16].decode("ascii", "replace")
-    return repr(text) if text.isascii() and text.isprintable() else f"the bytes {raw[:8].hex(' ')}"
 
 
 def _check_size(width: int, height: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import time
 from importlib import import_module
@@ -478,3 +479,28 @@ def test_more_bad_images_found_earlier_than_may_be_end_a_resumed_run_with_the_la
     with pytest.raises(FedcacheError, match=r"2 images could not be read.*the last is row 8: cut off") as caught:
         resumed.check_bad({}, max_bad=1)
     assert caught.value.code is Exit.CORRUPT
+
+
+def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path: Path) -> None:
+    images = folder(tmp_path / "images", train=4, test=2)
+    (tmp_path / "secret.png").write_text("password = hunter2")
+    (images / "train" / "class0" / "link.png").symlink_to(tmp_path / "secret.png")
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 16,
+             "--workers", 0, "--max-bad", 1, "--json")  # fmt: skip
+    done = fedcache(*words)
+    assert done.code == 0, done.err
+    (warning,) = done.envelope["warnings"]
+    assert "1 link " in warning
+    assert "--follow-links" in warning
+    assert done.data["images"] == 18
+    asked = fedcache(*words, "--follow-links")
+    assert asked.code == 3, asked.err  # it is read, and is no image
+    store = Path(asked.data["path"])
+    assert asked.data["images"] == 19
+    assert "hunter2" not in (store / "quarantine.jsonl").read_text()
+    assert "password" not in asked.out + asked.err
+    assert not fedcache(*words, "--follow-links").envelope["warnings"]  # at once, as everything is there
+    shutil.rmtree(store.parent / done.data["path"].rpartition("/")[2])
+    trained = fedcache("train", "--dataset", f"folder:{images}", "--method", "fedncm", "--scheme", "iid",
+                       "--clients", 2, "--json")  # fmt: skip
+    assert trained.code == 0, trained.err

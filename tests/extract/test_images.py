@@ -162,17 +162,17 @@ def test_truncated_files_are_bad_and_say_so(kind):
     ("raw", "reason"),
     [
         (b"", "the file is empty"),
-        (b"<!DOCTYPE html><html>", "no image format fedcache reads; it starts with '<!DOCTYPE html><'"),
-        (b"just some text", "no image format fedcache reads; it starts with 'just some text'"),
-        (b"\xff\xd8\xff", "no image format fedcache reads; it starts with the bytes ff d8 ff"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image format fedcache reads; it starts with"),
-        (bytes(100), "no image format fedcache reads; it starts with"),
+        (b"<!DOCTYPE html><html>", "it has no image format fedcache reads"),
+        (b"just some text", "it has no image format fedcache reads"),
+        (b"\xff\xd8\xff", "it has no image format fedcache reads"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it has no image format fedcache reads"),
+        (bytes(100), "it has no image format fedcache reads"),
     ],
 )
-def test_what_is_no_image_says_what_it_is_instead(raw, reason):
+def test_what_is_no_image_is_refused_without_a_word_of_what_it_holds(raw, reason):
     with pytest.raises(BadImage) as caught:
         decode(raw)
-    assert str(caught.value).startswith(reason)
+    assert str(caught.value) == reason
 
 
 def test_a_file_above_the_byte_limit_is_bad():

@@ -34,6 +34,7 @@ def open_dataset(
     layout: str | None = None,
     data: Path | None = None,
     limit: int | None = None,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
     """Number the images of a dataset; none is decoded.
@@ -47,13 +48,14 @@ def open_dataset(
         layout: ``--layout`` of folders, for example ``domain/class``.
         data: ``$FEDCACHE_HOME/data``, where named datasets lie.
         limit: rows to take of it, evenly spaced (``Dataset.part``).
+        follow_links: whether links that lead out of the dataset's folder are followed; else they are left out.
         progress: called with (images read, images in all) while uids are computed.
 
     Raises:
         UsageError for a spec or a tree that makes no sense, MachineError for files or packages that are
             missing, CorruptionError for damaged or hostile archives.
     """
-    context = Context(memory, roots or {}, data, layout, progress)
+    context = Context(memory, roots or {}, data, layout, follow_links, progress)
     parts = _parts(spec)
     if parts is None:
         whole = _open_one(spec, context)
@@ -77,13 +79,14 @@ def peek(
     layout: str | None = None,
     data: Path | None = None,
     limit: int | None = None,
+    follow_links: bool = False,
 ) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
     Costs one ``stat`` for an archive and one for each file of a directory. None when it must be opened to know; errors
     are those of ``open_dataset`` that can be seen without reading an image.
     """
-    context = Context(memory, roots or {}, data, layout)
+    context = Context(memory, roots or {}, data, layout, follow_links)
     found: dict[str, tuple[str, str]] = {}
     parts = _parts(spec)
     for name, one in (parts or {"": spec}).items():

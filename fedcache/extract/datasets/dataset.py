@@ -81,6 +81,7 @@ class Dataset:
     reading: str  # how it was read, with counts
     source: Source  # where the images are; row numbers are those of ``names``
     mirror: bool = True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
+    links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     digest: str = field(init=False)  # sha256 over names, uids, labels, domains, splits and their names
 
     def __post_init__(self) -> None:
@@ -120,7 +121,12 @@ class Context:
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
     data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name lie in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
+    follow_links: bool = False  # ``--follow-links``: read what links lead to outside of the dataset's folder
     progress: Progress | None = None  # called with (images read, images in all)
+
+    def within(self, folder: Path) -> Path | None:
+        """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""
+        return None if self.follow_links else folder
 
     def root_of(self, kind: str, name: str) -> Path | None:
         """Where ``kind:NAME`` is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
@@ -262,6 +268,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             [m.source for m in members.values()], whole["which"].astype(np.uint8), whole["row"].astype(np.int64)
         ),
         mirror=all(member.mirror for member in members.values()),
+        links_left_out=sum(member.links_left_out for member in members.values()),
     )
 
 

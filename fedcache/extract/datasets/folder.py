@@ -38,9 +38,10 @@ def key(rest: str, context: Context) -> list[Any]:
     path = _locate(rest)
     head = [_kind(path), str(path.resolve()), _slug(path), context.layout]
     if path.is_dir():
-        return [*head, tree.listing_digest(path)]
+        return [*head, tree.listing_digest(path, context.within(path))]
     if _kind(path) == ".csv":
-        stats = [tree.stat_numbers(path.parent / p) for p in read_csv(path)[0]]
+        listed, _ = read_csv(path)
+        stats = [tree.stat_numbers(path.parent / p) for p in _inside(path, listed, context)]
         return [*head, stat_key(path), digest_of(stats)]
     return [*head, stat_key(path)]
 
@@ -82,6 +83,7 @@ def load(rest: str, context: Context) -> Dataset:
         template=None,
         reading=reading + tree.ignored_text(ignored),
         source=source,
+        links_left_out=ignored[tree.LINK_OUT],
     )
 
 
@@ -113,7 +115,8 @@ def _slug(path: Path) -> str:
 
 
 def _from_tree(path: Path, context: Context) -> _Rows:
-    found = tree.scan(path)
+    within = context.within(path)
+    found = tree.scan(path, within)
     if not found.paths:
         raise UsageError(
             f"{path} holds no images{tree.ignored_text(found.ignored)}; "
@@ -131,7 +134,7 @@ def _from_tree(path: Path, context: Context) -> _Rows:
     labels = infer(names, context.layout, where=str(path))
     source: Source
     if found.entries is None:
-        source = tree.FilesSource(path.absolute(), [found.paths[i] for i in order])
+        source = tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within)
     else:
         source = archives.ArchiveSource(found.entries.take(order))
     inside = f" inside {spelled[0][: cut - 1]}" if cut else ""
@@ -144,9 +147,27 @@ def _from_csv(path: Path, context: Context) -> _Rows:
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    paths, labels = read_csv(path)
-    source = tree.FilesSource(path.parent.absolute(), paths)
-    return [tree.name_of(p) for p in paths], labels, source, labels.layout, Counter()
+    listed, labels = read_csv(path)
+    paths = _inside(path, listed, context)
+    if left_out := len(listed) - len(paths):
+        kept = set(paths)
+        labels = labels.take([row for row, p in enumerate(listed) if p in kept])
+    if not paths:
+        raise UsageError(
+            f"All {len(listed):,} images of {path} are links that lead out of its folder.", "--follow-links reads them"
+        )
+    source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
+    ignored = Counter({tree.LINK_OUT: left_out} if left_out else {})
+    return [tree.name_of(p) for p in paths], labels, source, labels.layout, ignored
+
+
+def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
+    """Of the images that a CSV lists, those that do not lead out of its folder."""
+    within = context.within(path.parent)
+    if within is None:
+        return listed
+    real = os.path.realpath(within)
+    return [p for p in listed if not tree.leads_out(str(path.parent / p), real)]
 
 
 def _split(

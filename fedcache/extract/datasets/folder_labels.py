@@ -36,6 +36,11 @@ class Labels:
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
 
+    def take(self, rows: Sequence[int]) -> Labels:
+        """Of some rows."""
+        splits = None if self.splits is None else [self.splits[r] for r in rows]
+        return Labels(self.layout, [self.classes[r] for r in rows], [self.domains[r] for r in rows], splits)
+
 
 def parse_layout(text: str) -> tuple[str, ...]:
     """``split/domain/class`` as roles, ``*`` for a level without meaning; refuses all but one class and one split."""

@@ -91,6 +91,12 @@ class FoundLayout:
     layout: PaperLayout
     root: Path
     base: Path
+    follow_links: bool = False  # whether links that lead out of ``root`` are read
+
+    @property
+    def within(self) -> Path | None:
+        """What the files must lie in, behind all links; None for anywhere."""
+        return None if self.follow_links else self.root
 
     def path(self, name: str) -> Path:
         """``name`` below ``base``; a file put beside the unpacked folder instead of into it is found too."""

@@ -94,7 +94,7 @@ def _of_files(place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[st
         label=[entry.label for entry in entries],
         domain=[entry.domain for entry in entries],
         split=[entry.split for entry in entries],
-        source=FilesSource(images.absolute(), [entry.path for entry in entries]),
+        source=FilesSource(images.absolute(), [entry.path for entry in entries], place.within),
         notes=notes,
     )
 
@@ -119,7 +119,8 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     domains, options = place.paper.domains, place.layout.options
     for split, top, number, folder in found:
         domain = domains.index(top) if top in domains else 0
-        for image in tree.scan(folder).paths:
+        # What leads out is listed, and quarantined with the reason when it is read: these rows have numbers.
+        for image in tree.scan(folder, None).paths:
             path = f"{top}/{place.paper.folders[number]}/{image}"
             yield ImageEntry(path, path, number, domain, SPLITS[split])
     for domain, split, file in _lists(place):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def key(rest: str, context: Context) -> list[Any]:
     """The data file, and the stat of every file the rows come from; no image is read."""
     place = _require(rest, context)
     stats = [
-        [str(path), tree.listing_digest(path) if path.is_dir() else tree.stat_numbers(path)] for path in files_of(place)
+        [str(path), tree.listing_digest(path, place.within) if path.is_dir() else tree.stat_numbers(path)]
+        for path in files_of(place)
     ]
     return ["paper", rest, place.paper.digest, place.layout.name, str(place.base.resolve()), digest_of(stats)]
 
@@ -130,7 +132,7 @@ def _require(name: str, context: Context) -> FoundLayout:
     held = paper.read(name)
     root, place = _look_for(name, context)
     if place is not None:
-        return place
+        return replace(place, follow_links=context.follow_links)
     looked = "nowhere: no --data was given" if root is None else str(root)
     layout, there, missing = paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
     found = f"; {', '.join(there)} is there, {', '.join(missing)} is not" if there else ""

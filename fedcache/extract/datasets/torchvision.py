@@ -16,7 +16,7 @@ import inspect
 import os
 import tomllib
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def key(rest: str, context: Context) -> list[Any]:
     entry = entry_of(rest)
     root = _require(rest, context)
     version = importlib.metadata.version("torchvision")
-    return ["torchvision", rest, version, tree.listing_digest(root / entry.files)]
+    return ["torchvision", rest, version, tree.listing_digest(root / entry.files, context.within(root))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -87,7 +87,7 @@ def load(rest: str, context: Context) -> Dataset:
     entry = entry_of(rest)
     root = _require(rest, context)
     facts = key(rest, context)
-    source = TorchvisionSource(rest, root)
+    source = TorchvisionSource(rest, root, context.within(root))
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
     codes = [code for _, code in _in_order(entry)]
@@ -138,12 +138,13 @@ class TorchvisionSource:
 
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
+    within: Path | None  # what encoded files must lie in, behind all links; None for anywhere
 
     @cached_property
     def parts(self) -> list[Any]:
         """torchvision's datasets, one per split."""
         splits = _in_order(TABLE[self.name])
-        return [_construct(self.name, self.root, options, download=False) for options, _ in splits]
+        return [_construct(self.name, self.root, options, download=False, within=self.within) for options, _ in splits]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
@@ -169,7 +170,7 @@ class TorchvisionSource:
         raise BadImage(f"torchvision gives a {type(image).__name__}, not an image")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name, "root": self.root}
+        return {"name": self.name, "root": self.root, "within": self.within}
 
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
@@ -189,12 +190,14 @@ def _require(name: str, context: Context) -> Path:
     )
 
 
-def _read_file(path: str | Path) -> bytes:
+def _read_file(path: str | Path, within: Path | None) -> bytes:
+    if within is not None and tree.leads_out(str(path), os.path.realpath(within)):
+        raise BadImage("it is a link out of the dataset's folder; --follow-links reads it")
     with Path(path).open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
 
-def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool) -> Any:
+def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool, within: Path | None = None) -> Any:
     import torchvision.datasets
 
     entry = TABLE[name]
@@ -208,7 +211,7 @@ def _construct(name: str, root: Path, options: dict[str, Any], *, download: bool
     if "download" in accepted:
         given["download"] = download
     if "loader" in accepted:
-        given["loader"] = _read_file
+        given["loader"] = partial(_read_file, within=within)
     try:
         # torchvision prints what it does; stdout is the answer of a command.
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
@@ -247,7 +250,7 @@ def _labels(
 def _target(source: TorchvisionSource, row: int) -> int:
     try:
         target = source.item(row)[1]
-    except OSError:
+    except (OSError, BadImage):
         return -1
     return -1 if target is None else int(target)
 

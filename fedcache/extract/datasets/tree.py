@@ -1,4 +1,8 @@
-"""The files of a directory or an archive: which are images, what they are called, and how they are read."""
+"""The files of a directory or an archive: which are images, what they are called, and how they are read.
+
+A link that leads out of the dataset's folder is not followed unless the user asks for it: whoever made the folder would
+choose which other files of this machine are read.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,26 @@ from fedcache.extract.datasets import archives
 from fedcache.extract.images import EXTENSIONS, MAX_BYTES, BadImage
 from fedcache.store.files import at_once, digest_of
 
+LINK_OUT = "link out of the folder (--follow-links reads it)"
+"""Why a link is left out."""
+
 
 class FilesSource:
-    """Reads files below ``root``, one relative path per row."""
+    """Reads files below ``root``, one relative path per row, and nothing outside of ``within`` (None: anywhere)."""
 
-    def __init__(self, root: Path, paths: Sequence[str]) -> None:
+    def __init__(self, root: Path, paths: Sequence[str], within: Path | None) -> None:
         self.root = str(root)
         self.paths = tuple(paths)
+        self.within = None if within is None else os.path.realpath(within)
 
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
+        path = f"{self.root}/{self.paths[row]}"
+        # Looked at again for every read: a folder may change between its listing and this.
+        if self.within is not None and leads_out(path, self.within):
+            raise BadImage("it is a link out of the dataset's folder; --follow-links reads it")
         try:
-            with open(f"{self.root}/{self.paths[row]}", "rb", opener=at_once) as file:
+            with open(path, "rb", opener=at_once) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("it is not a regular file")
@@ -40,6 +52,12 @@ class FilesSource:
             raise BadImage(f"the file cannot be read: {reason}") from None
 
 
+def leads_out(path: str, within: str) -> bool:
+    """Whether a path is, behind all links, outside of the real path ``within``."""
+    real = os.path.realpath(path)
+    return real != within and not real.startswith(f"{within.rstrip('/')}/")
+
+
 @dataclass(frozen=True)
 class Tree:
     """The images found, in no order."""
@@ -49,12 +67,15 @@ class Tree:
     entries: archives.Entries | None  # of the images, in the order of ``paths``; None for a directory
 
 
-def scan(path: Path) -> Tree:
-    """The images of a directory, zip or tar; MachineError for an unreadable folder, CorruptionError for an archive."""
+def scan(path: Path, within: Path | None) -> Tree:
+    """The images of a directory, zip or tar; links of a directory that lead out of ``within`` are left out.
+
+    Raises MachineError for an unreadable folder, CorruptionError for an archive.
+    """
     ignored: Counter[str] = Counter()
     if path.is_dir():
         paths = []
-        for relative, info in _walk(path, ignored):
+        for relative, info in _walk(path, ignored, within):
             if info is not None and not stat.S_ISREG(info.st_mode):
                 ignored["special file"] += 1
             elif (why := _why_ignored(relative)) is not None:
@@ -89,8 +110,12 @@ def ignored_text(ignored: Counter[str]) -> str:
     return "; ignored: " + ", ".join(f"{n:,} {why}" for why, n in sorted(ignored.items()))
 
 
-def _walk(root: Path, ignored: Counter[str]) -> list[tuple[str, os.stat_result | None]]:
-    """(relative path, stat or None for a broken link) of every file; links to directories are followed, loops not."""
+def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[str, os.stat_result | None]]:
+    """(relative path, stat or None for a broken link) of every file.
+
+    Links to directories are followed, loops and what leads out of ``within`` (None: nothing) are not.
+    """
+    real = None if within is None else os.path.realpath(within)
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
@@ -114,6 +139,9 @@ def _walk(root: Path, ignored: Counter[str]) -> list[tuple[str, os.stat_result |
             )
         for entry in listed:
             relative = prefix + entry.name
+            if real is not None and entry.is_symlink() and leads_out(entry.path, real):
+                ignored[LINK_OUT] += 1
+                continue
             try:
                 info = entry.stat()
             except OSError:
@@ -130,11 +158,14 @@ def _walk(root: Path, ignored: Counter[str]) -> list[tuple[str, os.stat_result |
     return found
 
 
-def listing_digest(root: Path) -> str:
-    """sha256 over (relative path, size, mtime_ns, inode) of every file: changes whenever a file does."""
+def listing_digest(root: Path, within: Path | None) -> str:
+    """sha256 over (relative path, size, mtime_ns, inode) of every file: changes whenever a file does.
+
+    Of links that lead out of ``within`` (None: of none) it says nothing, as they are not read.
+    """
     rows = [
         [os.fsencode(relative).hex() if not relative.isascii() else relative, *_numbers(info)]
-        for relative, info in _walk(root, Counter())
+        for relative, info in _walk(root, Counter(), within)
     ]
     return digest_of([str(root.resolve()), sorted(rows)])
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import FedcacheError, StoreError, UsageError, closest, unknown
@@ -44,11 +45,12 @@ def locate_store(
         return place
     if dataset is not None:
         found = ingested_path(home, dataset)
-        if found is None:
-            known = datasets.peek(
-                dataset, memory=memory_of(home), roots=roots_of(ExtractConfig(), home), data=home.data
-            )
+        where: dict[str, Any] = {"roots": roots_of(ExtractConfig(), home), "data": home.data}
+        for follow_links in (False, True) if found is None else ():
+            known = datasets.peek(dataset, memory=memory_of(home), follow_links=follow_links, **where)
             found = home.store(*known) if known else None
+            if found is not None and found.exists():
+                break
         return found if found is not None and found.exists() else None
     last = last_store(home)
     if last is None:
@@ -191,6 +193,7 @@ def _dataset_of(store: Store, home: Home) -> ExtractConfig | None:
                     dataset=order.dataset,
                     limit=order.limit,
                     layout=order.layout,
+                    follow_links=order.follow_links,
                     max_bad=order.max_bad,
                     data=order.data,
                 )

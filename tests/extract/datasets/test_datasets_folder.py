@@ -288,9 +288,64 @@ def test_links_to_folders_are_followed_and_loops_end(tmp_path, memory):
     elsewhere = write_directory(tmp_path / "elsewhere", {n: r for n, r in files.items() if n.startswith("test")})
     (root / "test").symlink_to(elsewhere / "test")
     (root / "train/cat/up").symlink_to(root)
-    data = open_dataset(f"folder:{root}", memory=memory)
+    data = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
     assert data.digest == open_tree(tmp_path / "plain", memory, files).digest
     assert "1 link to a folder above" in data.reading
+
+
+def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path, memory):
+    """A link to a file, to a folder and to a link that leads out; one that stays inside is read either way."""
+    outside = write_directory(tmp_path / "outside", tree(["a/0.png", "a/1.png"]))
+    plain = open_tree(tmp_path / "plain", memory, tree(SPLIT))
+    root = write_directory(tmp_path / "images", tree(SPLIT))
+    (root / "train/cat/secret.png").symlink_to(outside / "a/0.png")
+    (root / "train/cat/chain.png").symlink_to(root / "train/cat/secret.png")
+    (root / "train/cat/gone.png").symlink_to(outside / "none.png")
+    (root / "train/more").symlink_to(outside / "a")
+    data = open_dataset(f"folder:{root}", memory=memory)
+    assert data.digest == plain.digest
+    assert data.links_left_out == 4
+    assert "ignored: 4 link out of the folder (--follow-links reads it)" in data.reading
+    assert peek(f"folder:{root}", memory=memory) == (data.slug, data.digest)
+    every = open_dataset(f"folder:{root}", memory=memory, follow_links=True)
+    assert len(every) == len(SPLIT) + 5
+    assert every.links_left_out == 0
+    assert peek(f"folder:{root}", memory=memory, follow_links=True) == (every.slug, every.digest)
+    (root / "train/cat/inside.png").symlink_to(root / "train/dog/0.png")
+    assert len(open_dataset(f"folder:{root}", memory=memory)) == len(SPLIT) + 1
+
+
+def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path, memory):
+    data = open_tree(tmp_path, memory, tree(SPLIT))
+    (tmp_path / "secret").write_bytes(b"of this machine")
+    (tmp_path / "images" / data.names[0]).unlink()
+    (tmp_path / "images" / data.names[0]).symlink_to(tmp_path / "secret")
+    with pytest.raises(BadImage, match="link out of the dataset's folder"):
+        data.source.read(0)
+
+
+def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path, memory):
+    plain = open_tree(tmp_path, memory, tree(SPLIT))
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named/images").symlink_to(tmp_path / "images")
+    data = open_dataset(f"folder:{tmp_path / 'named/images'}", memory=memory)
+    assert (data.digest, data.links_left_out) == (plain.digest, 0)
+    assert data.source.read(0) == plain.source.read(0)
+
+
+def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path, memory):
+    root = write_directory(tmp_path / "images", tree(SPLIT))
+    (tmp_path / "secret.png").write_bytes(png(3))
+    (root / "link.png").symlink_to(tmp_path / "secret.png")
+    lines = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in SPLIT]
+    (root / "list.csv").write_text("\n".join(["path,label,split", "link.png,dog,train", *lines]))
+    data = open_dataset(f"folder:{root / 'list.csv'}", memory=memory)
+    assert data.names == tuple(sorted(SPLIT))
+    assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
+    assert data.links_left_out == 1
+    assert len(open_dataset(f"folder:{root / 'list.csv'}", memory=memory, follow_links=True)) == len(SPLIT) + 1
+    (root / "only.csv").write_text("path,label\nlink.png,dog\n")
+    refused(lambda: open_dataset(f"folder:{root / 'only.csv'}", memory=memory), "lead out", "--follow-links")
 
 
 def test_named_pipes_neither_hang_nor_count_as_images(tmp_path, memory):
