@@ -8,7 +8,6 @@ error, because a misspelt hyperparameter that is silently ignored costs a day.
 from __future__ import annotations
 
 import os
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcache.errors import UsageError, unknown
+from fedcache.parsing import parse_toml
 
 DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
 FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
@@ -286,10 +286,10 @@ def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
         if not path.exists():
             return {}
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror}.", "Check --config FILE.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", "Mend that line and run again.") from error
     for name, section in data.items():
         if name not in SECTIONS:
@@ -371,9 +371,8 @@ def to_table(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if value is None or value in ((), {}):
             continue
-        table[item.name] = (
-            list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
-        )
+        plain = list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+        table[item.name] = plain
     return table
 
 

@@ -6,9 +6,13 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pytest
+from command import fedcache
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from fedcache.config import SECTIONS, read_file, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
@@ -55,3 +59,32 @@ def test_a_configuration_with_any_value(tmp_path: Path, section: str, key: str, 
         return  # no TOML has it
     (tmp_path / "f.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
     assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[train]\nset = " + "[" * 20_000 + "]" * 20_000,
+        "[train]\nset = " + "{a = " * 5_000 + "1" + "}" * 5_000,
+        "[" + ".".join(["train"] + ["a"] * 5_000) + "]\nb = 1",
+        "train." + "a." * 5_000 + "b = 1",
+        "[train]\nset = " + "[" * 60 + "]" * 60,
+        "[extract]\nbackbones = " + "[" * 900 + "]" * 900,
+    ],
+    ids=["arrays", "inline tables", "header", "key", "arrays of 60", "arrays of 900"],
+)
+def test_a_configuration_nested_thousands_deep_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.toml").write_text(text)
+    with pytest.raises(FedcacheError, match="nested more than 50 deep") as caught:
+        read_file(tmp_path / "f.toml")
+    assert caught.value.code is Exit.USAGE
+    done = fedcache("train", "--method", "fedavg", "--config", tmp_path / "f.toml")
+    assert done.code == 2, done.err
+
+
+def test_deep_json_of_an_embedding_file_is_refused_in_words(tmp_path: Path) -> None:
+    deep = '{"classes": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    save_file({"features/a": np.ones((4, 2), np.float32)}, tmp_path / "e.safetensors", metadata={"fedcache": deep})
+    done = fedcache("ingest", tmp_path / "e.safetensors", "--name", "deep")
+    assert done.code in (2, 5), done.err
+    assert "Traceback" not in done.err

@@ -26,6 +26,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.plan import memory_of
+from fedcache.parsing import parse_json
 from fedcache.store.lock import is_held, lock_holder
 
 
@@ -187,7 +188,7 @@ def locks(home: Home) -> list[Row]:
 def _lives(path: Path) -> bool:
     """Whether the process that a lock's note names may still run; one of another host may."""
     try:
-        who = json.loads(path.read_bytes())
+        who = parse_json(path.read_bytes())
         if who["host"] != socket.gethostname():
             return True
         os.kill(int(who["pid"]), 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.parsing import parse_toml
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.store import Store
@@ -71,8 +71,8 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
 def config_of(entry: StoredRun) -> dict[str, Any]:
     """The ``[train]`` table that made a run; {} when it is not readable."""
     try:
-        table: dict[str, Any] = tomllib.loads((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
-    except (OSError, ValueError, KeyError):
+        table: dict[str, Any] = parse_toml((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
     return table
 

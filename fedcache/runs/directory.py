@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ import tomli_w
 
 from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
+from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
 from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 from fedcache.store.sealed import Sealed, read_sealed, write_sealed
@@ -152,7 +152,7 @@ def file_digest(name: str, raw: bytes) -> str:
     if name != "config.toml":
         return sha256_hex(raw)
     try:
-        table = tomllib.loads(raw.decode())["train"]
+        table = parse_toml(raw.decode())["train"]
         return digest_of({key: value for key, value in table.items() if key not in PLACES})
     except (ValueError, KeyError, AttributeError, TypeError):
         return sha256_hex(raw)
@@ -166,7 +166,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 def read_result(path: Path) -> dict[str, Any]:
     """The inverse of ``write_result``. Raises DamagedRunError, when the content does not have the digest it claims."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         claimed = found.pop("sha256")
         if digest_of(found) != claimed:
             raise ValueError("digest")

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, UsageError, unknown
+from fedcache.parsing import parse_json
 from fedcache.store.samples import SPLITS
 
 FEATURES = ("features", "embeddings", "X", "x")
@@ -295,7 +296,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
             f"{path}: column {odd[0]} has an extension type.", "Write plain numbers, words and lists of numbers."
         )
     table = pq.read_table(path)
-    meta = json.loads((table.schema.metadata or {}).get(b"fedcache", b"{}"))
+    meta = parse_json((table.schema.metadata or {}).get(b"fedcache", b"{}"))
     found: dict[str, Any] = {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -334,7 +335,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
             found[name] = file.get_tensor(name)
-        meta = json.loads((file.metadata() or {}).get("fedcache", "{}"))
+        meta = parse_json((file.metadata() or {}).get("fedcache", "{}"))
     found |= {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
     if "names" in meta:
         found["name"] = np.array(meta["names"], np.str_)

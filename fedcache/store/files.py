@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcache.parsing import parse_json
+
 Buffer = bytes | bytearray | memoryview
 
 _BEFORE, _AFTER = b',"sha256":"', b'"}'
@@ -139,7 +141,7 @@ def read_lines(path: Path) -> Iterable[Any]:
             if not raw.endswith(b"\n"):
                 return
             try:
-                yield json.loads(raw)
+                yield parse_json(raw)
             except ValueError:
                 return
 
@@ -166,7 +168,7 @@ def parse_signed(raw: bytes) -> dict[str, Any]:
     if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:
         raise ValueError("does not have the digest it ends with")
     try:
-        value = json.loads(body)
+        value = parse_json(body)
         canonical = canonical_json(value)
     except (ValueError, RecursionError) as error:
         raise ValueError("is not the JSON fedcache writes") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedcache.errors import MachineError, StoreError
+from fedcache.parsing import parse_json
 from fedcache.store.files import write_atomic
 from fedcache.store.machine import explain_disk_errors
 
@@ -38,7 +39,7 @@ def is_alive(pid: int) -> bool:
 def lock_holder(path: Path) -> str:
     """Who holds a lock, in words."""
     try:
-        found = json.loads(path.with_suffix(".json").read_bytes())
+        found = parse_json(path.with_suffix(".json").read_bytes())
         return f"process {int(found['pid'])} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -6,7 +6,6 @@ damaged JSON is a ``FedcacheError`` and nothing else.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError
 from fedcache.notebooks import html_table
+from fedcache.parsing import parse_json
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import digest_of, parse_signed, read_whole, to_signed, write_atomic
 
@@ -140,7 +140,7 @@ def was_store(path: Path) -> bool:
     if (path / "samples" / "uid").is_dir() or any(path.glob("journal-*.jsonl")):
         return True
     try:
-        return "fedcache" in json.loads((path / "zarr.json").read_bytes())["attributes"]
+        return "fedcache" in parse_json((path / "zarr.json").read_bytes())["attributes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

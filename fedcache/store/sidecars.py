@@ -8,7 +8,6 @@ no identity promise covers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError
+from fedcache.parsing import parse_json
 from fedcache.store import chunks as files
 from fedcache.store.files import (
     append_line,
@@ -87,7 +87,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
     if found != expected and not any(c["quarantine"] == found for j in journals(store) for c in j.commits):
         raise _damaged(path, "does not have the sha256 of the manifest")
     try:
-        entries = [json.loads(line) for line in raw.splitlines()]
+        entries = [parse_json(line) for line in raw.splitlines()]
         return {int(e["row"]): (str(e["name"]), str(e["reason"])) for e in entries if 0 <= e["row"] < manifest.rows}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "is not what fedcache writes") from error
@@ -137,7 +137,7 @@ def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]
     if sha256_hex(raw) != manifest.files[relative]:
         raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
     except (ValueError, RecursionError) as error:
         raise files.damaged(f"partition {name}", path, "is not JSON") from error
     if not isinstance(found, dict):

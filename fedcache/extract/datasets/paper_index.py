@@ -6,7 +6,6 @@ that are not there: those rows stay and are quarantined, as everywhere.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fedcache.extract.datasets.dataset import Source
 from fedcache.extract.datasets.folder_labels import SPLITS
 from fedcache.extract.datasets.paper import FoundLayout, Paper, damaged
 from fedcache.extract.datasets.tree import FilesSource, name_of
+from fedcache.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """CoOp's ``{"train": [[path, label, class name], ...], "val": ..., "test": ...}``."""
     path = place.path(place.layout.needs[0])
     try:
-        held = json.loads(_text(path))
+        held = parse_json(_text(path))
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):

@@ -7,7 +7,6 @@ the file of a hundred such clients small.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.federate.partition.scheme import LARGEST_SEED
+from fedcache.parsing import parse_json
 
 SCHEMA = "fedcache.partition/1"
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
@@ -45,8 +45,8 @@ def read_json(path: Path) -> object:
             "List what there is: fedcache ls; make one: fedcache partition --help",
         ) from error
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:  # deep nesting is a hostile file, not a bug
+        return parse_json(raw)
+    except ValueError as error:
         raise corrupt(str(path), f"it is not JSON ({type(error).__name__})") from error
 
 

@@ -7,7 +7,6 @@ every method.
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_s
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
+from fedcache.parsing import parse_toml
 from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds, policy_from_config
 from fedcache.store.files import write_atomic
 
@@ -248,7 +248,7 @@ def read_app(path: Path) -> App:
     """The app of a directory. Raises UsageError, when there is none."""
     file = path / "pyproject.toml"
     try:
-        table = tomllib.loads(file.read_text())
+        table = parse_toml(file.read_text())
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

@@ -1,0 +1,47 @@
+"""JSON and TOML of files, whoever wrote them: what cannot be read is a ValueError in words, however it is made."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+DEEPEST = 50
+"""Tables and arrays inside one another that a TOML may have; no file of fedcache has more than 4."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """``json.loads`` that knows one error: ValueError, also for nesting that Python cannot follow."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """``tomllib.loads`` that knows one error: ValueError, also for tables nested deeper than ``DEEPEST``.
+
+    Deep tables can be read and then neither shown nor written: ``repr`` and TOML's writer follow them by recursion.
+
+    >>> parse_toml("a.b = 1")
+    {'a': {'b': 1}}
+    >>> parse_toml("a." * 51 + "b = 1")
+    Traceback (most recent call last):
+    ValueError: it is nested more than 50 deep
+    """
+    too_deep = f"it is nested more than {DEEPEST} deep"
+    try:
+        table = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    level: list[Any] = [table]
+    for _ in range(DEEPEST + 1):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return table
+    raise ValueError(too_deep)
+
+
+def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
