@@ -33,7 +33,7 @@ FIRST = 2
 """Rounds that are not counted: what is made once is made in them."""
 TIMED: tuple[tuple[Any, str], ...] = (
     (UpdateValidation, "__init__"), (UpdateValidation, "is_sound"), (UploadPipeline, "accepts_batch"),
-    (RunState, "expected_uploads"), (run_state, "all_finite"), (RunState, "check_finite"), (GridBatch, "check_finite"),
+    (RunState, "expected_uploads"), (run_state, "all_bounded"), (RunState, "check_finite"), (GridBatch, "check_finite"),
 )  # fmt: skip
 SETTINGS = {"opt": "sgd", "lr": 0.05, "head": "linear"}
 EXECUTIONS = ("sequential", "batched", "gram")

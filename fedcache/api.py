@@ -171,8 +171,9 @@ def train(
     eval_every: int | None = None, execution: str | None = None, device: str | None = None, dtype: str | None = None,
     client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None, aggregate: str | None = None,
     attack: str | None = None, on_bad_update: str | None = None, byzantine: float | None = None,
-    max_update_norm: float | None = None, dp_clip: float | None = None, dp_noise: float | None = None,
-    dp_delta: float | None = None, dp_seed: int | None = None, dp_allow: str | None = None,
+    max_update_norm: float | None = None, max_rows_per_client: int | None = None, max_share: float | None = None,
+    dp_clip: float | None = None, dp_noise: float | None = None, dp_delta: float | None = None,
+    dp_seed: int | None = None, dp_allow: str | None = None,
     observer: Observer | None = None, on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
@@ -199,7 +200,8 @@ def train(
         client_backbones: clients take turns with these.
         client_set: hyperparameter -> values, with which clients take turns.
         aggregate, attack, on_bad_update, byzantine, max_update_norm: what is done with uploads.
-        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients; these and the line above as in
+        max_rows_per_client, max_share: what a client's number of rows may give it.
+        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients; these and the lines above as in
             ``fedcache train --help``.
         observer: told the story.
         on_round: called with a ``Round`` after every round; those that are stored already come first and say so. When

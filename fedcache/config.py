@@ -199,6 +199,10 @@ class TrainConfig:
     )
     byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
     max_update_norm: float | None = option(None, "Updates with a larger norm are malformed.", TRUST, said="no limit")
+    max_rows_per_client: int | None = option(
+        None, "Who has more rows takes no part.", TRUST, minimum=1, said="no limit; over sites 10 times the median"
+    )
+    max_share: float | None = option(None, "A client's largest share of a round's weight.", TRUST, said="by its rows")
     dp_clip: float | None = option(
         None, "Differential privacy: the norm updates are cut to.", TRUST, said="no differential privacy"
     )
@@ -374,27 +378,3 @@ def to_table(config: Any) -> dict[str, Any]:
         plain = list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
         table[item.name] = plain
     return table
-
-
-def to_toml(section: str, config: Any) -> list[str]:
-    """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
-    import tomli_w
-
-    values = to_table(config)
-    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
-    lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
-    tables: list[str] = []
-    hints = typing.get_type_hints(type(config))
-    for item in fields(config):
-        if item.name in values:
-            if item.name not in plain:
-                tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
-            continue
-        info: OptionInfo = item.metadata["option"]
-        meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
-        if typing.get_origin(hints[item.name]) is Mapping:
-            tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
-        else:
-            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
-            lines.append(f"# {item.name} = {shape}  # {meaning}")
-    return [*lines, *tables]

@@ -13,6 +13,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,7 +23,7 @@ from typing import Any
 
 from fedcache.commands.options import ConfigFile, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import SECTIONS, Home, read_file, resolve, to_table, to_toml
+from fedcache.config import SECTIONS, Home, OptionInfo, read_file, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones
 from fedcache.extract.device import resolve_device
@@ -88,6 +90,30 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "pandas": ("pandas",),
 }
+
+
+def to_toml(section: str, config: Any) -> list[str]:
+    """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
+    import tomli_w
+
+    values = to_table(config)
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
+    tables: list[str] = []
+    hints = typing.get_type_hints(type(config))
+    for item in fields(config):
+        if item.name in values:
+            if item.name not in plain:
+                tables += ["", *tomli_w.dumps({section: {item.name: values[item.name]}}).rstrip().splitlines()]
+            continue
+        info: OptionInfo = item.metadata["option"]
+        meaning = f"{info.meaning} Default: {info.default}." if info.default else info.meaning
+        if typing.get_origin(hints[item.name]) is Mapping:
+            tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
+        else:
+            shape = {int | None: "NUMBER", str | None: '"TEXT"'}.get(hints[item.name], '["TEXT", "TEXT"]')
+            lines.append(f"# {item.name} = {shape}  # {meaning}")
+    return [*lines, *tables]
 
 
 def examine(home: Home) -> list[Row]:

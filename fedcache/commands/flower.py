@@ -29,7 +29,7 @@ flower = typer.Typer(
 RUN_FIELDS = [
     *pick(
         TrainConfig, "method", "preset", "backbones", "rounds", "participation", "seeds", "set", "eval_every", "dtype",
-        "aggregate", "on_bad_update", "byzantine", "max_update_norm",
+        "aggregate", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
     ),
     *pick(RunOptions, "runs", "fresh"),
 ]  # fmt: skip

@@ -120,7 +120,9 @@ def _run_value(name: str, value: str) -> Any:
         for one in value.split("+"):
             if not re.fullmatch(r".+-[0-9a-f]+", one):
                 lookup(one)  # a name with the digest of its recipe is that of an array
-    if name in ("byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta"):
+    if name == "max_rows_per_client":
+        return _number(name, value, int, "a whole number of at least 1", 1)
+    if name in ("byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta"):
         return _number(name, value, float, "a number of at least 0", 0.0)
     if name == "dp_seed":
         return _number(name, value, int, "a whole number of at least 0", 0)
@@ -144,8 +146,8 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageError for a word that is no number where one is needed.
     """
-    numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "dp_clip": float, "dp_noise": float,
-               "dp_delta": float, "dp_seed": int}  # fmt: skip
+    numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "max_rows_per_client": int,
+               "max_share": float, "dp_clip": float, "dp_noise": float, "dp_delta": float, "dp_seed": int}  # fmt: skip
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key in numbers:

@@ -24,8 +24,8 @@ LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000
 
 TRUST_OPTIONS = (
-    "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "dp_clip", "dp_noise", "dp_delta",
-    "dp_seed", "dp_allow",
+    "aggregate", "attack", "on_bad_update", "byzantine", "max_update_norm", "max_rows_per_client", "max_share",
+    "dp_clip", "dp_noise", "dp_delta", "dp_seed", "dp_allow",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
 
@@ -251,8 +251,9 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     if privacy is not None:
         privacy.require()  # before anything is trained
     trust = parse_policy(
-        config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy
-    )
+        config.aggregate, config.attack, config.on_bad_update, config.byzantine, config.max_update_norm, privacy,
+        config.max_rows_per_client, config.max_share,
+    )  # fmt: skip
     if method is not None:
         trust.check(method, method.resolve())
     return trust

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import FederatedRunError, StoreError
+from fedcache.errors import StoreError
 from fedcache.federate.engine.client_data import (
     AllClients,
     ClientData,
@@ -26,8 +26,8 @@ from fedcache.federate.engine.client_data import (
     stack_clients,
 )
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator
+from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import LruCache, SameObject
@@ -37,7 +37,15 @@ from fedcache.federate.trust.buffered_uploads import BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.privacy import PrivateDraws
-from fedcache.federate.trust.update_validation import UpdateValidation, all_finite, is_finite, not_finite, probe_uploads
+from fedcache.federate.trust.update_validation import (
+    UpdateValidation,
+    all_bounded,
+    is_bounded,
+    largest,
+    not_finite,
+    probe_uploads,
+)
+from fedcache.federate.trust.weights import reduced_weights
 from fedcache.heads.linear import Tree
 
 DEALT_BYTES = 8 << 20
@@ -120,33 +128,9 @@ class RunState:
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> list[int]:
-        """Clients with something to train on; the rest are skipped, and a warning says so."""
-        kept, empty, short = [], [], []
-        if self.public and not len(self.training_clients[0].train):
-            raise FederatedRunError(
-                f"{self.method.name} reads client 0 as the public set, and it has no training rows.",
-                "Deal rows to it, for example --scheme flesd.",
-            )
-        for i, c in enumerate(self.training_clients):
-            if i < self.public:
-                continue
-            n = len(c.train)
-            if n == 0:
-                empty.append(c.name)
-            elif self.method.gradient and "batch" in self.hp and not batch_sizes(n, self.hp):
-                short.append(c.name)
-            else:
-                kept.append(i)
-        for names, why in ((empty, "have no training rows"), (short, "have too few rows for one batch")):
-            if names:
-                listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
-                every = len(self.training_clients)
-                self.warnings.append(f"{len(names)} of {every} clients {why} and are skipped: {listed}")
-        if not kept:
-            raise FederatedRunError(
-                f"None of the {len(self.training_clients)} clients can train: {'; '.join(self.warnings)}.",
-                "Use fewer clients, more rows, or a smaller --set batch=.",
-            )
+        """Clients that can train; warnings tell of the others, and of those that weigh far more than most."""
+        kept, said = eligible_clients(self.method, self.hp, self.training_clients, self.public, self.trust)
+        self.warnings += said
         return kept
 
     def start(self) -> None:
@@ -275,6 +259,7 @@ class RunState:
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
+                weights=reduced_weights({c: self.client_rows[c] for c in ids}, self.trust.max_share),
                 clients=len(ids), attackers=self.liars,
                 expected_clients=self.expected_clients,
                 expected_rows=sum(self.client_rows[c] for c in self.eligible) if private else 0.0,
@@ -312,7 +297,7 @@ class RunState:
         if self.trust.on_bad == "fail":
             # An upload that is all there is will be looked at when it is handed over.
             for tree in (up, state) if state or not self.trust.plain else ():
-                if not all_finite(tree):
+                if not all_bounded(tree):
                     self.check_finite(tree, [client], 0)
         if state:
             self.states[client] = {k: t.contiguous() for k, t in state.items()}
@@ -323,16 +308,18 @@ class RunState:
 
         Args:
             tree: what was computed; what is no tensor is left to update validation.
-            ids: clients on the leading axis.
+            ids: clients on the leading axis; () for the server's own.
             axes: 1 with a leading axis of clients, 0 for one client without.
         """
         for name, t in tree.items() if isinstance(tree, dict) else ():
-            if not isinstance(t, Tensor) or not t.is_floating_point() or is_finite(t):
+            if not isinstance(t, Tensor) or not t.is_floating_point() or is_bounded(t):
                 continue
             of_clients = t.flatten(1) if axes else t.reshape(1, -1)
-            bad = int((~torch.isfinite(of_clients).all(1)).nonzero()[0])
-            client = ids[bad if len(of_clients) > 1 else 0]
-            known = client, self.training_clients[client].name
+            bad = int((~(of_clients.abs() <= largest(t.dtype)).all(1)).nonzero()[0])
+            known = None
+            if ids:
+                client = ids[bad if len(of_clients) > 1 else 0]
+                known = client, self.training_clients[client].name
             raise not_finite(name, of_clients[bad], self.round + 1, known, self.method, self.hp)
 
     def diagnose(self) -> dict[str, float]:
@@ -349,7 +336,7 @@ class RunState:
         merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
         self.server = {k: t.contiguous() for k, t in merged.items()}
-        self.check_finite(self.server, [ids[0] if ids else self.eligible[0]], 0)
+        self.check_finite(self.server, (), 0)
         # A one-shot method has nothing to send before its round; what is delivered is the model it made.
         delivered = self.down() if self.method.one_shot else down
         if self.trust.secret_participants:

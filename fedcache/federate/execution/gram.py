@@ -218,7 +218,6 @@ class Gram(Batched):
         batch = self.batch
         maps = {n: t for n, t in up.items() if is_first(n)}
         rest = {n: t for n, t in up.items() if n not in maps}
-        weights = [float(batch.rows_of(c)) for c in order]
         # Maps that are averaged: one product turns their weighted sum back, and no client's map is ever made.
         # Maps that are stacked: every client's own.
         each: dict[str, list[Tensor]] = {}
@@ -226,12 +225,12 @@ class Gram(Batched):
             if pipeline.rule(name) == "stack":
                 each[name] = frame.each(W)
             else:
-                total = frame.pooled(W, [pipeline.factor(name, w) for w in weights])
+                total = frame.pooled(W, [pipeline.factor(name, c) for c in order])
                 pipeline.add_sum(name, total if batch.axes == 2 else total[0], W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
         stacked = {n: t for n, t in rest.items() if pipeline.rule(n) == "stack"}
         for name in rest.keys() - stacked.keys():
-            total = batch.weighted_sum(rest[name], [pipeline.factor(name, w) for w in weights])
+            total = batch.weighted_sum(rest[name], [pipeline.factor(name, c) for c in order])
             pipeline.add_sum(name, total, rest[name].dtype)
         if not stacked and not each:
             pipeline.add_weights(order)  # sums do not say how many clients are in them

@@ -27,7 +27,7 @@ from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
 from fedcache.federate.execution.gram_states import GramMatrices, copy_tree
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.trust.pipeline import UploadPipeline
-from fedcache.federate.trust.update_validation import all_finite, is_finite
+from fedcache.federate.trust.update_validation import all_bounded, is_bounded
 from fedcache.heads.linear import Tree
 
 Sent = list[tuple[int, int]]
@@ -239,9 +239,9 @@ class GridBatch:
 
     def check_finite(self, tree: Tree, order: Sequence[int]) -> None:
         """Note every point with a result that is not finite; a finite sum proves all its terms finite."""
-        if self.points[0].trust.on_bad == "reject" or all_finite(tree):
+        if self.points[0].trust.on_bad == "reject" or all_bounded(tree):
             return
-        bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_finite(t)}
+        bad = {n: t for n, t in tree.items() if t.is_floating_point() and not is_bounded(t)}
         for g, point in enumerate(self.points):
             try:
                 point.check_finite(self.of_point(bad, g), order, 1)

@@ -8,6 +8,7 @@ where it pools sums, prototypes of each class where its server merges them by cl
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from fedcache.errors import FedcacheError, FederatedRunError
 from fedcache.federate.engine.method import Pooling, Uploads
 from fedcache.federate.trust.pipeline import UploadPipeline, UploadPool, UploadRound
 from fedcache.federate.trust.robust_rules import RobustRule
+from fedcache.federate.trust.weights import capped_weights
 from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import gram, nearest_gram
 
@@ -32,12 +34,19 @@ class UploadLayout:
         expected: what the method declares.
         broadcast: what clients were sent; a tensor that is averaged stands in V as its difference from this.
         rules: name -> how the method pools it; what is summed stands in V per row of the client's data.
+        counts: whether summed counts of rows stand in V too, so that they are voted on like the sums they belong to.
     """
 
-    def __init__(self, expected: Uploads, broadcast: Tree, rules: Mapping[str, Pooling]) -> None:
+    def __init__(
+        self, expected: Uploads, broadcast: Tree, rules: Mapping[str, Pooling], *, counts: bool = False
+    ) -> None:
         self.rules = rules
         self.expected = expected
-        self.names = sorted(n for n, t in expected.items() if t.dtype.is_floating_point and not t.counts_rows)
+        counted = {n for n, t in expected.items() if t.counts_rows}
+        taken = {n for n in counted if counts and rules[n] == "sum"}
+        self.names = sorted(
+            n for n, t in expected.items() if t.dtype.is_floating_point and (n in taken or n not in counted)
+        )
         self.base = {
             n: broadcast[n].double()
             for n in self.names
@@ -124,7 +133,7 @@ class BufferedUploads(UploadPipeline):
             return self._merged_classes()
         if self.policy.privacy is not None:
             return self._private(layout)
-        return self._aggregated(layout)
+        return self._aggregated()
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
         """The first rejected uploads of a run, and the first round with unprotected classes."""
@@ -139,9 +148,9 @@ class BufferedUploads(UploadPipeline):
             said.append(f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}")
         return said
 
-    def _layout(self) -> UploadLayout:
+    def _layout(self, *, counts: bool = False) -> UploadLayout:
         rules = {name: self._pool.rule(name) for name in self.expected}
-        return UploadLayout(self.expected, self.round.broadcast, rules)
+        return UploadLayout(self.expected, self.round.broadcast, rules, counts=counts)
 
     def _reject(self, problem: Callable[[_KeptUpload], str | None]) -> None:
         sound = []
@@ -175,26 +184,24 @@ class BufferedUploads(UploadPipeline):
             kept = self._kept[i]
             self._kept[i] = _KeptUpload(kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree))
 
-    def _aggregated(self, layout: UploadLayout) -> Tree:
+    def _aggregated(self) -> Tree:
         """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
         rule, pool = self.policy.rule, UploadPool(self.method.pool(self.round.hp), len(self._kept))
-        for kept in self._kept:
-            pool.add(kept.tree, kept.rows, kept.client)
+        weights = [kept.rows for kept in self._kept]
+        if self.policy.max_share is not None:  # of those that are left
+            weights = capped_weights(weights, self.policy.max_share)
+        for kept, weight in zip(self._kept, weights, strict=True):
+            self._add(pool, kept.tree, kept.client, weight)
         pooled = pool.done()
         if rule.text == "mean":
             return pooled
         liars = self._expected_liars()
         self._check_rule(rule, len(self._kept), liars)
-        V = self._rows(layout)
-        if rule.votes:
-            total = sum(kept.rows for kept in self._kept)
-            made = _with_definite_gram(layout.tree(rule(V, liars), total, pooled))
-            return {name: made[name] for name in pooled}
-        # A mean of changed rows keeps each name's own weights.
-        pool = UploadPool(self.method.pool(self.round.hp), len(self._kept))
-        for v, kept in zip(rule.rows(V, liars), self._kept, strict=True):
-            pool.add(layout.tree(v, kept.rows, kept.tree), kept.rows, kept.client)
-        return pool.done()
+        layout = self._layout(counts=True)
+        # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
+        total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
+        made = _with_definite_gram(layout.tree(rule(self._rows(layout), liars), total, pooled))
+        return {name: made[name] for name in pooled}
 
     def _expected_liars(self) -> int:
         """f of this round: of all its clients, less those that are rejected already."""
@@ -266,7 +273,7 @@ class BufferedUploads(UploadPipeline):
                 f = self.policy.liars_of(len(owners))
                 self.unprotected_classes += self.policy.byzantine > 0 and f == 0
                 self._check_rule(self.policy.rule, len(owners), f, f", class {c}")
-                means[c] = self.policy.rule(P[owners, c], f, N[owners, c])
+                means[c] = self.policy.rule(P[owners, c], f)
         return means, N.sum(0)
 
     def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
 from fedcache.federate.trust.noise import Noise
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.federate.trust.update_validation import UpdateValidation, is_finite, not_finite
+from fedcache.federate.trust.update_validation import UpdateValidation, is_bounded, not_finite
 from fedcache.heads.linear import Tree
 
 
@@ -51,8 +51,8 @@ class UploadPool:
                 return rule
         raise InternalError(f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool.")
 
-    def add(self, up: Tree, weight: float, client: int) -> None:
-        """Add a client's upload with its weight n_i (not yet divided by N)."""
+    def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:
+        """Add a client's upload with its weight n_i (not yet divided by N); ``scale`` is of what is summed."""
         self._weight += weight
         self._count += 1
         for name, t in up.items():
@@ -69,11 +69,11 @@ class UploadPool:
                 stack[len(order)] = t
                 order.append(client)
             else:
-                self._accumulate(name, t, self.factor(name, weight))
+                self._accumulate(name, t, self.factor(name, weight, scale))
 
-    def factor(self, name: str, weight: float) -> float:
-        """What multiplies the upload of a client of that weight."""
-        return weight if self.rule(name) == "mean" else 1.0
+    def factor(self, name: str, weight: float, scale: float = 1.0) -> float:
+        """What multiplies the upload of a client of that weight, of whose sums ``scale`` counts."""
+        return {"mean": weight, "sum": scale}.get(self.rule(name), 1.0)
 
     def weigh(self, weights: Sequence[float]) -> None:
         """Count clients whose uploads come as sums alone."""
@@ -129,6 +129,7 @@ class UploadRound:
     seed: int  # of the run
     names: Sequence[str]  # of all clients of the run
     rows: Sequence[float]  # n_i of all clients of the run
+    weights: Mapping[int, float]  # of the round's clients whose rows do not weigh in full (``--max-share``)
     clients: int  # how many take part
     expected_clients: float  # how many take part on average, which noise is accounted for
     expected_rows: float  # the training rows of all clients that may take part
@@ -156,9 +157,26 @@ class UploadPipeline:
         """How an engine hands over the uploads of that name: one by one where they are kept or stacked."""
         return self._pool.rule(name)
 
-    def factor(self, name: str, weight: float) -> float:
-        """What multiplies the upload of a client of that weight in a sum."""
-        return self._pool.factor(name, weight)
+    def factor(self, name: str, client: int) -> float:
+        """What multiplies the upload of a client in a sum."""
+        weight = self.weight(client)
+        return self._pool.factor(name, weight, self._scale(client, weight))
+
+    def weight(self, client: int) -> float:
+        """What a client's upload weighs in a mean: its rows, or as much of them as ``--max-share`` leaves it."""
+        return self.round.weights.get(client, self.round.rows[client])
+
+    def _scale(self, client: int, weight: float) -> float:
+        rows = self.round.rows[client]
+        return weight / rows if weight != rows else 1.0
+
+    def _add(self, pool: UploadPool, up: Tree, client: int, weight: float) -> None:
+        """Add an upload to a pool; counts that the server weighs stacked uploads by are as small as the weight."""
+        scale = self._scale(client, weight)
+        if scale != 1.0:
+            counts = {n for n, t in self.expected.items() if t.counts_rows and pool.rule(n) == "stack"}
+            up = {n: t * scale if n in counts else t for n, t in up.items()}
+        pool.add(up, weight, client, scale)
 
     def accepts_batch(
         self,
@@ -205,13 +223,13 @@ class UploadPipeline:
             if why := self.validation.problem(up, rows, finite=True):
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
-                if t.is_floating_point() and not is_finite(t):
+                if t.is_floating_point() and not is_bounded(t):
                     raise not_finite(tensor, t, self.round.number, (client, name), self.method, self.round.hp)
-        self._pool.add(up, rows, client)
+        self._add(self._pool, up, client, self.weight(client))
 
     def add_weights(self, clients: Sequence[int]) -> None:
         """Count clients whose uploads come as sums alone."""
-        self._pool.weigh([self.round.rows[c] for c in clients])
+        self._pool.weigh([self.weight(c) for c in clients])
 
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
         """Add what is already the sum over some clients, each times its ``factor``, for a policy that only sums.

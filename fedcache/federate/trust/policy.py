@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method, Uploads
+from fedcache.federate.engine.method import Method, Uploads, sends_nothing
 from fedcache.federate.trust.attacks import Attack, parse_attack
 from fedcache.federate.trust.privacy import UNCOVERED, Privacy
 from fedcache.federate.trust.robust_rules import MEAN, RobustRule, parse_rule
@@ -34,6 +34,8 @@ class TrustPolicy:
     byzantine: float = BYZANTINE  # the share of a round's clients that ``rule`` expects to lie
     max_norm: float | None = None  # the largest norm of an update that is accepted, None for no bound
     privacy: Privacy | None = None  # clipping and noise
+    max_rows: int | None = None  # the most rows that a client may have, None for no bound
+    max_share: float | None = None  # the largest share of a round's weight that a client may have, None for no bound
 
     @property
     def plain(self) -> bool:
@@ -53,11 +55,11 @@ class TrustPolicy:
 
     def check(self, method: Method, hp: Hp) -> None:
         """Refuse what the method's uploads do not allow. Raises UsageError, with the reason."""
-        if self.plain:
+        if not self.options_given:
             return
         if method.central:
             raise self.refused(method, "it is trained in one place and nothing is sent")
-        changed = self.rule.text != "mean" or self.privacy is not None
+        changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
             raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
         if self.privacy is not None and self.protects:
@@ -89,6 +91,12 @@ class TrustPolicy:
                 f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
 
+    def weighs_by_rows(self, method: Method, hp: Hp) -> bool:
+        """Whether a client with more rows has more to say."""
+        votes = self.rule is not MEAN or self.privacy is not None
+        by_rows = bool({"mean", "sum"} & set(method.pool(hp).values())) or method.merges == "classes"
+        return by_rows and not votes and not method.central and method.uploads is not sends_nothing
+
     def check_round(self, clients: int) -> None:
         """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
 
@@ -107,7 +115,8 @@ class TrustPolicy:
         found = (
             ("--aggregate", self.rule.text != "mean"), ("--attack", self.attack is not None),
             ("--dp-clip", self.privacy is not None), ("--on-bad-update", self.on_bad != "fail"),
-            ("--max-update-norm", self.max_norm is not None),
+            ("--max-update-norm", self.max_norm is not None), ("--max-rows-per-client", self.max_rows is not None),
+            ("--max-share", self.max_share is not None),
         )  # fmt: skip
         return ", ".join(name for name, given in found if given)
 
@@ -126,6 +135,8 @@ def parse_policy(
     byzantine: float = BYZANTINE,
     max_update_norm: float | None = None,
     privacy: Privacy | None = None,
+    max_rows_per_client: int | None = None,
+    max_share: float | None = None,
 ) -> TrustPolicy:
     """From the words of the command line. Raises UsageError."""
     if on_bad_update not in ON_BAD:
@@ -134,6 +145,10 @@ def parse_policy(
         raise UsageError(f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2")
     if max_update_norm is not None and not max_update_norm > 0:
         raise UsageError(f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100")
+    if max_rows_per_client is not None and max_rows_per_client < 1:
+        raise UsageError(f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000")
+    if max_share is not None and not 0.0 < max_share <= 1.0:
+        raise UsageError(f"--max-share {max_share:g}: expected a share above 0, at most 1.", "For example 0.2")
     rule = MEAN if aggregate == MEAN.text else parse_rule(aggregate)
     if privacy is not None and rule.text != "mean":
         raise UsageError(
@@ -148,4 +163,6 @@ def parse_policy(
         byzantine,
         max_update_norm,
         privacy,
+        max_rows_per_client,
+        max_share,
     )

@@ -2,7 +2,7 @@
 
 A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus what was broadcast), statistics
 per row of data, or prototypes of one class; see ``pipeline.py``. Every rule but ``mean`` gives each client one
-vote, whatever number of rows it says it holds: a weight is something to lie about too.
+vote, whatever number of rows it says it holds: a number of rows is something to lie about too.
 
 Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median (smoothed Weiszfeld), Pillutla
 et al., IEEE TSP 2022; Krum and multi-Krum, Blanchard et al., NeurIPS 2017; nearest-neighbour mixing, Allouah et al.,
@@ -90,11 +90,6 @@ class RobustRule:
     last: str  # of ``RULES``
     number: float | None = None  # the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None
 
-    @property
-    def votes(self) -> bool:
-        """Whether every client counts the same."""
-        return self.last != "mean" or any(name == "nnm" for name, _ in self.before)
-
     def check(self, m: int, f: int) -> None:
         """Refuse a rule that m clients, f of them liars, cannot carry. Raises UsageError, with the number that can."""
         needed = {"median": 2 * f + 1, "geomedian": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(self.last)
@@ -117,18 +112,16 @@ class RobustRule:
         """Values that ``trimmed`` leaves out at each side of m."""
         return int(float(self.number or 0.0) * m + 1e-9)
 
-    def __call__(self, V: Tensor, f: int, weights: Tensor | None = None) -> Tensor:
-        """What the rows say together.
+    def __call__(self, V: Tensor, f: int) -> Tensor:
+        """What the rows say together, each with one vote: [d].
 
         Args:
             V: [m, d] float64, finite.
             f: clients that may lie.
-            weights: [m], read by a ``mean`` without votes alone; None counts all the same.
-
-        Returns:
-            [d].
         """
-        V, m = self.rows(V, f), len(V)
+        m = len(V)
+        for name, number in self.before:
+            V = nnm(V, f) if name == "nnm" else clip(V, float(number or 0.0))
         if self.last == "median":
             return median(V)
         if self.last == "trimmed":
@@ -138,15 +131,7 @@ class RobustRule:
         if self.last in ("krum", "multikrum"):
             k = 1 if self.last == "krum" else min(int(self.number or m - f), m)
             return V[krum_order(V, f)[:k]].mean(0)
-        if weights is None or self.votes:
-            return V.mean(0)
-        return (weights / weights.sum()) @ V
-
-    def rows(self, V: Tensor, f: int) -> Tensor:
-        """V after the steps before the last."""
-        for name, number in self.before:
-            V = nnm(V, f) if name == "nnm" else clip(V, float(number or 0.0))
-        return V
+        return V.mean(0)
 
 
 MEAN = RobustRule("mean", (), "mean")

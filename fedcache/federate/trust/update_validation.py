@@ -87,7 +87,7 @@ class UpdateValidation:
             up: what came, of which nothing is known.
             rows: n_i, training rows of the client.
             sent_in: the round the client says it answers, None where the engine cannot be answered late.
-            finite: whether its floats are known to be finite.
+            finite: whether its floats are looked at by the caller.
         """
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
@@ -103,7 +103,7 @@ class UpdateValidation:
         """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
 
         Returns:
-            False also for finite numbers whose sum overflows; ``problem`` says what is wrong, if anything.
+            False also for sound numbers whose sum of squares overflows; ``problem`` says what is wrong, if anything.
         """
         if type(up) is not dict or len(up) != len(self._layout):
             return False
@@ -113,7 +113,7 @@ class UpdateValidation:
             if type(t) is not Tensor or t.shape != shape or t.dtype is not dtype:
                 return False
             if dtype.is_floating_point:
-                total += t.sum().item()
+                total += torch.linalg.vector_norm(t).item()
         return math.isfinite(total) and all(
             not _wrong_counts(name, up[name].unsqueeze(0), [rows])[0] for name in self._counts
         )
@@ -163,10 +163,10 @@ class UpdateValidation:
         return found
 
     def finite_problem(self, up: Mapping[str, Tensor]) -> str | None:
-        """The first tensor of an upload that holds NaN or infinity, in words; None when all are finite."""
+        """The first tensor of an upload that holds NaN, infinity or a number too large, in words; None without."""
         for name, t in up.items():
-            if t.is_floating_point() and not is_finite(t):
-                return f"{name} is {'nan' if torch.isnan(t).any() else 'inf'}"
+            if t.is_floating_point() and not is_bounded(t):
+                return f"{name} {_unbounded(t)}"
         return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
@@ -177,16 +177,39 @@ class UpdateValidation:
         )
 
 
-def is_finite(t: Tensor) -> bool:
-    """Whether all numbers of a tensor are finite; a finite sum proves it, and is cheap."""
-    return math.isfinite(t.sum().item()) or bool(torch.isfinite(t).all())
+def largest(dtype: torch.dtype) -> float:
+    """The largest number that an upload may hold: the square root of what float32 or float64 can (1.8e19, 1.3e154).
+
+    Of a 16-bit type, which is added in a wider one, it is all that the type can.
+
+    Its square is finite, and so is the sum of 10^19 such uploads, so no upload can make an aggregate overflow, nor the
+    first step that an honest client takes from it.
+    """
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    return min(math.sqrt(wide), torch.finfo(dtype).max)
 
 
-def all_finite(tree: object) -> bool:
-    """Whether a tree surely holds finite numbers alone: one kernel a tensor, for what is asked of every client.
+def is_bounded(t: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite and at most ``largest``; a finite norm proves it, and is cheap."""
+    if math.isfinite(torch.linalg.vector_norm(t).item()):
+        return True
+    return bool((t.abs() <= largest(t.dtype)).all())  # NaN is not
+
+
+def _unbounded(t: Tensor) -> str:
+    """What is wrong with a tensor that is not bounded, as a predicate."""
+    if torch.isnan(t).any():
+        return "is nan"
+    if torch.isinf(t).any():
+        return "is inf"
+    return f"holds {float(t.abs().max()):.2g}, and {largest(t.dtype):.2g} is the largest that is safe to add up"
+
+
+def all_bounded(tree: object) -> bool:
+    """Whether a tree surely holds bounded numbers alone: one kernel a tensor, for what is asked of every client.
 
     Returns:
-        False also for what is no tree of tensors, and for finite numbers whose sum overflows.
+        False also for what is no tree of tensors, and for bounded numbers whose sum of squares overflows.
     """
     if type(tree) is not dict:
         return False
@@ -195,20 +218,23 @@ def all_finite(tree: object) -> bool:
         if type(t) is not Tensor:
             return False
         if t.is_floating_point():
-            total += t.sum().item()
+            total += torch.linalg.vector_norm(t).item()
     return math.isfinite(total)
 
 
-def not_finite(name: str, t: Tensor, number: int, client: tuple[int, str], method: Method, hp: Hp) -> FedcacheError:
-    """The error of a result that is not finite.
+def not_finite(
+    name: str, t: Tensor, number: int, client: tuple[int, str] | None, method: Method, hp: Hp
+) -> FedcacheError:
+    """The error of a result that is not finite, or too large.
 
-    ``t`` are the client's numbers, ``client`` its number and name; rounds count from 1. Learning rates are named.
+    ``t`` are the numbers of a client, ``client`` its number and name, or of the server's model (None): then no single
+    client is to blame, as each upload was sound. Rounds count from 1. Learning rates are named.
     """
     rates = [f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")]
     known = f" ({', '.join(rates)})" if rates else ""
+    whose = "in the server's model" if client is None else f"for client {client[0]} ({client[1]!r})"
     return FederatedRunError(
-        f"{name} is {'nan' if torch.isnan(t).any() else 'inf'} in round {number} for client {client[0]} "
-        f"({client[1]!r}).",
+        f"{name} {_unbounded(t)} in round {number} {whose}.",
         f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
     )
 

@@ -53,7 +53,7 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
             "aggregation gives it sums alone.",
             "Methods that average or add uploads can: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
-    if not trust.plain:
+    if not trust.plain or trust.max_share is not None:
         raise UsageError(
             f"{trust.options_given} looks at single uploads, and --secure hides them.", "Leave one of them out."
         )

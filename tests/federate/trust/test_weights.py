@@ -1,0 +1,161 @@
+"""What a number of rows may give a client: caps on shares, warnings, and rules that give every client one vote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, gap, go
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.weights import capped_weights, far_out_limit, weight_warnings
+
+rows = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([10**9, 2**63])).map(float), min_size=1, max_size=30)
+
+
+@pytest.mark.cases(100)
+@given(rows=rows, share=st.floats(0.01, 1.0))
+def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed(rows, share):
+    weights = capped_weights(rows, share)
+    some, total = sum(n > 0 for n in rows), sum(weights)
+    assert all(0.0 <= w <= n for w, n in zip(weights, rows, strict=True))
+    assert max(weights) <= max(share, 1 / max(1, some)) * total * (1 + 1e-9)
+    cut = [w for w, n in zip(weights, rows, strict=True) if w < n]
+    if cut and share * some > 1:
+        assert min(cut) == pytest.approx(share * total, rel=1e-9)  # what is cut has all of the share it may have
+    assert [w for w, n in zip(weights, rows, strict=True) if n < max(cut, default=0.0)] == [
+        n for n in rows if n < max(cut, default=0.0)
+    ]
+
+
+def test_shares_by_hand():
+    # t = 0.25 (t + 300), of 1000 rows and three times 100
+    assert capped_weights([1000.0, 100.0, 100.0, 100.0], 0.25) == pytest.approx([100.0] * 4)
+    assert capped_weights([1000.0, 100.0, 100.0, 100.0], 0.4) == pytest.approx([200.0, 100.0, 100.0, 100.0])
+    assert capped_weights([1000.0, 500.0, 60.0, 40.0], 0.4) == pytest.approx([200.0, 200.0, 60.0, 40.0])
+    assert capped_weights([3.0, 9.0, 5.0], 0.2) == [3.0, 3.0, 3.0]  # 3 clients cannot have a fifth each
+    assert capped_weights([3.0, 2.0], 1.0) == [3.0, 2.0]
+    assert capped_weights([0.0, 0.0], 0.5) == [0.0, 0.0]
+
+
+def test_a_number_is_far_out_beside_the_median_of_three_or_more():
+    assert far_out_limit([10.0, 30.0, 20.0]) == 200.0
+    assert far_out_limit([10.0, 20.0, 0.0]) is None
+    assert far_out_limit([10.0, 10.0, 1e9, 1e9]) == 100.0  # half of them lie
+
+
+LIAR = 3
+
+
+def federated(claim: int, sizes=(30,) * 6):
+    """Six equal clients, of which one holds many copies of its rows."""
+    data, clients = federation(sizes=sizes)
+    client = clients[LIAR]
+    return data, [replace(c, train=np.resize(client.train, claim)) if i == LIAR else c for i, c in enumerate(clients)]
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_executions_agree_on_capped_shares(name, execution):
+    settings = {"opt": "sgd", "lr": 0.05, "batch": 8, "epochs": 1}
+    how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
+    data, clients = federated(120)
+    reference = go(name, settings, data, clients, execution="sequential", **how)
+    assert difference(reference, go(name, settings, data, clients, execution=execution, **how)) < 1e-10
+    assert any("caps its weight" in w and "client 3 ('client-3')" in w for w in reference.warnings)
+
+
+@pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedcgs"])
+def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
+    # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30.
+    plain = go(name, {}, *federated(30), participation=None)
+    for policy in (parse_policy(max_share=1 / 6), parse_policy(max_share=1 / 6, on_bad_update="reject")):
+        capped = go(name, {}, *federated(150), participation=None, trust=policy)
+        assert gap(plain.server, capped.server) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedavg"])
+@pytest.mark.parametrize("rule", ["clip:5", "median", "trimmed:0.2", "geomedian", "multikrum", "nnm+median"])
+def test_rows_that_are_the_same_five_times_give_no_more_than_one_vote(name, rule):
+    # A batch of all rows, so that a step is on the same mean; and statistics per row are equal.
+    settings = {"opt": "sgd", "lr": 0.1, "batch": 1000, "epochs": 1, "head": "linear"} if name == "fedavg" else {}
+    how = {"participation": None, "trust": parse_policy(rule), "rounds": 1}
+    once, five = (go(name, settings, *federated(n), **how) for n in (30, 150))
+    assert gap({k: t.double() for k, t in once.server.items()}, {k: t.double() for k, t in five.server.items()}) < 1e-8
+
+
+def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not():
+    out = go("fedncm", {}, *federated(3000), participation=None)
+    (said,) = [w for w in out.warnings if "rows" in w]
+    assert "client 3 ('client-3') has 3,000 rows, 95% of all" in said
+    assert "--max-share 0.2" in said
+    assert not go("fedncm", {}, *federated(3000), participation=None, trust=parse_policy("median")).warnings
+    assert not go("fedncm", {}, *federated(31), participation=None).warnings
+    assert not go("solo", {}, *federated(3000), participation=None, rounds=1).warnings
+    many = weight_warnings({c: f"c{c}" for c in range(40)}, {c: 1e6 if c < 9 else 1.0 for c in range(40)}, None)
+    assert [w.partition(" has")[0] for w in many] == ["client 0 ('c0')", "client 1 ('c1')", "client 2 ('c2')"]
+
+
+def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
+    data, clients = federated(3000)
+    without = [replace(c, train=c.train[:0]) if i == LIAR else c for i, c in enumerate(clients)]
+    out = go("fedavg", {}, data, clients, participation=None, trust=parse_policy(max_rows_per_client=100))
+    assert difference(out, go("fedavg", {}, data, without, participation=None)) == 0.0
+    assert "1 of 6 clients have more rows than --max-rows-per-client 100 and are skipped: client-3" in out.warnings
+    with pytest.raises(FedcacheError, match="None of the 6 clients can train") as caught:
+        go("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=1))
+    assert caught.value.code is Exit.FEDERATED
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "why"),
+    [
+        ("fedpcl", {"max_share": 0.5}, "fedpcl takes no --max-share: its server keeps what each client sends"),
+        ("central", {"max_rows_per_client": 5}, "central takes no --max-rows-per-client: it is trained in one place"),
+        ("fedavg", {"max_share": 0.0}, "--max-share 0: expected a share above 0, at most 1"),
+        ("fedavg", {"max_share": float("nan")}, "--max-share nan: expected a share"),
+        ("fedavg", {"max_rows_per_client": 0}, "--max-rows-per-client 0 is not above 0"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused(method, words, why):
+    with pytest.raises(FedcacheError, match=why) as caught:
+        parse_policy(**words).check(METHODS[method], METHODS[method].resolve())
+    assert caught.value.code is Exit.USAGE
+
+
+def test_counts_are_voted_on_like_the_sums_they_belong_to():
+    """A client that says all its rows are of class 0, and that they are 10^9: the sum of counts would be its own."""
+    data, clients = federation(sizes=(30,) * 6, per_client=6)
+    method, seen = METHODS["fedncm"], []
+
+    def lie(down, state, rows_, ctx):
+        state, up = method.fit(down, state, rows_, ctx)
+        if LIAR in ctx.ids:
+            up = {**up, "count": torch.zeros_like(up["count"])}
+            up["count"][0] = 1e9
+        return state, up
+
+    def aggregate(server, up, ctx):
+        seen.append(up)
+        return method.aggregate(server, up, ctx)
+
+    job = RunState(replace(method, fit=lie, aggregate=aggregate), method.resolve(), data, clients, 0, torch.float64,
+                   trust=parse_policy("median"))  # fmt: skip
+    job.start()
+    job.client_rows = [1e9 if i == LIAR else 30.0 for i in range(6)]
+    ids, down = job.sample(None), job.down()
+    pipeline = job.upload_pipeline(ids, down, None)
+    for client in ids:
+        pipeline.add(job.fit_one(down, client), client)
+    job.finish(ids, down, job.pooled(pipeline), [(1, 8)] * len(ids))
+    honest = [np.bincount(data.y.numpy()[c.train], minlength=6) for i, c in enumerate(clients) if i != LIAR]
+    counts = seen[0]["count"].numpy()
+    assert (counts <= 6 * np.max(honest, 0)).all()
+    assert (counts >= 0.5 * 6 * np.min(honest, 0)).all()
