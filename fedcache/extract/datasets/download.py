@@ -1,5 +1,8 @@
 """Downloads of dataset files: said aloud first, resumed where they stopped, checked, and moved into place when whole.
 
+Whoever is on the way can change what an address without encryption sends: only a file with a published checksum comes
+from one, or from this machine. An encrypted address may not lead on to one that is not.
+
 Everything is prepared in ``.partial`` inside the dataset's folder; what lies in the folder itself is complete.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets.archives import FREE_BYTES, MAX_EXPANSION
@@ -22,6 +26,7 @@ from fedcache.extract.datasets.paper import Paper, PaperFile
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0
+_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None) -> None:
@@ -38,7 +43,7 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
-        archive = fetch(url, partial / file.name, md5=file.md5, megabytes=file.megabytes, say=say)
+        archive = fetch(url, partial / file.name, md5=file.md5, sha256=file.sha256, megabytes=file.megabytes, say=say)
         if file.gives:
             say(f"Unpacking {file.name}")
             _install(archive, file, root)
@@ -47,24 +52,26 @@ def pull(paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | 
     shutil.rmtree(root / ".partial", ignore_errors=True)
 
 
-def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable[[str], None]) -> Path:
+def fetch(
+    url: str, target: Path, *, md5: str = "", sha256: str = "", megabytes: int = 0, say: Callable[[str], None]
+) -> Path:
     """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
 
-    Raises MachineError when the address does not answer, stops early, gives a web page, or another file.
+    Raises UsageError for an address without encryption where neither ``md5`` nor ``sha256`` is known; MachineError when
+    the address does not answer, leads on to one that may not be used, stops early, gives a web page, or another file.
     """
     if target.exists():
         return target
     part = target.with_name(f"{target.name}.part")
     start = part.stat().st_size if part.exists() else 0
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is not an http address.", "Give an address that starts with https://")
+    check_address(url, target.name, known=bool(md5 or sha256))
     import urllib.error
     import urllib.request
     from http.client import HTTPException
 
     request = urllib.request.Request(url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"})
     try:
-        with closing(_open(request)) as answer:
+        with closing(_open(request, known=bool(md5 or sha256))) as answer:
             start = start if answer.status == 206 else 0
             length = answer.headers.get("Content-Length")
             left = int(length) if length and length.isdigit() else None
@@ -82,28 +89,56 @@ def fetch(url: str, target: Path, *, md5: str, megabytes: int = 0, say: Callable
         raise _failed(url, str(getattr(error, "reason", error))) from None
     if left is not None and got < left:
         raise _failed(url, f"it stopped after {got:,} of {left:,} bytes")
-    if md5 and (found := md5_of(part)) != md5:
-        part.unlink()
-        raise MachineError(
-            f"{url} has the md5 {found}; the published one is {md5}. The download was removed.",
-            "Try again later, or get the file elsewhere and check it: fedcache datasets check NAME PATH",
-        )
+    for kind, published in (("md5", md5), ("sha256", sha256)):
+        if published and (found := _checksum(part, kind)) != published:
+            part.unlink()
+            raise MachineError(
+                f"{url} has the {kind} {found}; the published one is {published}. The download was removed.",
+                "Try again later, or get the file elsewhere and check it: fedcache datasets check NAME PATH",
+            )
     return part.replace(target)
 
 
-def _open(request: Any) -> Any:
+def check_address(url: str, name: str, *, known: bool) -> None:
+    """Refuse an address that is neither encrypted, nor of this machine, nor of a file whose checksum is ``known``.
+
+    Raises UsageError.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is not an http address.", "Give an address that starts with https://")
+    if parts.scheme == "http" and not _may_be_plain(url, known):
+        raise UsageError(
+            f"{url} is not encrypted, and no checksum of {name} is published: another file could come unnoticed.",
+            f"Give an https address (--from https://...), or fetch {name} yourself and use --data NAME=DIR",
+        )
+
+
+def _may_be_plain(url: str, known: bool) -> bool:
+    return urlsplit(url).scheme == "http" and (known or urlsplit(url).hostname in _HERE)
+
+
+def _open(request: Any, *, known: bool) -> Any:
     import urllib.error
     import urllib.request
 
-    # fetch() lets http and https through alone, so bandit's warning of other schemes is answered.
+    class Careful(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+            encrypted = urlsplit(newurl).scheme == "https"
+            if not encrypted and (req.type == "https" or not _may_be_plain(newurl, known)):
+                fp.close()
+                raise urllib.error.URLError(f"it leads on to {newurl}, which is not encrypted")
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    opener = urllib.request.build_opener(Careful)
     try:
-        return urllib.request.urlopen(request, timeout=_TIMEOUT)  # nosec B310
+        return opener.open(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
         # Nothing is left to send: the part is whole already, or it is of another file. Begin again.
         whole = urllib.request.Request(request.full_url, headers={"User-Agent": "fedcache"})
-        return urllib.request.urlopen(whole, timeout=_TIMEOUT)  # nosec B310
+        return opener.open(whole, timeout=_TIMEOUT)
 
 
 def _failed(url: str, why: str) -> FedcacheError:
@@ -115,8 +150,12 @@ def _failed(url: str, why: str) -> FedcacheError:
 
 def md5_of(path: Path) -> str:
     """md5 of a file, as its owners publish it; not a protection against anybody."""
+    return _checksum(path, "md5")
+
+
+def _checksum(path: Path, kind: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _install(archive: Path, file: PaperFile, root: Path) -> None:

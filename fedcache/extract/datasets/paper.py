@@ -31,6 +31,7 @@ class PaperFile:
     name: str  # file name
     url: str  # where it is; a page for people unless ``direct``
     md5: str = ""  # of the file, where its owners or torchvision publish it
+    sha256: str = ""  # of the file, where its owners or TensorFlow Datasets publish it
     megabytes: int = 0  # about how large it is; 0 unknown
     gives: str = ""  # what unpacking it leaves at the top; empty for a file that is used as it is
     inner: tuple[str, ...] = ()  # archives inside the archive, unpacked in its place

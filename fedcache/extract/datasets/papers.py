@@ -115,7 +115,10 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "template": held.template or "the backbone's own",
         "recipe": f"--recipe {held.recipe}" if held.recipe else "the backbone's own",
         "layouts": [{"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts],
-        "files": [{"name": f.name, "url": f.url, "md5": f.md5, "megabytes": f.megabytes} for f in held.files],
+        "files": [
+            {"name": f.name, "url": f.url, "md5": f.md5, "sha256": f.sha256, "megabytes": f.megabytes}
+            for f in held.files
+        ],
         "steps": steps(held),
         "looked_in": str(root) if root is not None else "",
         "found": place.layout.name if place is not None else "",
@@ -124,7 +127,11 @@ def info(name: str, context: Context) -> dict[str, Any]:
 
 def steps(held: Paper) -> list[str]:
     """How to get a dataset, line by line."""
-    addresses = [f"{file.name}: {file.url}" for file in held.files if not file.direct]
+    addresses = [
+        f"{file.name}: {file.url}{f'  sha256 {file.sha256}' if file.sha256 else ''}"
+        for file in held.files
+        if not file.direct
+    ]
     return [*held.steps, *addresses, f"Then --data {held.name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}."]
 
 

@@ -7,6 +7,9 @@ import hashlib
 import http.server
 import io
 import os
+import shutil
+import ssl
+import subprocess
 import tarfile
 import threading
 from dataclasses import replace
@@ -28,11 +31,17 @@ class Server(http.server.SimpleHTTPRequestHandler):
 
     ranges = True
     stop_after: int | None = None
+    leads_to = ""
     asked: list[tuple[str, str | None]]
 
     def do_GET(self):
         wanted = self.headers.get("Range")
         self.asked.append((self.path, wanted))
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", self.leads_to)
+            self.end_headers()
+            return None
         path = Path(self.translate_path(self.path))
         if not path.is_file():
             return self.send_error(404)
@@ -61,6 +70,29 @@ def server(tmp_path):
     thread = threading.Thread(target=running.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{running.server_port}", folder, handler
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def encrypted(server, tmp_path, monkeypatch):
+    """(address, handler) of a server with TLS, whose certificate this test alone believes."""
+    if shutil.which("openssl") is None:
+        pytest.skip("this system has no openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days",
+             "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
+    subprocess.run(words, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    handler = type("Handler", (Server,), {"asked": []})
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(tmp_path)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    running.socket = context.wrap_socket(running.socket, server_side=True)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"https://127.0.0.1:{running.server_port}", handler
     running.shutdown()
     running.server_close()
     thread.join()
@@ -202,6 +234,64 @@ def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
     with pytest.raises(FedcacheError, match="not an http address"):
         download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print)
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_no_address_of_a_paper_gives_an_unencrypted_file_without_a_checksum():
+    for name in paper.NAMES:
+        for file in paper.read(name).files:
+            assert file.url.startswith("https://") or len(file.md5) == 32 or len(file.sha256) == 64, file
+            assert not file.direct or file.md5 or file.sha256, file
+    told = fedcache("datasets", "info", "paper:domainnet10").out
+    assert "clipart.zip" in told
+    assert "f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d" in told
+
+
+def test_an_unencrypted_address_of_another_machine_needs_a_checksum(no_network, published, tmp_path, own_home):
+    """Refused before anything is asked; with a checksum it is asked, and from this machine it is taken either way."""
+    with pytest.raises(FedcacheError, match="not encrypted, and no checksum") as caught:
+        download.fetch("http://mirror.example/a.bin", tmp_path / "a.bin", say=print)
+    assert caught.value.code == Exit.USAGE
+    assert "https://" in caught.value.hint
+    assert no_network == []
+    published("cifar10", **{"cifar-10-python.tar.gz": ""})
+    assert fedcache("datasets", "pull", "cifar10", "--from", "http://mirror.example/data").code == 2
+    assert no_network == []
+    with pytest.raises(FedcacheError, match="cannot be downloaded"):
+        download.fetch("http://mirror.example/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
+    assert no_network
+    no_network.clear()
+
+
+def test_a_file_with_another_sha256_is_removed(server, tmp_path):
+    (server[1] / "a.bin").write_bytes(b"the file")
+    with pytest.raises(FedcacheError, match=r"has the sha256 .*; the published one is 000"):
+        download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
+    assert list(tmp_path.glob("a.bin*")) == []
+    right = hashlib.sha256(b"the file").hexdigest()
+    assert download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256=right, say=print).exists()
+
+
+def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_path, no_network):
+    """From this machine to another without a checksum; and from an encrypted address to any that is not."""
+    server[2].leads_to = "http://mirror.example/a.bin"
+    with pytest.raises(FedcacheError, match=r"leads on to .*, which is not encrypted") as caught:
+        download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print)
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert no_network == []
+    server[2].leads_to = f"{server[0]}/a.bin"
+    (server[1] / "a.bin").write_bytes(b"the file")
+    assert download.fetch(f"{server[0]}/moved", tmp_path / "a.bin", say=print).read_bytes() == b"the file"
+    assert [path for path, _ in server[2].asked] == ["/moved", "/moved", "/a.bin"]
+
+
+def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(encrypted, server, tmp_path):
+    """Also for a file whose checksum is known: who asks for https means it."""
+    address, handler = encrypted
+    (server[1] / "a.bin").write_bytes(b"the file")
+    handler.leads_to = f"{server[0]}/a.bin"
+    with pytest.raises(FedcacheError, match="which is not encrypted"):
+        download.fetch(f"{address}/moved", tmp_path / "a.bin", md5="0" * 32, say=print)
+    assert server[2].asked == []
 
 
 def test_without_a_network_a_pull_ends_in_exit_6(no_network, own_home):
