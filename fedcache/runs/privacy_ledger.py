@@ -91,7 +91,7 @@ def read_releases(ledger: Path) -> list[Release]:
     raw = _read(ledger)
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), 1):
         body = _parsed(ledger, line, f"line {number}")
-        follows = body.pop("number", None) == number and body.pop("before", None) == sha256_hex(before)
+        follows = (body.pop("number", 0), body.pop("before", "")) == (number, sha256_hex(before))
         if not follows or set(body) != names:
             raise _damaged(ledger, f"line {number} does not follow the one before")
         found.append(Release(**body))

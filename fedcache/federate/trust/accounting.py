@@ -37,10 +37,15 @@ def counted_share(cost: Mapping[str, Any]) -> float:
 
 
 def short_privacy(cost: Mapping[str, Any]) -> str:
-    """The ``privacy`` part of a result in a table: ``epsilon 2.8``, of all its seeds, ``simulation of epsilon 2.8``."""
-    found = cost["composed"]["epsilon_pld"] or cost["composed"]["epsilon_rdp"]
+    """The ``privacy`` part of a result in a table: ``epsilon 2.8``, of all its seeds, ``simulation of epsilon 2.8``.
+
+    Results of earlier releases have the epsilon of one seed alone, and noise that follows from the seed.
+    """
+    together = cost.get("composed", cost)
+    found = together["epsilon_pld"] or together["epsilon_rdp"]
     said = "no bound" if found is None else f"epsilon {found:.3g}"
-    return f"simulation of {said}" if cost["simulation"] else said
+    said += "" if "composed" in cost else " a seed"
+    return f"simulation of {said}" if cost.get("simulation", True) else said
 
 
 def require_accounting() -> None:

@@ -156,6 +156,11 @@ def parse_policy(
             "and no other rule takes that sum.",
             "Leave one of them out; --dp-clip bounds every upload by itself.",
         )
+    if privacy is not None and max_share is not None:
+        raise UsageError(
+            "--max-share and --dp-clip are both given: under noise every client weighs the same.",
+            "Leave --max-share out.",
+        )
     return TrustPolicy(
         rule,
         None if attack in (None, NO_ATTACK) else parse_attack(str(attack)),

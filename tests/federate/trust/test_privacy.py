@@ -9,16 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, go_tiny
 from scipy import fft, optimize, stats
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust import noise
-from fedcache.federate.trust.accounting import Spent, epsilons
+from fedcache.federate.trust.accounting import Spent, epsilons, short_privacy
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
+from fedcache.report.methods.facts import leaving
 
 REAL = Privacy(1.0, 1.0, allow=("evaluation",))
 SIMULATED = replace(REAL, seed=0)
@@ -161,6 +162,46 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
     with pytest.raises(FedcacheError, match="beside what noise is added to"):
         go("fedncm", {}, trust=parse_policy(privacy=SIMULATED), participation=None, execution="sequential")
     assert not trained
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
+    """A method is refused exactly where a part of what it sends is said to be; the others train."""
+    parts = leaving(METHODS[name])
+    refused = not parts or any(part.private == "refused" for part in parts)
+    how = {"trust": parse_policy(privacy=SIMULATED), "rounds": 1}
+    if refused:
+        with pytest.raises(FedcacheError) as error:
+            go_tiny(name, **how)
+        assert error.value.code is Exit.USAGE
+    else:
+        out = go_tiny(name, **how)
+        assert all(bool(torch.isfinite(t).all()) for t in out.server.values() if t.is_floating_point())
+
+
+def test_what_noise_makes_meaningless_is_refused_beside_it():
+    for words in ({"max_share": 0.2}, {"aggregate": "median"}):
+        with pytest.raises(FedcacheError, match="are both given") as error:
+            parse_policy(privacy=SIMULATED, **words)
+        assert error.value.code is Exit.USAGE
+
+
+def test_no_warning_tells_how_many_rows_a_client_has():
+    data, clients = federation(sizes=(5, 5, 5, 200))
+    out = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None, trust=parse_policy(privacy=REAL))
+    assert not [w for w in out.warnings if "200" in w]
+    plain = go("fedavg", {"batch": 4}, data, clients, rounds=1, participation=None)
+    assert [w for w in plain.warnings if "200" in w]  # as it does where uploads weigh by rows
+
+
+def test_results_of_earlier_releases_are_shown_as_what_they_were():
+    old = {"noise": 1.0, "epsilon_pld": 5.76, "epsilon_rdp": 6.2}
+    assert short_privacy(old) == "simulation of epsilon 5.76 a seed"
+    assert short_privacy({**old, "epsilon_pld": None}) == "simulation of epsilon 6.2 a seed"
+    composed = {"epsilon_pld": 11.3, "epsilon_rdp": 12.0}
+    assert short_privacy({**old, "composed": composed, "simulation": False}) == "epsilon 11.3"
+    nothing = {"epsilon_pld": None, "epsilon_rdp": None}
+    assert short_privacy({**old, "composed": nothing, "simulation": False}) == "no bound"
 
 
 # Accounting, by means of our own: nothing below asks dp-accounting for anything but its answer.
