@@ -111,6 +111,12 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
         for path in leftover_files(store):
             if not is_being_written(path):
                 yield path, "neither the manifest nor a journal knows it"
+        for key in store.arrays:
+            journal = journal_path(store.path, key)
+            if journal.exists():
+                yield journal, f"{key} is complete, and a killed process was about to remove its journal"
+        for note in sorted(store.path.glob("locks/*.json")):
+            yield note, "a killed process held this lock"
 
 
 def old_stores(home: Home) -> Iterator[tuple[Path, str]]:

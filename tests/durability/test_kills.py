@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import apart, environment, start
 from pictures import folder
@@ -220,3 +222,86 @@ def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, comma
         again = apart(*command, *where, "--runs", runs, home=home)
         assert again.code == 0, again.err
         assert {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")} == expected
+
+
+def left_in(home: Path) -> set[Path]:
+    """Files that a killed process was still writing, or was about to remove."""
+    kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
+    return {path for kind in kinds for path in home.rglob(kind)}
+
+
+def named_by_gc(home: str) -> set[Path]:
+    """What ``gc`` lists."""
+    return {Path(one["path"]) for one in json.loads(apart("gc", "--json", home=home).out)["data"]["garbage"]}
+
+
+# Noise needs the extra dp, which may be missing; clipping alone takes the same way.
+NOISE = ("--dp-noise", 5, "--dp-seed", 0) if importlib.util.find_spec("dp_accounting") else ()
+PRIVATE = (*TRAIN, "--participation", "all", "--method", "fedavg", "--dp-clip", 1, *NOISE)
+
+
+@pytest.fixture
+def small_home(tmp_path: Path, home: str) -> Path:
+    """A home with a store, and a file of embeddings beside it."""
+    made = apart("extract", "--dataset", "digits", "--backbones", "random-projection", "--limit", 600, "--json",
+                 home=home)  # fmt: skip
+    assert made.code == 0, made.err
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "e.npz", features=rng.normal(size=(20_000, 64)).astype("f4"), label=np.arange(20_000) % 10)
+    return Path(home)
+
+
+@pytest.mark.parametrize("what", ["private train", "ingest", "partition", "gc"])
+def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, small_home, cases, what):
+    (store,) = (small_home / "stores").glob("*.zarr")
+    where = ("--store", store, "--json")
+
+    def words(number: int) -> tuple[object, ...]:
+        return {
+            "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
+            "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
+            "partition": ("partition", "--scheme", "dirichlet", "--clients", 40, "--name", f"p{number}", *where),
+            "gc": ("gc", "--delete", "--json"),
+        }[what]
+
+    def made(number: int) -> object:
+        """What the command is for."""
+        if what == "private train":
+            return [f.read_bytes() for f in (tmp_path / f"runs-{number}").rglob("result.json")]
+        if what == "ingest":
+            (found,) = (small_home / "stores").glob(f"mine_{number}-*.zarr")
+            return {k: v for k, v in content(found).items() if k.startswith("features/")}
+        if what == "partition":
+            return json.loads((store / "partitions" / f"p{number}.json").read_bytes())["clients"]
+        return content(store)
+
+    def plant() -> None:
+        for i in range(200 if what == "gc" else 0):
+            (store / "features" / f".{i}.{2**22 + 1}-0.partial").write_bytes(b"x" * 1000)
+
+    plant()
+    began = time.monotonic()
+    first = apart(*words(0), home=small_home)
+    assert first.code == 0, first.err
+    seconds, expected, draw, killed, number = time.monotonic() - began, made(0), random.Random(4), 0, 0
+    wanted = cases(2, 20)
+    while killed < wanted:
+        number += 1
+        plant()
+        for _ in range(3):
+            run = start(*words(number), home=small_home)
+            time.sleep(draw.uniform(0.3, 0.98) * seconds)
+            if run.poll() is not None:
+                break
+            kill(run)
+            killed += 1
+            if killed % 5 == 0:
+                outside = {path for path in left_in(small_home) if "journal" in path.name}
+                assert left_in(small_home) - outside <= named_by_gc(str(small_home))
+        again = apart(*words(number), home=small_home)
+        assert again.code == 0, again.err
+        assert made(number) == expected
+    assert left_in(small_home) == named_by_gc(str(small_home))
+    assert apart("gc", "--delete", "--json", home=small_home).code == 0
+    assert left_in(small_home) == set()
+    assert verify(store).ok

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import fedcache, ok
 from pictures import folder
@@ -30,6 +32,42 @@ def test_a_whole_home_holds_no_garbage(home: Path) -> None:
     assert listed() == {}
     assert "Nothing to delete" in fedcache("gc").out
     assert listed("--kind", "leftovers,given-up,old-runs,old-stores") == {}
+
+
+@pytest.mark.parametrize("remover", ["gc", "ingest"])
+def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remover: str
+) -> None:
+    """Killed after the manifest, before the journal goes: the store is whole, and so it stays."""
+    np.savez(tmp_path / "e.npz", features=np.random.default_rng(0).normal(size=(30, 4)), label=np.arange(30) % 3)
+    unlink = Path.unlink
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda path, **words: None if "journal" in path.name else unlink(path, **words))
+        store = Path(ok("ingest", tmp_path / "e.npz", "--name", "mine").data["path"])
+    (journal,) = store.glob("journal-*")
+    (store / "locks" / "x.json").write_text("{}")
+    assert listed() == {journal.name: "leftovers", "x.json": "leftovers"}
+    assert verify(store).ok
+    ok("gc", "--delete") if remover == "gc" else ok("ingest", tmp_path / "e.npz", "--name", "mine")
+    assert listed() == {}
+    assert not journal.exists()
+    assert verify(store).ok
+
+
+def test_a_store_that_is_replaced_goes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the old store is removed: the new one is in its place, and gc names what is left of the old."""
+    for seed in (0, 1):
+        features = np.random.default_rng(seed).normal(size=(30, 4))
+        np.savez(tmp_path / f"{seed}.npz", features=features, label=np.arange(30) % 3)
+    place = tmp_path / "mine.zarr"
+    ok("ingest", tmp_path / "0.npz", "--name", "mine", "--store", place)
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda path, **words: None)
+        ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place, "--replace")
+    assert verify(place).ok
+    (left,) = tmp_path.glob(".mine.zarr.*.partial")
+    assert verify(left).ok
+    assert not ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place).data.get("replaced")
 
 
 def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shlex
 import shutil
 from pathlib import Path
@@ -11,6 +13,7 @@ from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
+    clean_up,
     holds_content,
     holds_part_of,
     ingest_command,
@@ -77,18 +80,26 @@ def ingest_file(
             f"content ({len(content.samples.name):,} rows).",
             f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
         )
+    clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
     return made
 
 
 def _replaced(old: Path, content: Content, target: Path) -> Store:
-    """The new store is whole before the old one goes."""
-    place = target if target != old else target.with_name(f".{target.name}.new")
-    if place != target:
-        shutil.rmtree(place, ignore_errors=True)
+    """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
+    place = target if target != old else _temporary(target)
     Store.from_content(content, place)
-    shutil.rmtree(old)
-    return Store.open(place.rename(target) if place != target else place)
+    away = _temporary(old)
+    old.rename(away)
+    if place != target:
+        place.rename(target)
+    shutil.rmtree(away)
+    return Store.open(target)
+
+
+def _temporary(store: Path) -> Path:
+    """A name beside a store that ``gc`` knows for the work of this process."""
+    return store.with_name(f".{store.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
