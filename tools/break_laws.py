@@ -51,6 +51,8 @@ LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.
 BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
+WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
+SITES, FACTS, SERVER_JOB = (f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job"))
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
 PRIVACY = "federate/trust/privacy.py"
@@ -148,8 +150,8 @@ TABLE = (
       "for a, b in ranges], -1)", "for a, b in ranges], -1).flip(-1)"),
     B("a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those", "backbones are sorted",
       "federate/engine/client_data.py", "for a, b in ranges], -1)", "for a, b in sorted(ranges)], -1)"),
-    B("the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it", "the public set trains", ROUNDS,
-      "if i < self.public:", "if i < 0:"),
+    B("the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it", "the public set trains",
+      "federate/engine/eligibility.py", "if i < public:", "if i < 0:"),
     B("everywhere_scores_each_model_on_all_test_rows", "models are scored at home", SCORE,
       "test = union if everywhere else", "test ="),
     B("what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run", "the probe sees one client",
@@ -176,6 +178,24 @@ TABLE = (
       "self.deviation * noise(", "self.bound * noise("),
     B("who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round", "the sample follows from the seed", PRIVACY,
       "if self._privacy is None or not self._privacy.protects:", "if True:"),
+    B("no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed", "shares are not capped", WEIGHTS,
+      "np.minimum(n, share * below[k] / (1.0 - k * share))", "n"),
+    B("rows_that_are_the_same_five_times_give_no_more_than_one_vote", "sums are as large as claims say", BUFFERED,
+      "len(self._kept) * statistics.median(kept.rows for kept in self._kept)", "sum(kept.rows for kept in self._kept)",
+      "fed3r and median"),
+    B("counts_are_voted_on_like_the_sums_they_belong_to", "counts are added up", BUFFERED,
+      "self._layout(counts=True)", "self._layout(counts=False)"),
+    B("every_methods_own_uploads_pass_and_malformed_ones_do_not", "what is finite is sound",
+      "federate/trust/update_validation.py", "(t.abs() <= largest(t.dtype)).all()", "torch.isfinite(t).all()",
+      "fedavg"),
+    B("a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other", "any number of rows is believed", SITES,
+      "            if rows > most:", "            if False:", "1000000000"),
+    B("a_name_is_that_of_the_first_node_and_another_is_refused", "a name is the last node's", SITES,
+      "first.setdefault(member.facts.name, member.node)", "first[member.facts.name] = member.node"),
+    B("a_fact_outside_its_limits_is_refused_and_named", "a truth value is a number", FACTS,
+      "type(value) is int and low", "isinstance(value, int) and low", "True"),
+    B("what_a_site_holds_is_what_most_of_them_say", "the last site is believed", SERVER_JOB,
+      "Counter(self.outlines.values()).most_common(1)", "list(Counter(self.outlines.values()).items())[-1:]"),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",
       "if t.counts_rows or not t.dtype.is_floating_point)", "if False)"),
 )  # fmt: skip

@@ -257,7 +257,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
     lines = []
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]
-        shown = "not scored" if mean is None else f"{100 * mean:.2f} %"
+        shown = "not scored" if mean is None else f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
     return CommandResult({"runs": last["done"]}, lines)

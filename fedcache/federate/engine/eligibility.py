@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.client_data import ClientRows
@@ -41,7 +42,7 @@ def eligible_clients(
             empty.append(c.name)
         elif trust.max_rows is not None and n > trust.max_rows:
             large.append(c.name)
-        elif method.gradient and "batch" in hp and not batch_sizes(n, hp):
+        elif method.gradient and "batch" in hp and not batch_sizes(min(n, 2 * cast(int, hp["batch"])), hp):
             short.append(c.name)
         else:
             kept.append(i)

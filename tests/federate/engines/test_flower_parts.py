@@ -366,11 +366,9 @@ def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(si
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
     assert heard.said("Site 'client-1' joins in round")
     grid, heard = grid_of(sites, tmp_path / "state2"), Heard()
-    grid.sites[200], grid.hidden = grid.sites[100], {200: 4}
-    grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind == "fit" and n > 1 else packed
+    grid.meddle[100] = lambda kind, n, packed: "its node went away" if kind == "fit" and n in (2, 3) else packed
     (run,) = together(plan("fedproto", rounds=6), grid, tmp_path / "back", heard)
-    assert heard.said("Site 'client-2' is back.")
-    assert max(m["round"] for m in run.result["federation"]["missed"]) < 6
+    assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
 
 
 def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path, tmp_path: Path) -> None:
@@ -415,13 +413,6 @@ def test_what_a_site_lacks_is_said_with_the_command_that_helps(sites: Path, tmp_
         together(plan("fed3r", backbones=("resnet18-quickdraw",)), grid_of(sites, tmp_path / "state"), tmp_path)
     assert caught.value.code is Exit.STORE
     assert "fedcache extract" in caught.value.hint or "fedcache ingest" in caught.value.hint
-
-
-def test_two_sites_of_one_name_are_refused(sites: Path, tmp_path: Path) -> None:
-    grid = grid_of(sites, tmp_path / "state")
-    grid.sites[7] = grid.sites[100]
-    with pytest.raises(FedcacheError, match="2 sites say that they are 'client-2'"):
-        together(plan("fed3r", sites=4), grid, tmp_path)
 
 
 def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path: Path) -> None:
@@ -517,8 +508,8 @@ def test_the_answer_names_each_run_and_invents_no_accuracy(sites: Path, monkeypa
     assert told.code == 0, told.err
     assert told.out.splitlines()[-3:] == [
         "fed3r: not scored  /runs/one",
-        "fed3r lam=0.1: 0.00 % (stored)  /runs/one",
-        "fed3r lam=1 bias=true: 81.25 %  /runs/one",
+        "fed3r lam=0.1: 0.00 % as the sites claim (stored)  /runs/one",
+        "fed3r lam=1 bias=true: 81.25 % as the sites claim  /runs/one",
     ]
 
 

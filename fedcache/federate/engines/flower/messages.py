@@ -30,6 +30,10 @@ MOST_BYTES = (1 << 31) - 1
 """Of a message, unfolded or not: what one message of Flower may hold."""
 
 
+SITE_EXITS = (Exit.USAGE, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED)
+"""Exit codes that a site's refusal may have; it cannot say that the server succeeded, or has a bug."""
+
+
 class MalformedError(ValueError):
     """A message that is not what ``pack`` makes; the text says what is wrong with it."""
 
@@ -102,7 +106,7 @@ def unpack(packed: PackedMessage) -> SiteMessage:
             made.append(tree)
     except MalformedError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, MemoryError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise MalformedError(f"{type(error).__name__}: {error}") from error
     if not isinstance(words, dict):
         raise MalformedError("its words are no table")
@@ -172,5 +176,5 @@ def refusal_of(answer: SiteMessage) -> FedcacheError | None:
     if not isinstance(found, dict):
         return None
     code = found.get("code")
-    known = Exit(code) if code in list(Exit) else Exit.FEDERATED
+    known = next((Exit(c) for c in SITE_EXITS if type(code) is int and code == c), Exit.FEDERATED)
     return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])

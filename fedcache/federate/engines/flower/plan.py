@@ -108,7 +108,7 @@ class Plan:
     def terms(self) -> Terms:
         """How the server waits."""
         first = self.sites if self.start_with is None else self.start_with
-        return Terms(self.sites, first, self.quorum, self.wait, self.timeout)
+        return Terms(self.sites, first, self.quorum, self.wait, self.timeout, max_rows=self.train.max_rows_per_client)
 
     @property
     def points(self) -> list[tuple[dict[str, str], TrainConfig]]:

@@ -26,8 +26,9 @@ from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.server_job import OnRound, ServerJob
 from fedcache.federate.engines.flower.site import SiteJob
+from fedcache.federate.engines.flower.site_facts import SiteFacts, rows_of
 from fedcache.federate.engines.flower.site_rows import score_counts
-from fedcache.federate.engines.flower.sites import Member, MissedSite, SiteFacts, Sites, rows_of
+from fedcache.federate.engines.flower.sites import Member, MissedSite, Sites
 from fedcache.federate.engines.flower.summed_rounds import SummedUploads, summed_round
 from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
@@ -123,16 +124,13 @@ class Server:
         """An upload that update validation accepts, or why it does not."""
         try:
             told, up = answer.words["jobs"][place], dict(answer.trees[place])
-            if told["id"] != job.id:
-                return f"it answers job {str(told['id'])[:12]}, and was asked for {job.id[:12]}"
-            sent_in = int(told["round"])
-            outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in told["outline"].items()}
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            sent_in = job.answered(client, told)
+        except ValueError as error:
+            return str(error)
+        except (LookupError, TypeError) as error:
             return f"its words are malformed ({type(error).__name__})"
         rows = float(self.sites.members[client].facts.train)
         why = job.run.update_validation().problem(up, rows, sent_in=sent_in)
-        if why is None:
-            job.outline = outline or job.outline
         return up if why is None else why
 
     def _merge(
@@ -286,7 +284,7 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
         return "it sent no counts"
     if tuple(counts.shape) != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
         return f"its counts have shape {tuple(counts.shape)}"
-    if (counts < 0).any() or int(counts.max()) > facts.test or int(counts.sum()) > facts.test:
+    if (counts < 0).any() or (counts > facts.test).any() or int(counts.sum()) > facts.test:
         return f"it counts more than its {facts.test} test rows"
     return counts
 

@@ -38,7 +38,7 @@ class Logged(Silent):
         """A line per round that is computed now."""
         if round_.stored:
             return
-        scored = "" if round_.accuracy is None else f", accuracy {100 * round_.accuracy:.2f} %"
+        scored = "" if round_.accuracy is None else f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
         point = f"{round_.point}, seed" if round_.point else "Seed"
         tell(note=f"{point} {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
 

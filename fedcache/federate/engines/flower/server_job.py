@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
@@ -14,6 +17,10 @@ from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(round, metrics, traffic of the round, snapshot) after each round of one point and seed; rounds count from 1."""
+
+
+MOST_TENSORS, MOST_NUMBERS = 10_000, 2**40
+"""Tensors that a client may say it holds, and the longest axis of one."""
 
 
 @dataclass
@@ -26,12 +33,39 @@ class ServerJob:
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
-    outline: Tree = field(default_factory=dict)  # shapes of what a client holds
+    # client -> shapes of what it says it holds, sorted by name, without tensors that have its rows for an axis
+    outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
     dealt: Data | None = None  # the labels that ``evaluation`` is about
     failed: FedcacheError | None = None  # what ended it
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of what the server held at the beginning
     latest: dict[int, int] = field(default_factory=dict)  # client -> the last round in which the server has its upload
+
+    def answered(self, client: int, told: Any) -> int:
+        """The round that a client says it answers; what it holds is noted.
+
+        Raises ValueError for words that are none of this job's.
+        """
+        if not isinstance(told, dict) or told.get("id") != self.id:
+            said = str(told.get("id"))[:12] if isinstance(told, dict) else "none"
+            raise ValueError(f"it answers job {said}, and was asked for {self.id[:12]}")
+        number, outline = told.get("round"), told.get("outline")
+        shapes = list(outline.values()) if isinstance(outline, dict) else [None]
+        sound = all(isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s) for s in shapes)
+        if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
+            raise ValueError("its words are malformed")
+        if outline:
+            held = sorted((name, tuple(shape)) for name, shape in outline.items() if not name.startswith("rows/"))
+            self.outlines[client] = tuple(held)
+        return number
+
+    @property
+    def outline(self) -> Tree:
+        """Tensors without memory as most clients say that they hold them."""
+        if not self.outlines:
+            return {}
+        ((usual, _),) = Counter(self.outlines.values()).most_common(1)
+        return {name: torch.empty(shape, device="meta") for name, shape in usual}
 
     @property
     def open(self) -> bool:

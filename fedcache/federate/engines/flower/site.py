@@ -28,7 +28,7 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.masking import Masking
 from fedcache.federate.engines.flower.messages import SiteMessage, refused
 from fedcache.federate.engines.flower.plan import check_suited
-from fedcache.federate.engines.flower.sites import SiteFacts
+from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client

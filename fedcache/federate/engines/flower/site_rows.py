@@ -22,7 +22,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.engines.flower.sites import RowCounts, SiteFacts
+from fedcache.federate.engines.flower.site_facts import RowCounts, SiteFacts
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of

@@ -1,7 +1,9 @@
 """Who takes part: what sites say of themselves, whether they can be taken together, and those that come late.
 
-A site says names, counts and digests, never a feature, a label or a row. Features of different recipes must never be
-averaged, so sites that differ from the most of them are refused by digest, with what differs in words.
+Features of different recipes must never be averaged, so sites that differ from the most of them are refused by digest,
+with what differs in words. What a site says wrongly of itself costs it its place, and nobody else theirs: facts that
+cannot be, more rows than are believed, the name of another site. A name is that of the first node that took it, and a
+node is a key, which Flower knows again after a restart.
 """
 
 from __future__ import annotations
@@ -9,65 +11,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError, StoreError
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
+from fedcache.federate.engines.flower.site_facts import SAME, SiteFacts, difference
+from fedcache.federate.trust.weights import FAR_OUT, far_out_limit
+from fedcache.store.files import sha256_hex
 
-MOST_NAME = 200
-"""Characters of a site's name."""
-
-
-@dataclass(frozen=True)
-class SiteFacts:
-    """What a site says of itself."""
-
-    name: str  # of its client; keys its random streams
-    number: int | None  # its place among the shards of one store; None for a store of its own
-    train: int  # rows it trains on
-    test: int  # rows it is scored on
-    owned: int  # classes among its training rows
-    tests: str  # digest of which rows those of ``test`` are; sites with the same have the same test set
-    classes: tuple[str, ...]  # names, in order
-    domains: tuple[str, ...]  # names, in the order in which it counts
-    keys: tuple[str, ...]  # arrays it would train on
-    backbones: tuple[str, ...]  # their names
-    recipes: tuple[str, ...]  # their recipes' digests, in that order
-    widths: tuple[int, ...]  # features of each
-    views: int  # stored views per row
-    text: str  # digest of the class text features, "" for none
-    templates: tuple[str, ...]  # what they were made from
-    feat_post: str  # what is done to features
-    dataset: str  # digest of its own content
-    parent: str  # digest of the store it was cut from; "" for a store of its own
-    slug: str  # name of the dataset
-    rows: int  # of its store
-    ok: int  # rows without a defect
-    code: str  # digest of the code its uploads depend on
-    version: str  # of fedcache
-
-    @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> SiteFacts:
-        """Facts as a message tells them; ValueError for what cannot be."""
-        values = {f.name: words[f.name] for f in fields(cls)}
-        for f in fields(cls):
-            if str(f.type).startswith("tuple"):
-                values[f.name] = tuple(values[f.name])
-        made = cls(**values)
-        numbers = (made.train, made.test, made.owned, made.views, made.rows, made.ok, *made.widths)
-        if not all(type(n) is int and n >= 0 for n in numbers) or not (made.number is None or type(made.number) is int):
-            raise ValueError("its counts are no numbers")
-        if not isinstance(made.name, str) or not made.name or len(made.name) > MOST_NAME or "/" in made.name:
-            raise ValueError("it has no name")
-        return made
-
-    def to_words(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+MOST_ROWS = 10_000_000
+"""Rows that a site may say it has, for training and for scores each, where nothing else is said: what the server makes
+of such a claim still fits into memory."""
 
 
 @dataclass(frozen=True)
@@ -76,51 +34,6 @@ class Member:
 
     node: int
     facts: SiteFacts
-
-
-@dataclass(frozen=True, eq=False)
-class RowCounts:
-    """A client as the server knows it: its name, and how many rows it has. It has no row."""
-
-    name: str
-    train: np.ndarray
-    test: np.ndarray
-
-
-def rows_of(facts: SiteFacts) -> RowCounts:
-    """The client of a site, for ``RunState``; its rows take no memory."""
-    return RowCounts(facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64))
-
-
-SAME = {
-    "classes": "its classes are {}, and the others' {}",
-    "recipes": "its features come from recipe {}, and the others' from {}",
-    "widths": "its features are {} wide, and the others' {}",
-    "views": "it stores {} views of an image, and the others {}",
-    "text": "its class text features have digest {}, and the others' {}",
-    "feat_post": "it would do {} to its features, and the others {}",
-    "code": "its fedcache computes this method with code {}, and the others' with {}",
-}
-"""What all sites must have in common, in the order in which differences are told."""
-
-MEND = {
-    "classes": "Cut all shards from one store, or extract with the same class names.",
-    "recipes": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
-    "widths": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
-    "views": "Extract there with the same --views.",
-    "text": "Extract there with the same --text templates.",
-    "feat_post": "Say which: fedcache flower app --set feat_post=none",
-    "code": "Install the same fedcache on all machines: pip install fedcache==VERSION",
-}
-
-
-def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
-    """The first thing in which a site differs from one it would be taken together with, in words, and a hint."""
-    for what, words in SAME.items():
-        values = getattr(mine, what), getattr(theirs, what)
-        if values[0] != values[1]:
-            return words.format(*map(_short, values)), MEND[what]
-    return None
 
 
 def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, str, str]]]:
@@ -142,24 +55,39 @@ def in_client_order(members: Sequence[Member]) -> list[Member]:
     return sorted(members, key=lambda m: (m.facts.number is None, m.facts.number or 0, m.facts.name))
 
 
-def duplicate_name_error(members: Sequence[Member]) -> FedcacheError | None:
-    """Two sites of one name: an error that names them."""
-    for name, count in Counter(m.facts.name for m in members).items():
-        if count > 1:
-            return FederatedRunError(
-                f"{count} sites say that they are {name!r}: names key the random draws and must differ.",
-                "Stop all but one of them, or give each a name: fedcache flower site --name NAME",
-            )
-    return None
+@dataclass(frozen=True)
+class RowLimits:
+    """The most rows that a site is believed to have."""
+
+    train: int  # to train on
+    test: int  # to be scored on
+    why: str  # where the numbers come from, in words
+
+    @classmethod
+    def of(cls, members: Sequence[Member], most: int | None) -> RowLimits:
+        """``most`` where it is given, else ``FAR_OUT`` times the median of what the sites say, and ``MOST_ROWS``."""
+        if most is not None:
+            return cls(most, most, "--max-rows-per-client")
+        said = [m.facts.train for m in members], [m.facts.test for m in members]
+        train, test = (min(MOST_ROWS, int(far_out_limit(rows) or MOST_ROWS)) for rows in said)
+        return cls(train, test, f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most")
+
+    def problem(self, facts: SiteFacts) -> tuple[str, str] | None:
+        """What is too much of a site's rows, in words, and a hint; None when they are believed."""
+        for rows, most, what in ((facts.train, self.train, "train on"), (facts.test, self.test, "be scored on")):
+            if rows > most:
+                return (
+                    f"it claims {rows:,} rows to {what}, and {most:,} are believed ({self.why})",
+                    f"If it has them: --max-rows-per-client {rows}",
+                )
+        return None
 
 
-def _short(value: Any) -> str:
-    """A value as a message shows it: digests by their first digits."""
-    if isinstance(value, tuple):
-        return " + ".join(_short(v) for v in value[:4]) + (" .." if len(value) > 4 else "")
-    text = str(value) or "none"
-    return text[:12] if len(text) > 40 else text
-
+NAME_TAKEN = "another node has that name, and keeps it"
+NAME_HINT = (
+    "Give it one that no other site has: fedcache flower site --name NAME. A site that was restarted keeps its name by "
+    "its key (--keys); without keys it is a new node, and takes part from the next run on."
+)
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -208,6 +136,7 @@ class Terms:
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
     poll: float = 1.0  # seconds between looks for new nodes
+    max_rows: int | None = None  # the most rows that a site is believed to have; None for ``RowLimits``' own
 
 
 @dataclass
@@ -229,6 +158,7 @@ class Sites:
         self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._question: dict[str, Any] = {}
         self._met: set[int] = set()
+        self._lost: set[int] = set()  # nodes that said something wrong of themselves before the beginning
 
     def gather(self, question: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, ask them ``question``, and take those that fit together, in client order.
@@ -242,21 +172,41 @@ class Sites:
         self.say(f"Waiting for {self.terms.sites} sites.")
         while True:
             came += self._ask_facts(lacking)
-            kept, refused = compatible_sites(came)
+            kept, refused, disbelieved = self._judged(came)
             if len(kept) >= self.terms.sites or time.monotonic() >= last:
                 break
             time.sleep(self.terms.poll)
-        if twice := duplicate_name_error(kept):
-            raise twice
-        for member, why, hint in refused:
+        for member, why, hint in (*refused, *disbelieved):
             self._refuse(0, member.facts.name, why, hint)
-        enough = self.terms.sites if time.monotonic() < last else self.terms.start_with
-        if len(kept) < enough:
+        self._lost |= {member.node for member, *_ in disbelieved}
+        # Who has said something wrong is not waited for: else one site could keep all others from beginning.
+        enough = self.terms.start_with - len(self._lost)
+        if len(kept) < (max(1, enough) if time.monotonic() >= last else self.terms.sites):
+            lacking += [FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint) for m, why, hint in disbelieved]
             raise self._too_few(kept, refused, lacking)
         if len(kept) < self.terms.sites:
             self.say(f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then.")
         self.members = kept
+        limits = RowLimits.of(kept, self.terms.max_rows)
+        most = f"{limits.train:,} rows to train on and {limits.test:,} to be scored on"
+        self.say(f"A site is believed to have at most {most}: {limits.why}.")
         return kept
+
+    def _judged(
+        self, came: Sequence[Member]
+    ) -> tuple[list[Member], list[tuple[Member, str, str]], list[tuple[Member, str, str]]]:
+        """Of the nodes, in the order in which they came: who takes part, who differs, and who is not believed."""
+        fit, refused = compatible_sites(came)
+        limits = RowLimits.of(fit, self.terms.max_rows)
+        found = [(member, limits.problem(member.facts)) for member in fit]
+        disbelieved = [(member, *problem) for member, problem in found if problem is not None]
+        believed = [member for member, problem in found if problem is None]
+        first: dict[str, int] = {}
+        for member in sorted(believed, key=lambda m: [c.node for c in came].index(m.node)):
+            first.setdefault(member.facts.name, member.node)
+        kept = [m for m in believed if first[m.facts.name] == m.node]
+        taken = [(m, NAME_TAKEN, NAME_HINT) for m in believed if first[m.facts.name] != m.node]
+        return kept, refused, [*disbelieved, *taken]
 
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
         self.say(f"warning: site {name!r} is refused: {why}. {hint}")
@@ -265,7 +215,7 @@ class Sites:
     def _ask_facts(self, lacking: list[FedcacheError | str]) -> list[Member]:
         """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``."""
         came = []
-        new = set(self.transport.nodes()) - self._met
+        new = sorted(set(self.transport.nodes()) - self._met)
         for node, answer in self.ask("facts", {n: SiteMessage(self._question) for n in new}).items():
             self._met.add(node)
             if isinstance(answer, str):
@@ -277,9 +227,12 @@ class Sites:
                 self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
-                facts = SiteFacts.from_words(answer.words["facts"])
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                facts = SiteFacts.from_words(answer.words.get("facts"))
+            except ValueError as error:
                 lacking.append(f"its facts are malformed: {error}")
+                self._lost.add(node)
+                self.say(f"warning: node {node} takes no part: what it says of itself cannot be: {error}.")
+                self.missed.append(MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}"))
                 continue
             came.append(Member(node, facts))
             self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
@@ -298,31 +251,38 @@ class Sites:
             return FederatedRunError(f"{said} A node says nothing of itself: {problem}.", START)
         return FederatedRunError(said, START)
 
-    def text(self) -> Tensor:
-        """The class text features, from the first site; all have those of one digest. Raises FederatedRunError."""
-        node = self.members[0].node
-        answer = self.ask("text", {node: SiteMessage(self._question)})[node]
-        if isinstance(answer, str) or not answer.trees or "text" not in answer.trees[0]:
-            why = answer if isinstance(answer, str) else "it sent none"
-            raise FederatedRunError(
-                f"Site {self.members[0].facts.name!r} was asked for the class text features: {why}.",
-                "Run again; what was computed is kept.",
-            )
-        return answer.trees[0]["text"]
+    def text(self, digest: str, classes: int) -> Tensor:
+        """The class text features [C, D] of that digest, which all sites have, from the first that sends them.
+
+        Raises FederatedRunError, when none does.
+        """
+        why = ""
+        for member in self.members:
+            answer = self.ask("text", {member.node: SiteMessage(self._question)})[member.node]
+            sent = None if isinstance(answer, str) or not answer.trees else answer.trees[0].get("text")
+            if sent is not None and sent.dtype == torch.float32 and sent.dim() == 2 and len(sent) == classes:
+                if sha256_hex(sent.numpy().tobytes()) == digest:
+                    return sent
+                why = "it sent others than it said"
+            else:
+                why = answer if isinstance(answer, str) else "it sent none"
+            self.say(f"warning: site {member.facts.name!r} was asked for the class text features: {why}.")
+        raise FederatedRunError(
+            f"No site of {len(self.members)} sent the class text features; the last because {why}.",
+            "Run again; what was computed is kept.",
+        )
 
     def newcomers(self, round_: int) -> list[Member]:
-        """Sites that have come since and are not of the members yet; one that came back takes its place again."""
+        """Sites that have come since, fit to the members, are believed, and have a name of their own."""
         fresh: list[Member] = []
         for member in in_client_order(self._ask_facts([])):
-            name = member.facts.name
-            place = next((i for i, m in enumerate(self.members) if m.facts.name == name), None)
-            if (found := difference(member.facts, self.members[0].facts)) is not None:
-                self._refuse(round_, name, *found)
-            elif place is not None and self.members[place].facts == member.facts:
-                self.members[place] = member
-                self.say(f"Site {name!r} is back.")
-            elif place is not None or name in (m.facts.name for m in fresh):
-                self.say(f"warning: another node says that it is {name!r}; it is refused.")
+            everybody = [*self.members, *fresh]
+            found = difference(member.facts, self.members[0].facts)
+            found = found or RowLimits.of([*everybody, member], self.terms.max_rows).problem(member.facts)
+            if found is None and member.facts.name in (m.facts.name for m in everybody):
+                found = NAME_TAKEN, NAME_HINT
+            if found is not None:
+                self._refuse(round_, member.facts.name, *found)
             else:
                 fresh.append(member)
         return fresh

@@ -94,14 +94,11 @@ def _read(
     clients = sorted(places[node] for node in got.words)
     for node, told in got.words.items():
         try:
-            answered = told["jobs"][place]
-            sound = answered["id"] == job.id and int(answered["round"]) == job.run.round + 1
-            outline = {str(k): torch.empty(tuple(map(int, v)), device="meta") for k, v in answered["outline"].items()}
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
+            sound = job.answered(places[node], told["jobs"][place]) == job.run.round + 1
+        except (LookupError, TypeError, ValueError):
             sound = False
         if not sound:  # its vector cannot be taken out of the sum
             return SummedUploads(missing=missing, failed=f"client {places[node]} answered another round or job")
-        job.outline = outline or job.outline
     if len(total) != masking.size or not bool(torch.isfinite(total).all()):
         return SummedUploads(missing=missing, failed=f"the sum has {len(total)} finite numbers of {masking.size}")
     sums = masking.sums(total, down, [weights[client] for client in clients])

@@ -1,0 +1,325 @@
+"""What sites say of themselves: what cannot be costs a site its place and nobody else, what can be is bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import ok
+from draws import examples
+from fake_grid import FakeGrid, grid_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.messages import (
+    MalformedError,
+    PackedMessage,
+    RawTensor,
+    SiteMessage,
+    pack,
+    refusal_of,
+    unpack,
+)
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.server import checked_counts
+from fedcache.federate.engines.flower.server_job import ServerJob
+from fedcache.federate.engines.flower.site_facts import SiteFacts
+from fedcache.federate.engines.flower.sites import Member, RowLimits, Sites, Terms
+from fedcache.progress import Silent
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+C, D, SITES, LIAR = 4, 8, 6, "client-3"
+
+GOOD = SiteFacts(
+    name="north", number=None, train=30, test=10, owned=2, tests="ab", classes=("a", "b", "c", "d"), domains=("x",),
+    keys=("mine-1",), backbones=("mine",), recipes=("9f",), widths=(8,), views=1, text="", templates=(),
+    feat_post="none", dataset="cd", parent="", slug="s", rows=50, ok=45, code="ef", version="1",
+)  # fmt: skip
+
+
+class Heard(Silent):
+    """Keeps the story."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = note
+
+    def said(self, words: str) -> bool:
+        return any(words in line for line in self.lines)
+
+
+def shards(place: Path) -> Path:
+    """Six shards of one store, of about 30 training rows each."""
+    draw = np.random.default_rng(3)
+    y = draw.integers(0, C, 300)
+    x = (1.1 * draw.standard_normal((C, D))[y] + draw.standard_normal((len(y), D))).astype(np.float32)
+    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abcd"), path=place / "whole.zarr")
+    ok("partition", "--store", store.path, "--scheme", "iid", "--clients", SITES, "--name", "six")
+    ok("shard", "--store", store.path, "-p", "six", "--out", place / "sites")
+    return place / "sites"
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(once(shards), tmp_path / "sites")
+
+
+def federated(grid: FakeGrid, tmp_path: Path, heard: Silent | None = None, **words: Any) -> Run:
+    terms = {f.name for f in dataclasses.fields(Plan)}
+    train = {"method": "fedavg", "rounds": 3, "set": {"head": "linear", "lr": 0.1, "opt": "sgd", "epochs": 2},
+             **{k: v for k, v in words.items() if k not in terms}}  # fmt: skip
+    rest = {k: v for k, v in words.items() if k in terms}
+    asked = Plan(TrainConfig(**train), **{"sites": SITES, "wait": 0.01, "runs": str(tmp_path / "runs"), **rest})
+    (run,) = federate(asked.checked(), grid, Home(tmp_path), heard or Silent())
+    return run
+
+
+def node_of(grid: FakeGrid, name: str) -> int:
+    """The node of the shard of a client."""
+    return next(n for n, site in grid.sites.items() if Store.open(site.path).dataset["shard"]["client"] == name)
+
+
+def claiming(sites: Path, state: Path, claim: Mapping[str, Any], factor: float = 1.0) -> FakeGrid:
+    """Six sites, of which one says other facts, and sends its uploads times a factor."""
+    grid = grid_of(sites, state)
+
+    def meddle(kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+        message = unpack(packed)
+        words = json.loads(json.dumps(message.words))
+        if kind == "facts":
+            words["facts"] |= claim
+        trees = [{k: t * factor for k, t in tree.items()} if kind == "fit" else tree for tree in message.trees]
+        return pack(SiteMessage(words, trees))
+
+    grid.meddle[node_of(grid, LIAR)] = meddle
+    return grid
+
+
+def without_liar(sites: Path, tmp_path: Path, **words: Any) -> float:
+    grid = grid_of(sites, tmp_path / "fewer-state")
+    del grid.sites[node_of(grid, LIAR)]
+    mean = federated(grid, tmp_path / "fewer", sites=SITES - 1, **words).result["accuracy"]["mean"]
+    return float(mean)
+
+
+def rows(claim: Any) -> dict[str, Any]:
+    """A claim of so many training rows, with a store that is large enough for it."""
+    return {"train": claim, "rows": claim, "ok": claim, "test": 0, "owned": 1} if claim != 10 else {"train": 10}
+
+
+WRONG = [
+    *({"train": n} for n in (10**18, 2**63, -1, math.nan, math.inf, 1e3, True, "9", None, [1], {})),
+    *({"test": n} for n in (2**63, -5, "x")), {"views": 0}, {"views": 10**9}, {"widths": [0]}, {"widths": [2**40]},
+    {"widths": list(range(1, 200))}, {"widths": 8}, {"classes": "abcd"}, {"classes": ["a"] * 100_001}, {"name": ""},
+    {"name": "a/b"}, {"name": "x" * 201}, {"name": "north\u202e"}, {"name": 5}, {"owned": 5}, {"train": 45, "test": 1},
+    {"ok": 51}, {"number": 0.5}, {"number": True}, {"keys": []}, {"recipes": ["a", "b"]}, {"code": None},
+    {"text": ["x"]}, {"templates": ["x" * 10_001]}, {"domains": [1]}, {"version": "x" * 101}, {"rows": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: str(w)[:40])
+def test_a_fact_outside_its_limits_is_refused_and_named(wrong: dict[str, Any]) -> None:
+    words = GOOD.to_words()
+    assert SiteFacts.from_words(json.loads(json.dumps(words))) == GOOD
+    with pytest.raises(ValueError, match=r"it |expected") as caught:
+        SiteFacts.from_words(words | wrong)
+    assert len(str(caught.value)) < 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+facts = st.fixed_dictionaries({}, optional={f.name: json_values for f in dataclasses.fields(SiteFacts)})
+
+
+@examples(100, 2000)
+@given(words=json_values | facts)
+def test_whatever_a_node_says_is_facts_or_a_refusal(words: Any) -> None:
+    for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
+        try:
+            made = SiteFacts.from_words(said)
+        except ValueError:
+            continue
+        assert 0 <= made.train + made.test <= made.ok <= made.rows <= 2**53
+        assert RowLimits.of([Member(1, made)], None).problem(made) is None or made.rows > 10_000_000
+
+
+raw = st.builds(
+    RawTensor, st.sampled_from(["float32", "int64", "bool", "object", ""]),
+    st.lists(st.integers(-2, 3) | st.sampled_from([2**31, 2**63, 2**70]), max_size=3).map(tuple),
+    st.binary(max_size=24),
+)  # fmt: skip
+entry = st.fixed_dictionaries({"at": st.sampled_from(["0", "1", "x"]) | json_values, "shape": json_values})
+shaped = st.fixed_dictionaries(
+    {
+        "at": st.sampled_from(["0", "1"]),
+        "shape": st.lists(st.integers(0, 3) | st.sampled_from([2**63, 2**70]), max_size=3),
+    }
+)
+trees = json_values | st.lists(st.dictionaries(st.text(max_size=3), entry | shaped, max_size=2), max_size=2)
+
+
+@examples(200, 5000)
+@given(words=json_values, trees=trees, zero=raw, zero_rows=raw, one=raw)
+def test_whatever_a_node_sends_is_a_message_or_malformed(
+    words: Any, trees: Any, zero: RawTensor, zero_rows: RawTensor, one: RawTensor
+) -> None:
+    told = json.dumps({**(words if isinstance(words, dict) else {"jobs": words}), "trees": trees})
+    try:
+        message = unpack(PackedMessage(told, {"0": zero, "0/rows": zero_rows, "1": one}))
+    except MalformedError:
+        return
+    refusal_of(message)
+    counts = checked_counts(message, 0, GOOD)
+    assert isinstance(counts, str)
+
+
+@examples(200, 2000)
+@given(told=json_values, outline=json_values, number=json_values)
+def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told: Any, outline: Any, number: Any) -> None:
+    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+    for said in (told, {"id": "a1", "round": number, "outline": outline}):
+        try:
+            assert type(job.answered(0, said)) is int
+        except ValueError:
+            continue
+    assert isinstance(job.outline, dict)
+
+
+def test_what_a_site_holds_is_what_most_of_them_say() -> None:
+    job = ServerJob("a1", None, 1, None, lambda *_: None)  # type: ignore[arg-type]
+    for client, width in enumerate((3, 3, 2**40)):
+        job.answered(client, {"id": "a1", "round": 1, "outline": {"W": [2, width], "rows/q": [client, 2]}})
+    assert {k: tuple(t.shape) for k, t in job.outline.items()} == {"W": (2, 3)}
+
+
+@pytest.mark.parametrize(("code", "known"), [(0, 7), (10, 7), (130, 7), (4, 4), (2, 2), ("4", 7), (True, 7), ([], 7)])
+def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack(code: Any, known: int) -> None:
+    error = refusal_of(SiteMessage({"refused": {"code": code, "message": "m", "hint": "h"}}))
+    assert error is not None
+    assert error.code is Exit(known)
+
+
+@pytest.mark.parametrize("claim", [10**9, 2**63, math.nan, -1, "9"])
+def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(
+    claim: Any, sites: Path, tmp_path: Path
+) -> None:
+    heard = Heard()
+    run = federated(claiming(sites, tmp_path / "state", rows(claim), -5.0), tmp_path, heard)
+    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
+    (missed,) = run.result["federation"]["missed"]
+    assert missed["why"].startswith("refused: ")
+    assert missed["site"] == LIAR or missed["site"].startswith("node ")
+    assert heard.said("A site is believed to have at most ")
+    if claim == 10**9:
+        assert "it claims 1,000,000,000 rows to train on, and " in missed["why"]
+        assert heard.said("--max-rows-per-client 1000000000")
+
+
+def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites: Path, tmp_path: Path) -> None:
+    """A million rows, all of them right: the site is refused, and what sites score themselves is marked."""
+    grid = claiming(sites, tmp_path / "state", {"test": 10**6, "rows": 10**6 + 99, "ok": 10**6 + 99})
+    run = federated(grid, tmp_path)
+    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path) < 1.0
+    assert "rows to be scored on" in run.result["federation"]["missed"][0]["why"]
+    assert "accuracy" in run.result["federation"]["claimed"]
+
+
+def test_the_limit_is_what_is_asked_for(sites: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedcacheError, match=r"0 of 6 sites take part .* 3 are believed \(--max-rows-per-client\)"):
+        federated(grid_of(sites, tmp_path / "state"), tmp_path, max_rows_per_client=3)
+    run = federated(grid_of(sites, tmp_path / "state"), tmp_path, max_rows_per_client=1000)
+    assert run.result["federation"]["missed"] == []
+    assert run.result["trust"] == {"max_rows_per_client": 1000}
+
+
+def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites: Path, tmp_path: Path) -> None:
+    for late in (False, True):
+        grid, heard, place = grid_of(sites, tmp_path / f"state{late}"), Heard(), tmp_path / str(late)
+        grid.sites[900], grid.hidden = grid.sites[node_of(grid, LIAR)], {900: 3} if late else {}
+        grid.meddle[900] = lambda kind, _n, packed: packed if kind == "facts" else "it must not be asked"
+        run = federated(grid, place, heard)
+        assert heard.said(f"site {LIAR!r} is refused: another node has that name, and keeps it")
+        assert (
+            run.result["accuracy"]["mean"]
+            == federated(grid_of(sites, place / "s"), place / "r").result["accuracy"]["mean"]
+        )
+        assert not any(900 in nodes for kind, nodes in grid.log if kind != "facts")
+
+
+def test_class_text_comes_from_a_site_that_sends_what_it_said() -> None:
+    text = torch.arange(6.0).reshape(3, 2)
+    answers = {1: "gone", 2: SiteMessage({}, [{"text": text + 1}]), 3: SiteMessage({}, [{"text": text.long()}]),
+               4: SiteMessage({}, []), 5: SiteMessage({}, [{"text": text}])}  # fmt: skip
+
+    class Transport:
+        bytes_up = bytes_down = 0
+
+        def ask(self, _kind: str, messages: Mapping[int, SiteMessage], _timeout: float) -> dict[int, Any]:
+            return {node: answers[node] for node in messages}
+
+    from fedcache.store.files import sha256_hex
+
+    said: list[str] = []
+    found = Sites(Transport(), Terms(5, 5), said.append)  # type: ignore[arg-type]
+    found.members = [Member(node, GOOD) for node in answers]
+    assert torch.equal(found.text(sha256_hex(text.numpy().tobytes()), 3), text)
+    assert len(said) == 4
+    found.members.pop()
+    with pytest.raises(FedcacheError, match="No site of 4 sent the class text features"):
+        found.text(sha256_hex(text.numpy().tobytes()), 3)
+
+
+RULES = ("median", "trimmed:0.2", "geomedian", "krum", "multikrum", "nnm+median", "clip:1.0")
+MATRIX = [
+    pytest.param(rule, claim, factor, marks=() if (rule, claim) in QUICK else pytest.mark.slow)
+    for QUICK in [{("clip:1.0", 10**9), ("median", 10**9)}]
+    for rule in RULES
+    for claim in (10, 10**3, 10**9, 2**63, math.nan)
+    for factor in (1.0, -5.0)
+]
+
+
+@pytest.mark.parametrize(("rule", "claim", "factor"), MATRIX)
+def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
+    rule: str, claim: Any, factor: float, sites: Path, tmp_path: Path
+) -> None:
+    """The operator has allowed any claim below 2^53, so that it is the rule that protects."""
+    words = {"aggregate": rule, "byzantine": 0.17, "max_rows_per_client": 10**10, "rounds": 8}
+    heard = Heard()
+    run = federated(claiming(sites, tmp_path / "state", rows(claim), factor), tmp_path, heard, **words)
+    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path, **words) - 0.03
+    assert {m["site"] for m in run.result["federation"]["missed"]} <= {
+        LIAR,
+        f"node {node_of(grid_of(sites, tmp_path), LIAR)}",
+    }
+
+
+@pytest.mark.parametrize("claim", [10**3, 10**9])
+def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(claim: int, sites: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    federated(claiming(sites, tmp_path / "state", rows(claim)), tmp_path, heard, max_rows_per_client=10**10)
+    assert heard.said(f"({LIAR!r}) has {claim:,} rows, ")
+    capped = Heard()
+    how = {"max_rows_per_client": 10**10, "max_share": 0.2}
+    run = federated(claiming(sites, tmp_path / "capped", rows(claim)), tmp_path / "c", capped, **how)
+    assert capped.said("--max-share 0.2 caps its weight")
+    assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path) - 0.03
