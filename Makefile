@@ -118,13 +118,15 @@ $(VENV)/.audit: pyproject.toml | $(BIN)/python
 audit: $(VENV)/.audit
 	$(BIN)/python tools/audit.py
 
-# Every suite in full: all cases, new examples of property tests, every law broken, random mutations of the code.
+# Every suite in full: all cases, new examples of property tests, every law broken, random mutations of the code and of
+# the files of a home.
 nightly: everything
 	$(MAKE) lint types docs audit
 	FEDCACHE_CASES=full $(MAKE) unit slow browser notebooks test-engines
 	$(MAKE) trust
 	OMP_NUM_THREADS=1 $(BIN)/python tools/break_laws.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py --count 40
+	OMP_NUM_THREADS=1 $(BIN)/python tools/attack_home.py --count 2000 --seed "$$(date +%j)"
 
 pages: $(VENV)/.dev
 	$(BIN)/python tools/make_docs.py

@@ -94,6 +94,8 @@ PROMISES = (
             ("tests/federate/engines/test_flower_parts.py -k 'not_what_it_wrote or lost_what_it_held or states_apart'",),
             ("store/sealed.py", 'if seal["tensors"] != _tensors_digest(tensors):', "if False:",
              "tests/federate/engines/test_flower_parts.py -k not_what_it_wrote")),
+    Promise("C8", "After a long story no file of a home can be changed so that a command gives another figure without a word",
+            ("tests/durability/test_home.py",)),
     Promise("P1", "Four writers of one store: one writes, the others wait or are told; nothing is lost",
             (f"{KILLS} -k four_writers",),
             ("store/lock.py", "        lock.acquire()\n    except Timeout as error:",
@@ -312,14 +314,16 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
 | `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
+| `privacy.jsonl` | its own digests, line by line, and the order of its lines | refused (exit 5) |
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
 | `privacy.jsonl` | its own digest, line by line, and the line before | refused (exit 5); runs with noise that it lacks are named |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
-| `weights/*`, `data/*` | their digests name the arrays and stores made of them | other arrays, another store |
+| `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
+| `data/*` | the digest of their content names the store made of them | another store, which says what is new |
 | `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
 
 A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
-did not seal them count as missing.
+did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them again.
 
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
-from fedcache.runs.directory import DamagedRunError, check_files, measured_of, read_result, rounds_of
+from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid, Point
@@ -181,7 +181,7 @@ def _named(name: str | Path, root: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "result.json").exists() or (path / "config.toml").exists()
+    return any((path / name).exists() for name in ("result.json", "config.toml", WRITTEN))
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -199,10 +199,15 @@ def _begun(path: Path) -> float:
 
 def _open(path: Path) -> StoredRun | LeftOut:
     if not (path / "result.json").exists():
+        config = path / "config.toml"
+        if not config.exists():
+            return LeftOut(
+                path, "is not finished, and its config.toml is missing", "Run the command that began it again."
+            )
         return LeftOut(
             path,
             "is not finished",
-            f"The command that began it goes on:  fedcache train --config {shlex.quote(str(path / 'config.toml'))}",
+            f"The command that began it goes on:  fedcache train --config {shlex.quote(str(config))}",
         )
     try:
         result = read_result(path / "result.json")

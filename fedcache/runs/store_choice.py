@@ -24,7 +24,7 @@ from fedcache.extract.planning.find_store import (
 from fedcache.extract.planning.plan import memory_of, plan, roots_of
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Observer
-from fedcache.store.catalog import is_ingested
+from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.manifest import match_arrays, names_of
 from fedcache.store.store import Store
 from fedcache.store.text_features import TEXT_ORDER
@@ -336,6 +336,8 @@ def find_or_extract(
             extract_command(store, backbones, recipe, home),
         )
     others = no_store_remembered(home) if train.dataset is None else None
+    if others is not None and finished_stores(home):
+        raise others  # something was extracted: to train on digits in its place would be another run
     if not extract:
         raise others or StoreError(
             f"There are no features of {dataset} to train on yet.", f"fedcache extract --dataset {dataset} {more}"

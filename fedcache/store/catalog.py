@@ -17,6 +17,7 @@ from fedcache.store.lock import is_alive, is_held, try_lock
 from fedcache.store.manifest import read_manifest, was_store
 from fedcache.store.samples import INGESTED
 from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.sidecars import read_history
 from fedcache.store.store import Store
 from fedcache.store.text_features import slug_of
 from fedcache.store.verify import leftover_files
@@ -72,6 +73,26 @@ def last_store(home: Home) -> tuple[Path, str] | None:
     """As ``recall_last``; None also when the store is gone."""
     last = recall_last(home)
     return last if last is not None and last[0].exists() else None
+
+
+def extracted_later(path: Path) -> Path | None:
+    """The store beside this one, of a dataset of the same name, that was extracted last; None when this one was.
+
+    A whole older file in the place of ``last.json`` has a seal of its own, but the histories of stores go on.
+    """
+    for store in _opened([path]):
+        times = {path: _last_extraction(store)}
+        for other in _opened(sorted(path.parent.glob(f"{store.dataset['slug']}-*.zarr"))):
+            if other.dataset["slug"] == store.dataset["slug"] and other.arrays:
+                times[other.path] = _last_extraction(other)
+        latest = max(times, key=lambda place: times[place])
+        return latest if times[latest] > times[path] else None
+    return None
+
+
+def _last_extraction(store: Store) -> float:
+    events, _ = read_history(store.path)
+    return max((float(e["time"]) for e in events if e.get("event") == "extract"), default=0.0)
 
 
 def finished_stores(home: Home) -> list[Store]:

@@ -113,8 +113,26 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
             assert "--dataset" in found.envelope["error"]["hint"]
         assert fedcache("methods", "info", "fed3r").code == 0
     last.unlink()
+    untold = fedcache("train", "--method", "fed3r", "--json")  # it extracted digits and trained on them
+    assert untold.code == 4
+    assert "--store" in untold.envelope["error"]["hint"]
     missing = fedcache("extract", "--backbones", "pixels", "--json")
     assert missing.code == 2
     assert "is not remembered" in missing.envelope["error"]["message"]
     assert ok(*images, "--backbones", "random-projection").data["path"] == json.loads(raw)["content"]["store"]
     assert last.read_bytes() == raw
+
+
+def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> None:
+    """A whole older file has a seal of its own; but its dataset was extracted again since."""
+    ok(*images, "--backbones", "random-projection")
+    old = (home() / "last.json").read_bytes()
+    place = Path(images[2].removeprefix("folder:")) / "train" / "class1"
+    shutil.copy(place / "000.png", place / "more.png")
+    grown = Path(ok(*images, "--backbones", "random-projection").data["path"])
+    train = ("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    assert ok(*train).envelope["warnings"] == []
+    (home() / "last.json").write_bytes(old)
+    (warning,) = ok(*train).envelope["warnings"]
+    assert warning.startswith(f"{grown.name} was extracted later")
+    assert f"--store {grown.name}" in warning

@@ -134,6 +134,15 @@ def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -
     assert ok("train", "--config", path / "config.toml").data["reused"]
 
 
+def test_an_unfinished_run_without_its_configuration_is_still_listed(store: Path) -> None:
+    path = Path(ok(*FED3R).data["path"])
+    (path / "result.json").unlink()
+    (path / "config.toml").unlink()
+    (left,) = ok("ls", "--runs").data["left_out"]
+    assert left["path"] == str(path)
+    assert "config.toml is missing" in left["why"]
+
+
 def test_the_configuration_of_an_unfinished_run_is_the_users(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     (path / "result.json").unlink()

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import FedcacheError, MachineError
+from fedcache.store.sealed import SEAL, read_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SCRIPT = "tools/convert_checkpoint.py"
+IMPORTED = {"kind": "weights"}
+"""What a file that ``import`` wrote is, for its seal."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the weights beside epochs and accuracies."""
 NPZ_LIMIT = 16 << 30
@@ -94,11 +97,14 @@ def _kind_of_zip(path: Path, again: str) -> str:
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            sealed = SEAL in (file.metadata() or {})
+        found = read_sealed(path, IMPORTED) if sealed else None
+        return load_file(path) if found is None else found.tensors
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OSError, MemoryError) as error:
         raise _refuse(
             path, f"its safetensors header does not describe it ({error})", "Get the file again, or convert it again."

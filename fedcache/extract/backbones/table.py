@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcache.errors import FedcacheError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,
@@ -26,7 +26,7 @@ from fedcache.extract.backbones import (
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.recipe import VERSION, Recipe, slug
-from fedcache.store.files import digest_of, make_private
+from fedcache.store.files import digest_of, file_sha256, make_private
 from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -124,9 +124,16 @@ def load(
 
     Raises:
         UsageError, when the backbone cannot follow the recipe; MachineError, when the weights are refused
-            or do not fit.
+            or do not fit; CorruptionError, when their file is no longer the one that ``weights`` names.
     """
     backbone.accepts(recipe)
+    if weights.path is not None and weights.sha256 and file_sha256(weights.path) != weights.sha256:
+        # The digest is remembered by the file's time and size, and a disk that forgets a bit changes neither.
+        raise CorruptionError(
+            f"{weights.path} is not the file whose sha256 is remembered ({weights.sha256[:12]}).",
+            "If you changed it yourself, repeat the command with --rehash; else get the weights again: "
+            f"fedcache backbones info {backbone.name}",
+        )
     provider = import_module(f"fedcache.extract.backbones.{backbone.provider}")
     encoder: FrozenEncoder = provider.load(backbone, weights, recipe, device=str(device), dtype=dtype)
     return encoder

@@ -17,11 +17,12 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.backbones.backbone import Backbone, Download, Weights
-from fedcache.extract.backbones.checkpoints import read_state
+from fedcache.extract.backbones.checkpoints import IMPORTED, read_state
 from fedcache.extract.backbones.table import BACKBONES, load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
-from fedcache.store.files import make_private, write_atomic
+from fedcache.store.files import make_private
+from fedcache.store.sealed import write_sealed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -285,8 +286,6 @@ def import_weights(source: Path, name: str, home: Path) -> Path:
 
     Raises MachineError when the file is refused or does not fit the backbone; UsageError, for one without weights.
     """
-    from safetensors.torch import save
-
     backbone = lookup(name, home=home)
     if not backbone.has_weights and not backbone.seeded:
         raise _takes_no_weights(name)
@@ -294,7 +293,7 @@ def import_weights(source: Path, name: str, home: Path) -> Path:
     load(backbone, checked, backbone.recipe, device="cpu", dtype="float32")
     tensors = {key: value.detach().clone().contiguous() for key, value in read_state(source, hub=backbone.hub).items()}
     target = make_private(home / "weights") / f"{slug(name)}.safetensors"
-    write_atomic(target, save(tensors))
+    write_sealed(target, IMPORTED, {"name": name}, tensors)
     return target
 
 

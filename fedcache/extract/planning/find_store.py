@@ -15,7 +15,14 @@ from fedcache.extract import datasets
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.recipe import slug
 from fedcache.progress import Observer
-from fedcache.store.catalog import ingest_command, ingested_stores, is_ingested, last_store, resolve_path
+from fedcache.store.catalog import (
+    extracted_later,
+    ingest_command,
+    ingested_stores,
+    is_ingested,
+    last_store,
+    resolve_path,
+)
 from fedcache.store.journal import journals
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, slug_of
@@ -58,6 +65,8 @@ def locate_store(
     chosen, spec = last
     if observer is not None:
         observer.note(f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another).")
+        if (later := extracted_later(chosen)) is not None:
+            observer.warn(f"{later.name} was extracted later than the one remembered; --store {later.name} takes it.")
     return chosen
 
 

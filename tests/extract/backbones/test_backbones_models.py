@@ -18,10 +18,11 @@ from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
 from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.digests import DigestMemory
+from fedcache.store.files import file_sha256
 
 
 def at(path: Path) -> Weights:
-    return Weights(path, "0" * 64, str(path))
+    return Weights(path, file_sha256(path), str(path))
 
 
 def native(name: str, path: Path, **changes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,25 @@ def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
     assert kept.keys() == state.keys()
     assert all(torch.equal(kept[key], state[key]) for key in state)
     load(lookup(RESNET), found, lookup(RESNET).recipe)
+
+
+def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_path):
+    path = import_weights(save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home)
+    before, row = find(RESNET), lookup(RESNET)
+    raw, stat = path.read_bytes(), path.stat()
+    with path.open("r+b") as file:  # one bit, and neither size, time nor inode change: the digest is remembered
+        file.seek(len(raw) // 2)
+        file.write(bytes([raw[len(raw) // 2] ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert find(RESNET) == before
+    with pytest.raises(FedcacheError, match="is not the file whose sha256 is remembered") as caught:
+        load(row, before, row.recipe)
+    assert caught.value.code is Exit.CORRUPT
+    os.utime(path)  # now it is read anew, and the seal is not what it was
+    with pytest.raises(FedcacheError, match="holds other tensors than were written"):
+        load(row, find(RESNET), row.recipe)
+    path.write_bytes(raw)
+    load(row, find(RESNET), row.recipe)
 
 
 def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):

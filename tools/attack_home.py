@@ -1,0 +1,571 @@
+"""Change one file of a home after a long story, read it again, and see that no figure changes unseen.
+
+    OMP_NUM_THREADS=1 python tools/attack_home.py [--count 2000] [--seed 0] [--only KIND] [--keep DIR]
+
+The story: two backbones, a dataset that grows, a partition, shards, runs, a run and a grid that were stopped between
+rounds, embeddings, a federation that lost its server. Then, mutation by mutation: one file of the home is changed (a
+bit, its length, its bytes, a digit, an older version, the bytes of another file of its kind, or it is deleted), and the
+commands that read such a file run, each mutation in a fork of this process. What they say is compared with what they
+say of the untouched home:
+
+- detected: a command ends with exit 2 to 7 and a sentence, or it warns of what is damaged, begins again or is left out;
+- harmless: every result is the same, byte for byte (of a grid's points all but ``points``: those that begin again are
+  computed in another group, as after a kill);
+- WRONG: other figures with exit 0, exit 10 or 1, a traceback, or no end within two minutes.
+
+Prints the counts by kind of file and by mutation, and exits 1 when anything was WRONG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from command import Done, fedcache, ok  # noqa: E402
+from fake_grid import grid_of  # noqa: E402
+from pictures import folder, picture  # noqa: E402
+
+from fedcache.config import Home, TrainConfig  # noqa: E402
+from fedcache.errors import Exit, FedcacheError  # noqa: E402
+from fedcache.federate.engines.flower.federation import federate  # noqa: E402
+from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
+from fedcache.process import Stop  # noqa: E402
+from fedcache.progress import Silent  # noqa: E402
+from fedcache.runs import loop  # noqa: E402
+
+HANG = 120.0
+DETECTED = {Exit.USAGE, Exit.QUARANTINED, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED}
+IID = ("--scheme", "iid", "--clients", "3")
+GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", "3", "-b", "random-projection:16", *IID)
+STOPPED = ("train", "--method", "fedavg", "--rounds", "5", "--seeds", "0,1,2", "-b", "random-projection:16", *IID)
+FINISHED = (
+    ("train", "--method", "fedrep", "--rounds", "2", "--seeds", "0,1", "-b", "random-projection:16", *IID),
+    ("train", "--method", "fed3r", "-b", "random-projection:32", "-p", "uneven"),
+    ("train", "--method", "clip-zs", "-b", "glyph-clip", *IID),
+)
+FEDERATED = Plan(TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01)
+
+WARNED = re.compile(
+    r"not what was written|does not have the digest|begins again|left out|is missing|not finished|another file|damaged"
+    r"|has lost|cannot be read|extracted later|unreadable|holds other tensors|is no file|result of another run"
+    r"|times are lost"
+)
+"""What is said of a file that is not read."""
+
+KINDS = {
+    "checkpoint": r"runs/.*/checkpoint-\d+\.safetensors",
+    "finished seed": r"runs/.*/seed-\d+\.json",
+    "result": r"runs/.*/result\.json",
+    "configuration": r"runs/.*/config\.toml",
+    "digests of a run": r"runs/.*/files\.json",
+    "measurements": r"runs/.*/measured\.json",
+    "rounds": r"runs/.*/rounds\.jsonl",
+    "partition of a run": r"runs/.*/partition-\d+\.json",
+    "site state": r"flower/.*/after-\d+\.safetensors",
+    "remembered digest": r"digests/.*\.json",
+    "remembered recipe": r"recipes/.*\.json",
+    "last store": r"last\.json",
+    "manifest": r"(stores|sites)/.*/manifest\.json",
+    "history": r"(stores|sites)/.*/history\.jsonl",
+    "partition of a store": r"(stores|sites)/.*/partitions/.*",
+    "text features": r"(stores|sites)/.*\.zarr/text/.*",
+    "samples": r"(stores|sites)/.*\.zarr/samples/.*",
+    "features": r"(stores|sites)/.*\.zarr/features/.*",
+    "other of a store": r"(stores|sites)/.*\.zarr/(?!locks/).*",
+}
+"""Kind of file -> pattern of its path inside the home; the first that fits. Locks decide nothing."""
+
+
+class StopsAfter(Silent):
+    """Asks a training to stop when so many rounds have ended."""
+
+    def __init__(self, rounds: int) -> None:
+        self.flag, self.left = Stop(), rounds
+
+    def advance(self, units: int) -> None:
+        self.left -= units
+        if self.left == 0:
+            self.flag.ask()
+
+
+class Told(Silent):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@dataclass
+class Story:
+    """A home, what its files were before, and which commands read them."""
+
+    root: Path  # of all files; the home is ``root/home``
+    older: dict[str, list[bytes]] = field(default_factory=dict)  # path inside the home -> earlier bytes
+    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it, () while unfinished
+    federation: str = ""  # directory of the run over sites
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the home, by its path inside."""
+        return {str(p.relative_to(self.home)): p.read_bytes() for p in sorted(self.home.rglob("*")) if p.is_file()}
+
+    def note(self) -> None:
+        """Remember what files hold now, as their older versions."""
+        for name, raw in self.files().items():
+            known = self.older.setdefault(name, [])
+            if raw not in known:
+                known.append(raw)
+
+
+def tell(root: Path) -> Story:
+    """Make the home."""
+    story = Story(root)
+    images = folder(root / "images", train=5, test=3)
+    extract = ("extract", "--dataset", f"folder:{images}", "--workers", "0", "--chunk-rows", "8", "--batch", "8", "-b")
+    ok(*extract, "random-projection:16")
+    story.note()
+    ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
+    story.note()
+    for i in range(2):
+        picture(9_000 + i, 1).save(images / "train" / "class1" / f"9{i}.png")
+    ok(*extract, "random-projection:16,random-projection:32,glyph-clip")
+    ok("partition", "--scheme", "dirichlet", "--clients", 3, "--alpha", 2, "--name", "uneven")
+    ok("partition", *IID, "--name", "even", "--seed", 3)
+    story.note()
+    ok("shard", "-p", "uneven", "--out", story.home / "sites")
+    for words in FINISHED:
+        story.runs[Path(ok(*words).data["path"]).name] = words
+    with _stop_after(12):
+        assert fedcache(*STOPPED, "--json").code == Exit.INTERRUPTED
+        story.note()
+    with _stop_after(1):
+        assert fedcache(*STOPPED, "--json").code == Exit.INTERRUPTED
+    with _stop_after(2):
+        assert fedcache(*GRID, "--json").code == Exit.INTERRUPTED
+    export = root / "embeddings.safetensors"
+    ok("export", "--store", next((story.home / "sites").glob("*.zarr")), export)
+    ok("ingest", export, "--name", "mine")
+    ok(*extract, "random-projection:16")
+    grid = grid_of(story.home / "sites", story.home / "flower")
+    for node in grid.sites:
+        grid.meddle[node] = lambda kind, n, packed: "gone" if (kind, n) >= ("fit", 3) and kind == "fit" else packed
+    with suppress(FedcacheError):  # no site answers in round 3: the server's checkpoint and the sites' states are left
+        federate(FEDERATED, grid, Home(story.home), Silent())
+    story.note()
+    for path in (story.home / "runs").iterdir():
+        if b"scaffold" in (path / "config.toml").read_bytes():
+            story.federation = path.name
+        story.runs.setdefault(path.name, ())
+    return story
+
+
+@contextmanager
+def _stop_after(rounds: int) -> Iterator[None]:
+    """Let the next training stop as a signal would make it, when so many rounds have ended."""
+    was = loop.SeedTraining._on_round
+    left = [rounds]
+
+    def counted(self: Any, *words: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            self.stop.ask()
+        was(self, *words)
+
+    loop.SeedTraining._on_round = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        loop.SeedTraining._on_round = was  # type: ignore[method-assign]
+
+
+# What reads a file, and what it says.
+
+
+Reader = Callable[[Story], dict[str, Any]]
+
+
+def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
+    """The commands that read a file, by a name; none changes what a later one says of the untouched home."""
+    top, inside = [*name.split("/"), ""][:2]
+    arrays = "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
+    more = extracted("--dataset", f"folder:{story.root / 'images'}", "-b", arrays)
+    if top == "runs" and not story.runs[inside]:
+        if inside == story.federation:
+            return {"ls": said("ls", "--runs"), "federation": federation}
+        return {"ls": said("ls", "--runs"), "stopped run": trained(*STOPPED), "stopped grid": resumed_grid}
+    if top == "runs":
+        config = story.home / "runs" / inside / "config.toml"
+        return {
+            "ls": said("ls", "--runs"),
+            "compare": said("compare", "--over", "clients"),
+            "report": report,
+            f"{inside} by its configuration": trained("train", "--config", config),
+            f"{inside} by its options": trained(*story.runs[inside]),
+        }
+    if kind == "site state":
+        return {"federation": federation}
+    place = story.home / top / inside
+    if top == "sites":
+        return {f"verify {inside}": said("verify", place), "federation": federation}
+    if top == "stores":
+        again = {" ".join(words): trained(*words, "--fresh", "--runs", story.root / "fresh") for words in FINISHED}
+        looks = {f"inspect {inside}": said("inspect", place), f"verify {inside}": said("verify", place)}
+        return {**looks, **again, "extract": more}
+    default = ("train", "--method", "fedncm", *IID, "--runs", story.root / "fresh")
+    last = extracted("-b", "random-projection:16")
+    return {"train by default": lists(trained(*default)), "extract by default": last, "extract": more}
+
+
+def _answer(done: Done) -> dict[str, Any]:
+    """The data of a command, and its warnings apart."""
+    envelope = json.loads(done.out.strip().splitlines()[-1]) if done.out.strip() else {}
+    return {"code": done.code, "data": envelope.get("data"), "told": [*envelope.get("warnings", []), done.err[-2000:]],
+            "error": envelope.get("error")}  # fmt: skip
+
+
+def said(*words: object) -> Reader:
+    """A command that prints what it finds; the size of a history decides nothing."""
+
+    def go(story: Story) -> dict[str, Any]:
+        answer = _answer(fedcache(*words, "--json"))
+        if words[0] == "verify" and answer["data"]:
+            answer["data"].pop("bytes")
+        return {**answer, "lists": True}
+
+    return go
+
+
+def lists(reader: Reader) -> Reader:
+    """A command that names the store it takes, and warns of an older one."""
+    return lambda story: {**reader(story), "lists": True}
+
+
+def trained(*words: object) -> Reader:
+    """A command that trains: the result's bytes are its data."""
+
+    def go(story: Story) -> dict[str, Any]:
+        answer = _answer(fedcache(*words, "--json"))
+        if answer["code"] == 0:
+            answer["data"] = (Path(answer["data"]["path"]) / "result.json").read_text()
+        return answer
+
+    return go
+
+
+def resumed_grid(story: Story) -> dict[str, Any]:
+    """The stopped grid: the bytes of all results."""
+    answer = _answer(fedcache(*GRID, "--json"))
+    if answer["code"] == 0:
+        results = [json.loads((Path(p["path"]) / "result.json").read_bytes()) for p in answer["data"]["points"]]
+        answer["data"] = [{k: v for k, v in r.items() if k not in ("points", "sha256")} for r in results]
+    return answer
+
+
+def extracted(*words: object) -> Reader:
+    """An extraction again: which stores there are, and what the one that it names holds."""
+
+    def go(story: Story) -> dict[str, Any]:
+        answer = _answer(fedcache("extract", *words, "--workers", "0", "--json"))
+        if answer["code"] == 0:
+            answer = _answer(fedcache("inspect", answer["data"]["path"], "--json"))
+        if answer["code"] == 0:
+            answer["data"]["stores"] = sorted(p.name for p in (story.home / "stores").iterdir())
+        return answer
+
+    return go
+
+
+def report(story: Story) -> dict[str, Any]:
+    """The page of all runs; what differs is told by its counts."""
+    out = story.root / "page.html"
+    answer = _answer(fedcache("report", "-o", out, "--embed", "none", "--json"))
+    left = (answer["data"] or {}).get("left_out")
+    answer["data"] = [left, out.read_text() if answer["code"] == 0 else ""]
+    answer["told"] += ["left out"] * (left or 0)
+    return {**answer, "lists": True}
+
+
+def federation(story: Story) -> dict[str, Any]:
+    """The federation goes on, with its sites in this process."""
+    heard = Told()
+    try:
+        (run,) = federate(FEDERATED, grid_of(story.home / "sites", story.home / "flower"), Home(story.home), heard)
+    except FedcacheError as error:
+        return {"code": int(error.code), "data": None, "told": [str(error)], "error": {"message": error.message}}
+    told = [f"left out: {m}" for m in run.result["federation"]["missed"]]
+    data = (run.path / "result.json").read_text()
+    return {"code": 0, "data": data, "told": [*told, *heard.warnings], "error": None, "lists": True}
+
+
+# What is done to a file.
+
+
+def flipped(raw: bytes, draw: random.Random) -> bytes:
+    at = draw.randrange(len(raw))
+    return raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :]
+
+
+def digit(raw: bytes, draw: random.Random) -> bytes:
+    """Another digit in the place of one, in the text of a file: of safetensors, in their metadata."""
+    head = raw[8 : 8 + int.from_bytes(raw[:8], "little")] if raw[8:9] == b"{" else raw
+    places = [m.start() + (8 if raw[8:9] == b"{" else 0) for m in re.finditer(rb"\d", head)]
+    if not places:
+        return flipped(raw, draw)
+    at = draw.choice(places)
+    return raw[:at] + str((int(raw[at : at + 1]) + draw.randrange(1, 10)) % 10).encode() + raw[at + 1 :]
+
+
+def word(raw: bytes, draw: random.Random) -> bytes:
+    """One letter of a word of the text changed."""
+    places = [m.start() for m in re.finditer(rb"[a-z]", raw)]
+    at = draw.choice(places or [0])
+    return raw[:at] + draw.choice("abcdefgh").encode() + raw[at + 1 :]
+
+
+def cut(raw: bytes, draw: random.Random) -> bytes:
+    return raw[: draw.randrange(len(raw))]
+
+
+def grown(raw: bytes, draw: random.Random) -> bytes:
+    return raw + draw.randbytes(draw.randrange(1, 64))
+
+
+CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "bit": flipped,
+    "digit": digit,
+    "letter": word,
+    "cut": cut,
+    "grown": grown,
+    "zeroed": lambda raw, _: bytes(len(raw)),
+    "emptied": lambda _raw, _draw: b"",
+}
+MUTATIONS = (*CHANGES, "another's", "exchanged", "older", "deleted")
+
+
+def mutate(story: Story, name: str, kind: str, how: str, draw: random.Random, files: Mapping[str, bytes]) -> str:
+    """Change a file; what was done, or "" where there is nothing to do."""
+    path, raw = story.home / name, files[name]
+    others = [n for n, r in files.items() if n != name and kind_of(n) == kind and r != raw]
+    before = [r for r in story.older.get(name, []) if r != raw]
+    if how == "deleted":
+        path.unlink()
+        return f"{name} deleted"
+    if how in ("another's", "exchanged"):
+        if not others:
+            return ""
+        other = draw.choice(others)
+        _overwrite(path, files[other])
+        if how == "exchanged":
+            _overwrite(story.home / other, raw)
+        return f"{name} {how} {other}"
+    if how == "older":
+        if not before:
+            return ""
+        _overwrite(path, draw.choice(before))
+        return f"{name} is an older one"
+    made = CHANGES[how](raw, draw) if raw else b"x"
+    if made == raw:
+        return ""
+    _overwrite(path, made)
+    at = next((i for i, (a, b) in enumerate(zip(raw, made, strict=False)) if a != b), min(len(raw), len(made)))
+    return f"{name} {how} at {at}: {raw[max(at - 20, 0) : at + 20]!r} -> {made[max(at - 20, 0) : at + 20]!r}"
+
+
+def _overwrite(path: Path, raw: bytes) -> None:
+    """Other bytes, and the same time: runs are listed by it."""
+    stat = path.stat()
+    path.write_bytes(raw)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def kind_of(name: str) -> str | None:
+    """The kind of a file; None for what decides nothing."""
+    return next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)), None)
+
+
+# What came of it.
+
+
+def judged(answers: Mapping[str, Any], expected: Mapping[str, Any], kind: str) -> tuple[str, str]:
+    """detected, harmless or WRONG, and why."""
+    verdict = "harmless"
+    for which, answer in answers.items():
+        reference = expected[which]
+        code, same = answer["code"], answer["data"] == reference["data"]
+        warned = _warnings(answer) > _warnings(reference)
+        if any("Traceback" in text for text in answer["told"]):
+            return "WRONG", f"a traceback: {answer['told'][-1][-400:]}"
+        if code == reference["code"] and same:
+            verdict = "detected" if warned else verdict
+        elif (code in DETECTED and (answer["error"] or answer["data"])) or (
+            code == 0 and answer.get("lists") and (warned or kind == "measurements")
+        ):
+            verdict = "detected"
+        else:
+            return "WRONG", f"{which}: exit {code}, {_differing(answer['data'], reference['data'])}, {answer['told']}"
+    return verdict, ""
+
+
+def _warnings(answer: Mapping[str, Any]) -> int:
+    return len(WARNED.findall("\n".join(answer["told"])))
+
+
+def _differing(one: Any, other: Any) -> str:
+    """Where two texts begin to differ."""
+    a, b = str(one), str(other)
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return f"..{a[max(at - 100, 0) : at + 100]}.. and not ..{b[max(at - 100, 0) : at + 100]}.."
+
+
+def forked(work: Callable[[], Any]) -> Any:
+    """What a function returns in a fork of this process; TimeoutError after two minutes."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "w") as sink:
+                json.dump(work(), sink)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.setitimer(signal.ITIMER_REAL, HANG)
+    try:
+        with os.fdopen(reader) as source:
+            said = source.read()
+        os.waitpid(pid, 0)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if not said:
+        raise ChildProcessError("the fork died; its traceback is above")
+    return json.loads(said)
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError
+
+
+def attack(story: Story, count: int, seed: int, only: str | None) -> list[tuple[str, str, str, str]]:
+    """(kind, mutation, verdict, why) of every mutation."""
+    draw, done = random.Random(seed), list[tuple[str, str, str, str]]()
+    files = story.files()
+    pristine = story.root / "pristine"
+    shutil.copytree(story.home, pristine)
+    gc.freeze()  # forks then share what is here, instead of copying it when they collect garbage
+    named: dict[str, list[str]] = {}
+    for name in files:
+        if (kind := kind_of(name)) is not None and (only is None or kind == only):
+            named.setdefault(kind, []).append(name)
+    expected: dict[str, dict[str, Any]] = {}  # what each reader says of the untouched home
+    while len(done) < count:
+        kind = draw.choice(sorted(named))
+        name, how = draw.choice(named[kind]), draw.choice(MUTATIONS)
+        readers = readers_of(kind, name, story)
+        if draw.random() < 0.75:  # it takes as long as all others together
+            readers.pop("report", None)
+        for which in readers.keys() - expected.keys():
+            expected[which] = forked(partial(readers[which], story))
+            restore(story, pristine)
+        what = mutate(story, name, kind, how, draw, files)
+        if not what:
+            continue
+        try:
+            answers = forked(lambda readers=readers: {which: read(story) for which, read in readers.items()})
+            verdict, why = judged(answers, expected, kind)
+        except TimeoutError:
+            verdict, why = "WRONG", f"no end within {HANG:g} s"
+        except ChildProcessError as error:
+            verdict, why = "WRONG", str(error)
+        if verdict == "WRONG":
+            print(f"WRONG: {what}: {why}", flush=True)
+        done.append((kind, how, verdict, what))
+        if len(done) % 100 == 0:
+            print(f"{len(done)} of {count}", file=sys.stderr, flush=True)
+        restore(story, pristine)
+    return done
+
+
+def restore(story: Story, pristine: Path) -> None:
+    """Put the home back; times of files too, as runs are listed by them."""
+    shutil.rmtree(story.home)
+    shutil.rmtree(story.root / "fresh", ignore_errors=True)
+    shutil.copytree(pristine, story.home)
+
+
+def table(done: list[tuple[str, str, str, str]], column: int, heading: str) -> list[str]:
+    """Counts of verdicts by one column."""
+    counts = Counter((row[column], row[2]) for row in done)
+    names = dict.fromkeys(sorted(row[column] for row in done))
+    lines = [f"| {heading} | detected | harmless | WRONG |", "|---|---|---|---|"]
+    return [
+        *lines,
+        *(f"| {n} | {' | '.join(str(counts[n, v]) for v in ('detected', 'harmless', 'WRONG'))} |" for n in names),
+    ]
+
+
+def run(count: int, seed: int, root: Path, only: str | None = None) -> list[tuple[str, str, str, str]]:
+    """Make a home under ``root`` and attack it."""
+    os.environ["FEDCACHE_HOME"] = str(root / "home")
+    os.environ.pop("FEDCACHE_CASES", None)
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        return attack(tell(root), count, seed, only)
+    finally:
+        os.chdir(before)
+
+
+def main() -> int:
+    """Attack, print, and tell whether anything was wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=KINDS, help="files of this kind alone")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    memory = Path("/dev/shm")  # no fsync there
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        done = run(asked.count, asked.seed, Path(place), asked.only)
+    wrong = sum(row[2] == "WRONG" for row in done)
+    print("\n".join([*table(done, 0, "file"), "", *table(done, 1, "mutation"), ""]))
+    print(f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
