@@ -185,12 +185,18 @@ def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
-    ok(*REAL)
-    (home() / "privacy.jsonl").unlink()
-    done = ok("ls", "--privacy")
-    assert any("the ledger does not know of" in w for w in done.envelope["warnings"])
+    ledger = home() / "privacy.jsonl"
+    ok(*REAL, "--seeds", "0,1")
     ok(*SIMULATED)
-    assert len(ok("ls", "--privacy").envelope["warnings"]) == 1
+    assert ok("ls", "--privacy").envelope["warnings"] == []
+    whole = ledger.read_bytes()
+    for left in (whole[: whole.index(b"\n") + 1], whole[:-1], b""):  # a line is gone, half of one, all of them
+        ledger.write_bytes(left)
+        (warning,) = ok("ls", "--privacy").envelope["warnings"]
+        assert "the ledger does not know of" in warning
+    ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
+    assert fedcache("ls", "--privacy").code == Exit.CORRUPT
+    assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT  # nothing more is spent beside a count that is not known
 
 
 RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)
