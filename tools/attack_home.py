@@ -1,6 +1,6 @@
 """Change one file of a home after a long story, read it again, and see that no figure changes unseen.
 
-    OMP_NUM_THREADS=1 python tools/attack_home.py [--count 2000] [--seed 0] [--only KIND] [--keep DIR]
+    OMP_NUM_THREADS=1 python tools/attack_home.py [--count 2000] [--seed 0] [--only KIND] [--how MUTATION]
 
 The story: two backbones, a dataset that grows, a partition, shards, runs, a run and a grid that were stopped between
 rounds, embeddings, a federation that lost its server. Then, mutation by mutation: one file of the home is changed (a
@@ -480,7 +480,7 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError
 
 
-def attack(story: Story, count: int, seed: int, only: str | None) -> list[tuple[str, str, str, str]]:
+def attack(story: Story, count: int, seed: int, only: str | None, by: str | None) -> list[tuple[str, str, str, str]]:
     """(kind, mutation, verdict, why) of every mutation."""
     draw, done = random.Random(seed), list[tuple[str, str, str, str]]()
     files = story.files()
@@ -494,7 +494,7 @@ def attack(story: Story, count: int, seed: int, only: str | None) -> list[tuple[
     expected: dict[str, dict[str, Any]] = {}  # what each reader says of the untouched home
     while len(done) < count:
         kind = draw.choice(sorted(named))
-        name, how = draw.choice(named[kind]), draw.choice(MUTATIONS)
+        name, how = draw.choice(named[kind]), draw.choice([by] if by else MUTATIONS)
         readers = readers_of(kind, name, story)
         if draw.random() < 0.75:  # it takes as long as all others together
             readers.pop("report", None)
@@ -538,14 +538,16 @@ def table(done: list[tuple[str, str, str, str]], column: int, heading: str) -> l
     ]
 
 
-def run(count: int, seed: int, root: Path, only: str | None = None) -> list[tuple[str, str, str, str]]:
+def run(
+    count: int, seed: int, root: Path, only: str | None = None, by: str | None = None
+) -> list[tuple[str, str, str, str]]:
     """Make a home under ``root`` and attack it."""
     os.environ["FEDCACHE_HOME"] = str(root / "home")
     os.environ.pop("FEDCACHE_CASES", None)
     before = Path.cwd()
     os.chdir(root)
     try:
-        return attack(tell(root), count, seed, only)
+        return attack(tell(root), count, seed, only, by)
     finally:
         os.chdir(before)
 
@@ -556,11 +558,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, help="files of this kind alone")
+    parser.add_argument("--how", choices=MUTATIONS, help="this mutation alone")
     asked = parser.parse_args()
     began = time.monotonic()
     memory = Path("/dev/shm")  # no fsync there
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        done = run(asked.count, asked.seed, Path(place), asked.only)
+        done = run(asked.count, asked.seed, Path(place), asked.only, asked.how)
     wrong = sum(row[2] == "WRONG" for row in done)
     print("\n".join([*table(done, 0, "file"), "", *table(done, 1, "mutation"), ""]))
     print(f"{len(done)} mutations, seed {asked.seed}: {wrong} WRONG, in {time.monotonic() - began:.0f} s.")

@@ -26,6 +26,6 @@ def test_no_file_of_a_home_is_changed_unseen(cases: Callable[[int, int], int]) -
 
 
 @pytest.mark.parametrize("kind", ["finished seed", "result"])
-def test_no_figure_that_is_kept_between_commands_is_changed_unseen(kind: str, cases: Callable[[int, int], int]) -> None:
-    shown = attacked("--count", cases(12, 100), "--seed", 1, "--only", kind)
+def test_no_digit_that_is_kept_between_commands_is_changed_unseen(kind: str, cases: Callable[[int, int], int]) -> None:
+    shown = attacked("--count", cases(12, 100), "--seed", 1, "--only", kind, "--how", "digit")
     assert f"| {kind} |" in shown
