@@ -169,3 +169,11 @@ def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites: Path,
     refusals = [refusal_of(unpack(from_record(content))) for _, kind, content in grid.seen if kind == "train.fit"]
     assert len(refusals) == 5
     assert all(r is not None and "masked, and nothing else" in r.message for r in refusals)
+
+
+def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path)
+    found = [
+        federation("fed3r", grid, tmp_path, secure=s).result["accuracy"]["mean"] for s in (False, True, False, True)
+    ]
+    assert found == pytest.approx([found[0]] * 4)
