@@ -27,7 +27,7 @@ from fedcache.store.files import (
     to_signed,
     write_atomic,
 )
-from fedcache.store.journal import journals
+from fedcache.store.journal import journal_path, journals
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.manifest import Manifest
 
@@ -124,6 +124,20 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
         except ValueError:
             damaged.append(number)
     return events, damaged
+
+
+def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
+    """Keys of arrays that lie in a store and are finished by its history, and that neither manifest nor journal knows.
+
+    There are some only where an older manifest was put back; the history is read only where a folder is not listed.
+    """
+    folder = store / "features"
+    there = {p.name for p in folder.iterdir() if p.is_dir()} - manifest.arrays.keys() if folder.is_dir() else set()
+    there = {key for key in there if not journal_path(store, key).exists()}
+    if not there:
+        return []
+    events, _ = read_history(store)
+    return sorted(there & {str(key) for event in events for key in event.get("keys", ())})
 
 
 def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:

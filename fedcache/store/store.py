@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, StoreError
+from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.store import chunks as files
 from fedcache.store.content import CHUNK_ROWS, Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
@@ -25,7 +25,7 @@ from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import INGESTED, Samples, read_column, read_samples, samples_frame, select_rows
-from fedcache.store.sidecars import append_event, read_partition, read_quarantine
+from fedcache.store.sidecars import append_event, forgotten_arrays, read_partition, read_quarantine
 from fedcache.store.text_features import check_name, find_text, no_text_features, read_text, slug_of, write_text
 from fedcache.store.writer import ArrayWriter
 
@@ -52,9 +52,21 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
-        """Open a store. Raises StoreError when there is none; CorruptionError when its manifest is damaged."""
+        """Open a store.
+
+        Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store.
+        """
         place = Path(path)
-        return cls(place, read_manifest(place))
+        manifest = read_manifest(place)
+        if forgotten_arrays(place, manifest):
+            manifest = read_manifest(place)  # another process may have finished an array between the two looks
+            if keys := forgotten_arrays(place, manifest):
+                raise CorruptionError(
+                    f"{place / 'manifest.json'} is older than the store: it does not list {', '.join(keys)}, which its "
+                    "history tells were finished.",
+                    f"Put the newer manifest.json back; or remove {place / 'features' / keys[0]}, then extract again.",
+                )
+        return cls(place, manifest)
 
     @classmethod
     def from_arrays(

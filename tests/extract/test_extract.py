@@ -256,6 +256,29 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
     assert "verify" in trained.envelope["error"]["hint"]
 
 
+def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
+    store = Path(extract(images).data["path"])
+    older = (store / "manifest.json").read_bytes()
+    second = ok("extract", "--backbones", "random-projection:16", *SMALL).data["arrays"][0]["key"]
+    newer = (store / "manifest.json").read_bytes()
+    (store / "manifest.json").write_bytes(older)
+    for words in (
+        ("inspect", store),
+        ("verify", store),
+        ("train", "--method", "fedncm", "--scheme", "iid", "--clients", 2),
+    ):
+        done = fedcache(*words, "--json")
+        assert done.code == 5, words
+        assert f"does not list {second}" in done.envelope["error"]["message"]
+    (store / "manifest.json").write_bytes(newer)
+    assert ok("verify", store).data["problems"] == []
+    # What the message says instead works too.
+    (store / "manifest.json").write_bytes(older)
+    shutil.rmtree(store / "features" / second)
+    assert ok("extract", "--backbones", "random-projection:16", *SMALL).data["arrays"][0]["key"] == second
+    assert ok("verify", store).data["problems"] == []
+
+
 def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     done = extract(images, "--dry-run")
     assert done.code == 0
