@@ -314,6 +314,8 @@ class RunState:
         for name, t in tree.items() if isinstance(tree, dict) else ():
             if not isinstance(t, Tensor) or not t.is_floating_point() or is_bounded(t):
                 continue
+            if not ids and bool(torch.isfinite(t).all()):
+                continue  # a server's model is added to nothing, and -1e30 is its bias of a class that nobody has
             of_clients = t.flatten(1) if axes else t.reshape(1, -1)
             bad = int((~(of_clients.abs() <= largest(t.dtype)).all(1)).nonzero()[0])
             known = None
