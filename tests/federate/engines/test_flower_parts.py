@@ -29,6 +29,7 @@ from fedcache.federate.engines.flower.messages import (
     RawTensor,
     SiteMessage,
     pack,
+    refused,
     unpack,
 )
 from fedcache.federate.engines.flower.network import Address
@@ -534,3 +535,19 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, sites: Path, monk
         done = fedcache("flower", *words)
         assert done.code == 6, words
         assert "pip install 'fedcache[flower]'" in done.err
+
+
+def test_a_refusal_says_which_file_and_not_where_it_lies(sites: Path, tmp_path: Path) -> None:
+    harmed = sorted(sites.glob("*.zarr"))[0]
+    chunk = next(p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts)
+    raw = bytearray(chunk.read_bytes())
+    raw[9] ^= 1
+    chunk.write_bytes(raw)
+    heard = Heard()
+    together(plan("fed3r"), grid_of(sites, tmp_path / "state"), tmp_path, heard)
+    said = [line for line in heard.lines if "features/" in line or chunk.name in line]
+    assert said
+    assert not any(str(tmp_path) in line for line in heard.lines)
+    told = refused(FedcacheError(Exit.CORRUPT, "/home/me/s.zarr/c/0 is damaged; see https://a.org/b/c.", "rm /srv/x/y"))
+    assert told.words["refused"]["message"] == "0 is damaged; see https://a.org/b/c."
+    assert told.words["refused"]["hint"] == "rm y"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,10 @@ MOST_BYTES = (1 << 31) - 1
 
 SITE_EXITS = (Exit.USAGE, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED)
 """Exit codes that a site's refusal may have; it cannot say that the server succeeded, or has a bug."""
+
+
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s]+/)+")
+"""The folders of an absolute path in a sentence."""
 
 
 class MalformedError(ValueError):
@@ -161,8 +166,9 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
 
 
 def refused(error: FedcacheError) -> SiteMessage:
-    """The answer of a site that cannot do what it was asked."""
-    return SiteMessage({"refused": error_words(error)})
+    """The answer of a site that cannot do what it was asked; where its files lie is left out, their names stay."""
+    words = error_words(error)
+    return SiteMessage({"refused": {k: FOLDERS.sub("", v) if isinstance(v, str) else v for k, v in words.items()}})
 
 
 def error_words(error: FedcacheError) -> dict[str, Any]:
