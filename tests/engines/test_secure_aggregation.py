@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +47,7 @@ class OneProcess:
         self._answers: dict[str, Message] = {}
         self.seen: list[tuple[int, str, RecordDict]] = []  # node, type and content of each answer
         self.lost: set[tuple[int, int]] = set()  # (node, number of its answer from 1) that never arrive
+        self.harm: dict[tuple[int, int], Callable[[RecordDict], None]] = {}  # what is done to such an answer
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
@@ -66,6 +67,8 @@ class OneProcess:
             TaskIdentity.node_id = 1
             answer.metadata.__dict__["_reply_to_message_id"] = number
             answer.metadata.__dict__["_src_node_id"] = node
+            if message.metadata.message_type == "train" and (node, count) in self.harm:
+                self.harm[node, count](answer.content)
             self.seen.append((node, message.metadata.message_type, copy.deepcopy(answer.content)))
             self._answers[number] = answer
             yield number
@@ -177,3 +180,33 @@ def test_a_plain_and_a_secure_run_of_the_same_sites_do_not_disturb_one_another(s
         federation("fed3r", grid, tmp_path, secure=s).result["accuracy"]["mean"] for s in (False, True, False, True)
     ]
     assert found == pytest.approx([found[0]] * 4)
+
+
+def no_shares(content: RecordDict) -> None:
+    content.config_records["secaggplus_configs"].clear()
+
+
+def other_words(content: RecordDict) -> None:
+    for record in content.config_records.values():
+        if "words" in record:
+            record["words"] = "[" * 5000
+
+
+@pytest.mark.parametrize(
+    ("number", "harm", "said"),
+    [
+        (1, no_shares, "the exchange of keys is malformed"),
+        (2, no_shares, "the exchange of shares is malformed"),
+        (3, no_shares, "the masked uploads is malformed"),
+        (4, no_shares, "taking the masks off is malformed"),
+        (3, other_words, "answered another round or job"),
+    ],
+)
+def test_a_site_that_sends_anything_ends_the_round_in_one_sentence(
+    number: int, harm: Callable[[RecordDict], None], said: str, sites: Path, tmp_path: Path
+) -> None:
+    grid = grid_of(sites, tmp_path)
+    grid.harm = {(102, number): harm}
+    with pytest.raises(FedcacheError, match=said) as caught:
+        federation("fedavg", grid, tmp_path)
+    assert caught.value.code == 7

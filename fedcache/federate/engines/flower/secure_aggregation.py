@@ -35,6 +35,7 @@ from flwr.serverapp import Grid
 from fedcache.federate.engines.flower.masking import LEAST_SITES, MODULUS, levels_for
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.sites import SecureSum
+from fedcache.parsing import parse_json
 
 THRESHOLD = 2 / 3
 """Share of a round's sites that must stay to its end: so many shares give back the secrets of a site that left."""
@@ -140,15 +141,30 @@ def secure_sum(
     stages = (workflow.setup_stage, workflow.share_keys_stage, workflow.collect_masked_vectors_stage,
               workflow.unmask_stage)  # fmt: skip
     for stage, name in zip(stages, STAGES, strict=True):
-        if not stage(cast(Grid, polled), context, progress):
-            return SecureSum({}, torch.zeros(0), polled.errors, f"too few sites were left in {name}")
+        failed = ""
+        try:
+            if not stage(cast(Grid, polled), context, progress):
+                failed = f"too few sites were left in {name}"
+        except Exception as error:
+            failed = f"an answer in {name} is malformed ({type(error).__name__})"
+        if failed:
+            return SecureSum({}, torch.zeros(0), polled.errors, failed)
         if stage == workflow.setup_stage:
             for node, content in contents.items():
                 progress.nid_to_fitins[node].update(content)
     # What SecAgg+ gives is the mean over those whose vector arrived; it stands in each of their answers.
-    told = {node: json.loads(str(answer.metrics["words"])) for node, answer in round_.answers.items()}
+    told = {node: _words(answer) for node, answer in round_.answers.items()}
     mean = parameters_to_ndarrays(next(iter(round_.answers.values())).parameters)[0]
     return SecureSum(told, torch.from_numpy(np.asarray(mean, np.float64)) * len(told), polled.errors, "")
+
+
+def _words(answer: FitRes) -> dict[str, Any]:
+    """What a site says beside its vector; {} for what is no table, which answers no job."""
+    try:
+        found = parse_json(str(answer.metrics.get("words")))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
