@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from arrays import ingested
 from command import fedcache, ok
 from pictures import folder
 
@@ -183,3 +184,21 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store: Path) -> No
             assert alone[key] == point[key], key
     exact = ok("grid", *words, *sweep, "--exact").data
     assert exact["reused"] == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [
+        (("fed3r", "--sweep", "scheme=iid,shards"), 2),  # sums of everybody's rows are those of any partition
+        (("fed3r,fedncm,fedavg", "--rounds", 1), 0),  # one point of each method: nobody to share with
+        (("fedcof", "--sweep", "scheme=iid,shards"), 0),  # statistics of each client alone
+        (("fedcof", "--sweep", "gamma=0.1,1"), 1),
+    ],
+)
+def test_statistics_are_shared_by_the_points_that_can_use_them(
+    tmp_path: Path, words: tuple[object, ...], shared: int
+) -> None:
+    ingested(tmp_path)
+    done = fedcache("grid", "--method", *words, "--clients", 3, "--json")
+    assert done.code == 0, done.err
+    assert done.err.count("Clients' statistics are computed once") == shared

@@ -116,6 +116,9 @@ def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
     os.utime(run / "config.toml", (old, old))
     assert listed() == {run.name: "given-up"}
     assert listed("--days", 30) == {}
+    ok("gc", "--delete")
+    assert not run.exists()
+    assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
 
 
 def test_results_of_other_code_and_stores_of_other_content(

@@ -91,6 +91,20 @@ def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypa
     assert own_digest(write(FILE + "# a remark\n").METHOD) != plain
 
 
+def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: Write) -> None:
+    """The method's own file does not import it: what its methods compute would change unseen."""
+    module, code = write(), "from dataclasses import dataclass\n@dataclass\nclass Rate:\n    r: float = {}\n"
+    found = []
+    for text in (code, code + "    def half(self):\n        return self.r / 2\n"):
+        (tmp_path / "my_rate.py").write_text(text.format(0.5))
+        sys.modules.pop("my_rate", None)
+        importlib.invalidate_caches()
+        rate = importlib.import_module("my_rate").Rate()
+        found.append(own_digest(replace(module.METHOD, aggregate=module.partial(module.aggregate, ctx=rate))))
+    sys.modules.pop("my_rate")
+    assert found[0] != found[1]
+
+
 def test_the_digest_does_not_depend_on_where_the_file_lies(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache.runs import loop
 
 FILES = ("config.toml", "rounds.jsonl", "partition-0.json", "partition-1.json")
 IID = ("--scheme", "iid", "--clients", 3)
@@ -215,13 +216,23 @@ def test_seeds_are_not_swept(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "expected"), [("--dtype", "float16", "float64"), ("--execution", "batchd", "batched")]
+    ("flag", "value", "expected"),
+    [
+        ("--dtype", "float16", "Did you mean 'float64'"),
+        ("--execution", "batchd", "Did you mean 'batched'"),
+        ("--device", "gpu", "cuda"),
+        ("--aggregate", "medain", "Did you mean 'median'"),
+        ("--participation", "0", "10%"),
+    ],
 )
-def test_a_wrong_value_is_refused_before_minutes_of_extraction(flag: str, value: str, expected: str) -> None:
+def test_a_wrong_value_is_refused_before_minutes_of_extraction(
+    monkeypatch: pytest.MonkeyPatch, flag: str, value: str, expected: str
+) -> None:
+    monkeypatch.setattr(loop, "row_source", lambda *_: pytest.fail("looked for a store first"))
     done = fedcache("train", "--method", "fed3r", flag, value, "--json")
     assert done.code == 2
-    assert f"Did you mean '{expected}'" in done.envelope["error"]["message"]
-    assert "extracting" not in done.err
+    error = done.envelope["error"]
+    assert expected in error["message"] + error["hint"]
 
 
 def test_result_lists_the_digests_of_its_files(store: Path) -> None:

@@ -11,6 +11,10 @@ import pytest
 from command import Done, fedcache, ok
 from pictures import folder
 
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.runs.row_sources import open_clients
+from fedcache.store.export import write_shards
 from fedcache.store.store import Store
 
 SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
@@ -158,3 +162,20 @@ def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Pat
             assert follow(done).code == 0, words
             ok(*train, *words, "--dry-run")
     assert len(list((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr"))) == 1
+
+
+def test_client_stores_of_two_datasets_are_refused(tmp_path: Path) -> None:
+    """The second store already is looked at, and the message names it and what differs."""
+    rows = np.arange(20) % 4
+    for name, names in (("a", ("x", "y")), ("b", ("x", "z"))):
+        store = fc.Store.from_arrays(
+            {"mine": np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)},
+            labels=rows % 2, classes=names, name=name,
+        )  # fmt: skip
+        write_shards(store, [(c, np.arange(i, 20, 2), np.arange(2)) for i, c in enumerate("pq")], tmp_path / name)
+    assert [s.dataset["shard"]["client"] for s in open_clients(tmp_path / "a")] == ["p", "q"]
+    (tmp_path / "a" / "1-q.zarr").rename(tmp_path / "q.zarr")
+    (tmp_path / "b" / "1-q.zarr").rename(tmp_path / "a" / "1-q.zarr")
+    with pytest.raises(FedcacheError, match=r"^1-q.zarr and 0-p.zarr differ in parent dataset\.") as caught:
+        open_clients(tmp_path / "a")
+    assert caught.value.code is Exit.STORE

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from arrays import ingested
 from command import apart, fedcache, ok, start
 from draws import one_of_each
 from federation import small
@@ -321,7 +322,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(store: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
 def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
-    store: Path, execution: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, execution: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked in the first step of round 2, whose state is written, or is not: then round 2 is finished first."""
     from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -349,6 +350,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
             self.reads += self.story.rounds == 1
             return self.reads > 2  # two are at the end of round 1
 
+    ingested(tmp_path)
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
     config = TrainConfig(method="fedpcl", rounds=3, seeds="0", execution=execution)
     dealt = PartitionConfig("iid", 3)
@@ -363,7 +365,7 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
         assert (parts.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()
 
 
-def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
+def test_a_stop_inside_the_first_round_is_heard(tmp_path: Path) -> None:
     from fedcache.config import Home, PartitionConfig, TrainConfig
     from fedcache.errors import Exit, FedcacheError
     from fedcache.process import Stop
@@ -378,6 +380,7 @@ def test_a_stop_inside_the_first_round_is_heard(store: Path) -> None:
             self.reads += 1
             return self.reads > 5
 
+    ingested(tmp_path)
     home, stop = Home(Path(os.environ["FEDCACHE_HOME"])), Late()
     config = TrainConfig(method="fedavg", rounds=1, seeds="0", execution="sequential")
     with pytest.raises(FedcacheError, match="in round 1 of seed 0") as caught:
