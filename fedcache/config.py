@@ -194,8 +194,12 @@ class TrainConfig:
         TRUST,
         said="none",
     )
-    on_bad_update: str = option(
-        "fail", "Malformed uploads end the run, or are left out.", TRUST, choices=("fail", "reject")
+    on_bad_update: str | None = option(
+        None,
+        "Malformed uploads end the run, or are left out.",
+        TRUST,
+        choices=("fail", "reject"),
+        said="fail; over sites reject",
     )
     byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
     max_update_norm: float | None = option(None, "Updates with a larger norm are malformed.", TRUST, said="no limit")

@@ -31,7 +31,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CAUGHT = re.compile(r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.errors\.FedcacheError)")
+CAUGHT = re.compile(r" - (AssertionError|assert |Failed: DID NOT RAISE|fedcache\.errors\.\w+Error)")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
-SITES, FACTS, SERVER_JOB = (f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job"))
+SITES, FACTS, SERVER_JOB, PLAN = (
+    f"federate/engines/flower/{name}.py" for name in ("sites", "site_facts", "server_job", "plan")
+)
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
 PRIVACY = "federate/trust/privacy.py"
@@ -194,6 +196,8 @@ TABLE = (
       "first.setdefault(member.facts.name, member.node)", "first[member.facts.name] = member.node"),
     B("a_fact_outside_its_limits_is_refused_and_named", "a truth value is a number", FACTS,
       "type(value) is int and low", "isinstance(value, int) and low", "True"),
+    B("no_upload_of_one_site_ends_a_run_where_nothing_is_said", "a malformed upload ends a federation", PLAN,
+      'or ("fail" if self.secure else "reject")', 'or "fail"'),
     B("what_a_site_holds_is_what_most_of_them_say", "the last site is believed", SERVER_JOB,
       "Counter(self.outlines.values()).most_common(1)", "list(Counter(self.outlines.values()).items())[-1:]"),
     B("counts_are_refused_before_any_client_is_trained", "counts travel beside the noise", "federate/trust/policy.py",

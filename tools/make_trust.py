@@ -151,7 +151,8 @@ PROMISES = (
             ("federate/engines/flower/sites.py", "            if rows > most:", "            if False:",
              "tests/federate/engines/test_site_claims.py -k 'not_believed and 1000000000'")),
     Promise("F6", "Whatever a site says or sends is taken for what it is, or refused: no site can stop a server",
-            ("tests/federate/engines/test_site_claims.py -k 'whatever or outside or refusal or holds or class_text'",),
+            ("tests/federate/engines/test_site_claims.py -k 'whatever or outside or refusal or holds or class_text'",
+             "tests/federate/engines/test_flower_parts.py -k 'gate_stands or no_upload_of_one'"),
             ("federate/engines/flower/site_facts.py", "return type(value) is int and low <= value <= high", "return True",
              "tests/federate/engines/test_site_claims.py -k outside")),
     Promise("R1", "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
@@ -345,8 +346,11 @@ pip-audit audits nothing and calls that success; the command prints how many pac
 Every upload of every engine and execution passes update validation (`federate/trust/update_validation.py`): it is
 compared with what the method declares (`Method.uploads`: names, shapes, types, which tensors count rows), and its
 numbers must be finite, its counts whole and no more than the client's rows, its round this one.
-`--on-bad-update fail` (the default) ends the run and names client and round, `reject` goes on without it and counts it
-in the records; `--max-update-norm` bounds an update. A number above 1.8e19 (float32) is malformed, as it could make a
+`--on-bad-update fail` ends the run and names client and round, `reject` goes on without it and counts it in the records.
+In one process `fail` is the default: such an upload is a bug of a method, or an attack that is studied. Over sites it is
+`reject`, so that no site ends a run for the others: the site is named in the log and in `federation.missed` of the result,
+and `--quorum` says how many sound uploads a round needs; under `--secure` nothing can be taken out of a sum, and what is
+malformed ends the run. `--max-update-norm` bounds an update. A number above 1.8e19 (float32) is malformed, as it could make a
 sum overflow. `--aggregate` chooses a robust rule, in which every client has one vote whatever rows it says it has;
 `--byzantine` is the share of liars it expects (0.2). `--attack` lets a share of clients lie, to see what a rule withstands.
 

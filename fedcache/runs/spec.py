@@ -267,6 +267,8 @@ def non_default_options(config: TrainConfig) -> dict[str, Any]:
         del made["attack"]
     elif "attack" in made:
         made["attack"] = parse_attack(made["attack"]).text  # one attack has one spelling
+    if made.get("on_bad_update") == "fail":
+        del made["on_bad_update"]  # what is done where nothing is said
     if config.aggregate == "mean":
         made.pop("byzantine", None)  # the mean expects nobody
     if config.dp_clip is not None and "dp_delta" not in made:

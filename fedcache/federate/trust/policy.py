@@ -131,7 +131,7 @@ class TrustPolicy:
 def parse_policy(
     aggregate: str = "mean",
     attack: str | None = None,
-    on_bad_update: str = "fail",
+    on_bad_update: str | None = None,
     byzantine: float = BYZANTINE,
     max_update_norm: float | None = None,
     privacy: Privacy | None = None,
@@ -139,6 +139,9 @@ def parse_policy(
     max_share: float | None = None,
 ) -> TrustPolicy:
     """From the words of the command line. Raises UsageError."""
+    on_bad_update = (
+        on_bad_update or ON_BAD[0]
+    )  # in one process a malformed upload is a bug, or an attack that is studied
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
     if not 0.0 <= byzantine < 0.5:

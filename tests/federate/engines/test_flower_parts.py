@@ -235,7 +235,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-@pytest.mark.parametrize("on_bad", ["fail", "reject"])
+@pytest.mark.parametrize("on_bad", ["fail", None])
 def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path, tmp_path: Path) -> None:
     grid = grid_of(sites, tmp_path / "state")
     grid.meddle[102] = lambda kind, n, packed: changed(packed, BAD[why]) if (kind, n) == ("fit", 2) else packed
@@ -251,7 +251,39 @@ def test_the_gate_stands_before_every_upload(why: str, on_bad: str, sites: Path,
     (missed,) = run.result["federation"]["missed"]
     assert missed["site"] == "client-0"
     assert why in missed["why"]
-    assert run.result["trust"]["rejected"] == 1
+    assert run.result["trust"] == {"on_bad_update": "reject", "rejected": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "words"), [("solo", {}), ("fedncm", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
+)
+def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(
+    method: str, words: dict[str, Any], sites: Path, tmp_path: Path
+) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.meddle[102] = lambda kind, _n, packed: changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
+    (run,) = together(plan(method, **words), grid, tmp_path, heard)
+    assert {(m["site"], m["why"].split(":")[0]) for m in run.result["federation"]["missed"]} == {
+        ("client-0", "its upload is rejected")
+    }
+    assert run.result["trust"]["rejected"] == len(run.result["federation"]["missed"]) > 0
+    assert heard.said("the upload of site 'client-0' is rejected")
+
+
+def test_a_round_that_nobody_has_a_sound_upload_in_says_why(sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    for node in (100, 101, 102):
+        grid.meddle[node] = lambda kind, _n, packed: changed(packed, BAD["W is nan"]) if kind == "fit" else packed
+    with pytest.raises(FedcacheError, match=r"0 of 3 sites .* site 'client-0' is out because: .*W is nan") as caught:
+        together(plan("fedavg", set={"head": "linear"}), grid, tmp_path)
+    assert caught.value.code is Exit.FEDERATED
+
+
+def test_secure_sums_have_nothing_to_leave_out() -> None:
+    assert [c.on_bad_update for _, c in plan("fed3r", secure=True).points] == ["fail"]
+    assert [c.on_bad_update for _, c in plan("fed3r").points] == ["reject"]
+    with pytest.raises(FedcacheError, match="--on-bad-update looks at single uploads"):
+        plan("fed3r", secure=True, on_bad_update="reject")
 
 
 def test_an_answer_that_is_no_message_is_no_upload(sites: Path, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_the_limit_is_what_is_asked_for(sites: Path, tmp_path: Path) -> None:
         federated(grid_of(sites, tmp_path / "state"), tmp_path, max_rows_per_client=3)
     run = federated(grid_of(sites, tmp_path / "state"), tmp_path, max_rows_per_client=1000)
     assert run.result["federation"]["missed"] == []
-    assert run.result["trust"] == {"max_rows_per_client": 1000}
+    assert run.result["trust"] == {"max_rows_per_client": 1000, "on_bad_update": "reject", "rejected": 0}
 
 
 def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites: Path, tmp_path: Path) -> None:

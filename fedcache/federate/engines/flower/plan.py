@@ -112,12 +112,17 @@ class Plan:
 
     @property
     def points(self) -> list[tuple[dict[str, str], TrainConfig]]:
-        """Every combination of the swept values, and its configuration."""
+        """Every combination of the swept values, and its configuration.
+
+        Where nothing is said a malformed upload costs its site the round and nobody else; under secure aggregation
+        nothing can be taken out of a sum.
+        """
+        on_bad = self.train.on_bad_update or ("fail" if self.secure else "reject")
         made = []
         for values in itertools.product(*self.sweep.values()):
             swept = dict(zip(self.sweep, values, strict=True))
             named = {split_key(k)[1]: v for k, v in swept.items()}
-            made.append((swept, replace(self.train, set={**self.train.set, **named})))
+            made.append((swept, replace(self.train, set={**self.train.set, **named}, on_bad_update=on_bad)))
         return made
 
     def checked(self) -> Plan:

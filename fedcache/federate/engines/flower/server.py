@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,13 @@ class Server:
         ``spec`` is as in ``engine.run``, and its data has no row: widths, views, classes and text are read of it.
         """
         clients = [rows_of(m.facts) for m in self.sites.members]
-        run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=spec.trust)
+        # What is malformed does not get as far as the pipeline, which need not keep uploads only to leave some out.
+        alone = replace(spec.trust, on_bad="fail")
+        trust = alone if alone.plain else spec.trust
+        run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.start()
         rounds = 1 if spec.method.one_shot else spec.rounds
-        made = ServerJob(job_id, run, rounds, spec.participation, on_round)
+        made = ServerJob(job_id, run, rounds, spec.participation, on_round, spec.trust.on_bad == "reject")
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         if state is not None:
             made.records = resume_job(run, state)
@@ -156,10 +159,14 @@ class Server:
                     "The sites' logs say why; run again: it goes on after the last whole round.",
                 )
             if len(ids) < self.sites.terms.quorum and (sample or run.trust.privacy is None):
+                named = ""
+                for client, why in sorted(reasons.items())[:1]:
+                    named = f"; site {self.sites.members[client].facts.name!r} is out because: "
+                    named += why.removeprefix(NO_ANSWER).rstrip(".")
                 raise FederatedRunError(
                     f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and "
-                    f"{self.sites.terms.quorum} are needed.",
-                    "Start the missing sites and run again: it goes on after the last whole round.",
+                    f"{self.sites.terms.quorum} are needed{named}.",
+                    "Start or mend the missing sites and run again: it goes on after the last whole round.",
                 )
             pipeline = run.upload_pipeline(ids, down, job.participation)
             sent = [] if summed is None else [summed.sent] * len(ids)
@@ -187,7 +194,7 @@ class Server:
                 self.sites.say(f"warning: round {number} goes on without site {name!r}: {entry.why}.")
             run.warnings.append(f"round {number} went on without site {name!r}: {entry.why}")
             return
-        if run.trust.on_bad == "fail":
+        if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
@@ -226,7 +233,7 @@ class Server:
     def _record(self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool) -> None:
         run = job.run
         diagnostics = run.diagnose() if measured else {}
-        if run.trust.on_bad == "reject" or not run.trust.plain:
+        if job.leaves_out or not run.trust.plain:
             diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
         accuracy = job.evaluation.accuracy if measured and job.evaluation is not None else None
         job.records.append(RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics))

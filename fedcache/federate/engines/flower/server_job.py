@@ -32,6 +32,7 @@ class ServerJob:
     rounds: int  # how many there will be
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
+    leaves_out: bool = False  # whether a malformed upload is left out of its round; else it ends the run
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
     # client -> shapes of what it says it holds, sorted by name, without tensors that have its rows for an axis
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
