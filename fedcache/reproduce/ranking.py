@@ -143,21 +143,22 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
     return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
 
 
-def ranked_by(cell: PaperCell) -> str | None:
-    """The metric a row is ranked by, or None where no number is printed."""
-    printed = [m for m, p in zip(cell.metrics, cell.printed, strict=True) if p is not None and p.mean is not None]
-    return next((m for m in printed if m in LEADING), printed[0] if printed else None)
+def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
+    """The metric a row is ranked by and the number printed of it, or None where no number is printed."""
+    every = zip(cell.metrics, cell.printed, strict=True)
+    printed = {metric: p.mean for metric, p in every if p is not None and p.mean is not None}
+    metric = next((m for m in printed if m in LEADING), next(iter(printed), None))
+    return None if metric is None else (metric, printed[metric])
 
 
 def _numbers(line: ReproducedCell) -> tuple[str, float, Measurement] | None:
     """What a row is ranked by, the number printed, and what was got; None where one is missing."""
-    metric = ranked_by(line.cell)
-    if metric is None or line.why_not:
+    ranked = ranked_by(line.cell)
+    if ranked is None or line.why_not:
         return None
-    printed, measured = line.cell.printed[line.cell.metrics.index(metric)], line.measured[metric]
-    if printed is None or printed.mean is None or measured.mean is None:
-        return None
-    return metric, printed.mean, measured
+    metric, printed = ranked
+    measured = line.measured[metric]
+    return None if measured.mean is None else (metric, printed, measured)
 
 
 def _rank(value: float, values: Sequence[float]) -> int:

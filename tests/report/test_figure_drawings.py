@@ -1,0 +1,295 @@
+"""What figures draw, mark by mark: places, words and sizes worked by hand from runs of a few numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure
+
+from fedcache.report.drawing import INK, PAPER, SERIES
+from fedcache.report.figures import data, grids, runs
+from fedcache.report.find_runs import StoredRun
+
+
+class Drawn:
+    """The axes of a figure, and the words behind its marks in the order told."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.axes: Any = None
+
+    def take(self, _ident: str, *arguments: Any, **more: Any) -> SimpleNamespace:
+        """In the place of ``plot(ident, title, says, columns, rows, fill)`` and ``draw(ident, fill)``."""
+        self.axes = Figure(layout="constrained").add_subplot()
+        arguments[-1](self.axes, lambda _artist, words: self.told.append(list(words)))
+        title, says, columns, rows = arguments[:-1] if len(arguments) > 1 else ("", more["says"], (), ())
+        return SimpleNamespace(title=title, says=says, columns=columns, rows=rows, height=more.get("height"))
+
+    def lines(self) -> list[list[tuple[float, float]]]:
+        return [[(float(x), pytest.approx(float(y))) for x, y in line.get_xydata()] for line in self.axes.lines]
+
+    def dots(self) -> list[list[tuple[float, float]]]:
+        return [[pytest.approx(tuple(at)) for at in c.get_offsets()] for c in self.axes.collections]
+
+    def squares(self) -> dict[tuple[float, float], float]:
+        """Middle of every square -> its depth."""
+        return {(r.get_x() + 0.5, r.get_y() + 0.5): pytest.approx(r.get_alpha()) for r in self.axes.patches if r.fill}
+
+    def texts(self) -> list[str]:
+        return [t.get_text() for t in self.axes.texts]
+
+    def ticks(self) -> tuple[list[str], list[str]]:
+        return [t.get_text() for t in self.axes.get_xticklabels()], [t.get_text() for t in self.axes.get_yticklabels()]
+
+    def limits(self) -> list[float]:
+        return [*self.axes.get_xlim(), *self.axes.get_ylim()]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    made = Drawn()
+    for module, name in ((runs, "plot"), (grids, "plot"), (grids, "draw"), (data, "plot")):
+        assert isinstance(module, ModuleType)
+        monkeypatch.setattr(module, name, made.take)
+    return made
+
+
+def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result: Any) -> StoredRun:
+    """A run of one seed that holds what is given."""
+    made = {"method": method, "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
+    entry = StoredRun(Path(method), made, dict(measured))
+    entry.__dict__["rounds"] = [
+        {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
+    ]
+    return entry
+
+
+def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> None:
+    one = stored(records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)])
+    two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
+    made: Any = runs.curves("c", [("one", one), ("two", two), ("short", short)])
+    assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
+    assert drawn.told == [["one: round 1, 30.00 %", "one: round 2, 60.00 %"],
+                          ["two: round 1, 50.00 %", "two: round 2, 25.00 %"]]  # fmt: skip
+    (band,) = drawn.axes.collections  # of two seeds; one has no range
+    assert {tuple(map(float, at)) for at in band.get_paths()[0].vertices} == {(1, 20), (1, 40), (2, 40), (2, 80)}
+    assert [line.get_color() for line in drawn.axes.lines] == list(SERIES[:2])
+    assert [t.get_text() for t in drawn.axes.figure.legends[0].get_texts()] == ["one", "two"]
+    assert made.rows == [["one", 0, 1, 0.2], ["one", 0, 2, 0.4], ["one", 0, 3, 0.9], ["one", 1, 1, 0.4],
+                         ["one", 1, 2, 0.8], ["two", 0, 1, 0.5], ["two", 0, 2, 0.25], ["short", 0, 1, 0.5]]  # fmt: skip
+    assert made.height == pytest.approx(3.3)
+    assert "are drawn" not in made.says
+    assert runs.curves("c", [("short", short)]) is None
+
+
+def test_of_many_curves_eight_are_drawn_and_of_a_long_one_the_end_is_told(drawn: Drawn) -> None:
+    long, longer = (stored(records=[(0, r, r / 100) for r in range(1, n + 1)]) for n in (60, 61))
+    made: Any = runs.curves("c", [(f"r{i}", longer if i else long) for i in range(9)])
+    assert len(drawn.axes.lines) == 8
+    assert (len(drawn.told[0]), drawn.told[1]) == (60, ["r1: 61.00 % after round 61"])
+    assert [line.get_marker() for line in drawn.axes.lines[:2]] == [".", "None"]
+    assert "8 of 9 are drawn" in made.says
+    assert made.height == pytest.approx(4.5)
+
+
+def test_clients_are_dots_on_the_line_of_their_run(drawn: Drawn) -> None:
+    def clients(*accuracies: float | None, **fairness: float) -> StoredRun:
+        names = [f"c{i}" for i in range(len(accuracies))]
+        return stored(clients=names, accuracy={"per_client": list(accuracies)}, fairness=fairness)
+
+    first, second = clients(0.5, None, 1.0, worst10=0.1), clients(0.25)
+    made: Any = runs.spread("s", [("a", first), ("none", clients(None)), ("b", second)])
+    assert drawn.dots() == [[(50, 0), (100, 0.22 * math.sin(2.399))], [(25, 1)]]
+    assert drawn.lines() == [[(75, 0)], [(10, 0)], [(25, 1)]]
+    assert [line.get_marker() for line in drawn.axes.lines] == ["|", "^", "|"]
+    assert drawn.told == [["a: c0 50.00 %", "a: c2 100.00 %"], ["a: mean of clients 75.00 %"],
+                          ["a: worst tenth 10.00 %"], ["b: c0 25.00 %"], ["b: mean of clients 25.00 %"]]  # fmt: skip
+    assert drawn.ticks()[1] == ["a", "b"]
+    assert drawn.axes.get_ylim() == (1.6, -0.6)
+    assert made.rows == [["a", "c0", 0.5], ["a", "c1", None], ["a", "c2", 1.0], ["b", "c0", 0.25]]
+    assert "runs, the best" not in made.says
+    assert made.height == pytest.approx(1.9)
+    many: Any = runs.spread("s", [(f"r{i}", second) for i in range(17)])
+    assert len(drawn.ticks()[1]) == 16
+    assert "16 of 17 runs" in many.says
+    assert many.height == pytest.approx(5.8)
+
+
+def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
+    def sent(up: int, down: int, mean: float | None, seeds: int = 1) -> StoredRun:
+        exact = {"up_bytes": up, "down_bytes": down}
+        return stored(traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)))
+
+    # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are d 30 %,
+    # a 50 %, e 52 %, c 90 %; f costs as much as a and is worse. d stands at a tenth of the least that is sent.
+    made: Any = runs.against_bytes("p", [
+        ("a", sent(150, 50, 0.5, 2)), ("b", sent(100, 100, 0.4)), ("c", sent(300_000, 100_000, 0.9)),
+        ("d", sent(0, 0, 0.3)), ("e", sent(60, 50, 0.52)), ("f", sent(50, 50, 0.45)), ("unscored", sent(1, 1, None)),
+    ])  # fmt: skip
+    axis = "bytes up and down, one seed"
+    assert made.columns == ("run", axis, "accuracy", "front")
+    assert made.rows == [["a", 100, 0.5, "front"], ["b", 200, 0.4, ""], ["c", 400_000, 0.9, "front"],
+                         ["d", 0, 0.3, "front"], ["e", 110, 0.52, "front"], ["f", 100, 0.45, ""]]  # fmt: skip
+    assert drawn.lines() == [[(10, 30), (100, 50), (110, 52), (400_000, 90)]]
+    assert drawn.axes.lines[0].get_drawstyle() == "steps-post"
+    assert drawn.dots() == [[(200, 40), (100, 45)], [(100, 50), (400_000, 90), (10, 30), (110, 52)]]
+    assert drawn.told == [["b: 40.00 %, 200B", "f: 45.00 %, 100B"],
+                          ["a: 50.00 %, 100B", "c: 90.00 %, 400 kB", "d: 30.00 %, 0B", "e: 52.00 %, 110B"]]  # fmt: skip
+    assert drawn.texts() == ["c", "e", "d"], "a would be written over e, which is more accurate"
+    assert (drawn.axes.get_xscale(), drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("log", axis, "accuracy %")
+    assert drawn.axes.xaxis.get_major_formatter()(2e6, 0) == "2 MB"
+    assert made.says.endswith("What sends nothing stands at the left edge.")
+
+
+def test_seconds_are_those_of_one_seed_and_take_two_runs(drawn: Drawn) -> None:
+    def took(seconds: float | None, mean: float, seeds: int) -> StoredRun:
+        return stored(measured={"seconds": {"train": seconds}}, accuracy={"mean": mean}, seeds=list(range(seeds)))
+
+    two = [("a", took(6.0, 0.5, 2)), ("b", took(4.0, 0.5, 1))]
+    made: Any = runs.against_seconds("p", [*two, ("lost", took(None, 0.9, 1))])
+    assert made.rows == [["a", 3.0, 0.5, "front"], ["b", 4.0, 0.5, ""]]
+    assert drawn.told == [["b: 50.00 %, 4 s"], ["a: 50.00 %, 3 s"]]
+    assert "left edge" not in made.says
+    assert runs.against_seconds("p", two[:1]) is None
+
+
+def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
+    entry = stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
+    made: Any = runs.confusion("c", "run", entry)
+    # 75 % and 25 % of a, 100 % of b: depths from .06 (25) to .92 (100), .06 + .86 * 2 / 3 between
+    assert drawn.squares() == {(0, 0): 0.06 + 0.86 * 2 / 3, (1, 0): 0.06, (1, 1): 0.92}
+    assert [(t.get_text(), t.get_position()) for t in drawn.axes.texts] == [
+        ("75", (0, 0)), ("25", (1, 0)), ("100", (1, 1)),
+    ]  # fmt: skip
+    assert [same_color(t.get_color(), c) for t, c in zip(drawn.axes.texts, (PAPER, INK, PAPER), strict=True)] == [
+        True
+    ] * 3
+    assert drawn.told == [["a taken for a: 3 of 4"], ["a taken for bbbb: 1 of 4"], ["bbbb taken for bbbb: 4 of 4"]]
+    assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
+    assert drawn.ticks() == (["a", "bbbb"], ["a", "bbbb"])
+    assert drawn.axes.get_xticklabels()[0].get_rotation() == 90
+    assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
+    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("predicted", "true class")
+    runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
+    assert drawn.squares() == {(0, 0): 0.5, (1, 1): 0.5}, "equal numbers are of one depth"
+    assert drawn.ticks()[0] == ["0", "1"], "results of before have no names"
+    assert drawn.axes.get_xticklabels()[0].get_rotation() == 0
+    for classes, numbers in ((12, 12), (13, 0), (30, 0)):
+        runs.confusion("c", "run", stored(confusion=np.eye(classes, dtype=int).tolist()))
+        assert len(drawn.texts()) == numbers
+    assert runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None, "no mistake to list"
+    assert runs.confusion("c", "run", stored()) is None
+
+
+def test_the_mistakes_of_many_classes_are_bars_of_per_cent(drawn: Drawn) -> None:
+    table = np.diag(np.full(31, 9))
+    table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
+    made: Any = runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
+    assert drawn.told == [["7 taken for 3: 3 rows, 25.0 %"], ["0 taken for 30: 1 rows, 10.0 %"],
+                          ["3 taken for 7: 1 rows, 10.0 %"]]  # fmt: skip
+    assert drawn.ticks()[1] == ["7 as 3", "0 as 30", "3 as 7"]
+    assert drawn.axes.get_ylim() == (2.6, -0.6)
+    assert len(made.rows) == 31 + 3
+    table[1, :30] = 5
+    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    assert len(drawn.axes.patches) == 15
+
+
+def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
+    return stored(accuracy={"mean": accuracy}, hyperparameters=hyperparameters)
+
+
+def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
+    (made,) = grids.sweeps("g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)])
+    assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
+    assert [line.get_linestyle() for line in drawn.axes.lines[:1]] == ["-"]
+    assert drawn.axes.lines[1].get_fillstyle() == "none"
+    assert drawn.told == [["lr=0.02: 90.00 %", "lr=0.1: 50.00 %", "lr=1: 70.00 %"]]
+    assert drawn.ticks()[0] == ["0.02", "0.1", "1"]
+    assert drawn.axes.get_xlim() == (-0.4, 2.4)
+    assert (made.ident, made.title, made.columns) == ("g-0", "m: lr", ["lr", "accuracy"])
+    assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
+    assert made.says == "Accuracy in percent of m over 3 points; the ring is the best."
+    grids.sweeps("g", [point(0.5, opt="sgd"), point(0.9, opt="adam")])
+    assert drawn.axes.lines[0].get_linestyle() == "None", "nothing lies between two words"
+    assert drawn.ticks()[0] == ["adam", "sgd"]
+    grids.sweeps("g", [point(0.5, lr=float(i)) for i in range(24)])
+    assert drawn.ticks()[0] == [str(i) for i in range(0, 24, 2)]
+    assert grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
+    assert grids.sweeps("g", [point(0.5, lr=1.0), point(0.6, lr=1.0)]) == []
+
+
+def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) -> None:
+    found = {(0.1, 8, 1): 0.3, (0.1, 8, 2): 0.5, (0.1, 4, 1): 0.2, (0.01, 4, 1): 0.6, (0.001, 8, 1): 0.4}
+    (made,) = grids.sweeps("g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()])
+    # lr has the most values and goes across: .001, .01, .1; batch goes down: 4, 8. From 20 % to 60 %.
+    assert drawn.squares() == {(0, 1): 0.06 + 0.43, (1, 0): 0.92, (2, 0): 0.06, (2, 1): 0.06 + 0.86 * 0.75}
+    (frame,) = [r for r in drawn.axes.patches if not r.fill]
+    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (0.52, -0.48, 0.96, 0.96)
+    assert drawn.told == [["lr=0.001, batch=8: 40.00 %"], ["lr=0.01, batch=4: 60.00 %"], ["lr=0.1, batch=4: 20.00 %"],
+                          ["lr=0.1, batch=8: 50.00 %"]]  # fmt: skip
+    assert drawn.texts() == ["40.0", "60.0", "20.0", "50.0"]
+    assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
+    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("lr", "batch")
+    assert drawn.limits() == [-0.5, 2.5, 1.5, -0.5]
+    assert (made.title, made.columns) == ("m: lr and batch", ["lr", "batch", "mu", "accuracy"])
+    assert made.rows[1] == ["0.1", "8", "2", 0.5]
+    assert made.says.endswith("over 5 points; deeper is higher, the frame is the best. Of mu the best value is taken.")
+
+
+def test_of_two_sides_alike_the_second_goes_across(drawn: Drawn) -> None:
+    grids.sweeps("g", [point(0.1 * lr + 0.01 * b, lr=lr, batch=b) for lr in (1, 2) for b in (4, 8)])
+    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("batch", "lr")
+    assert drawn.told == [["batch=4, lr=1: 14.00 %"], ["batch=4, lr=2: 24.00 %"], ["batch=8, lr=1: 18.00 %"],
+                          ["batch=8, lr=2: 28.00 %"]]  # fmt: skip
+    for side, figures in ((24, 1), (25, 0)):
+        made = grids.sweeps("g", [point(0.5 + i / 100, lr=i, batch=i % 2) for i in range(side)])
+        assert len(made) == figures
+
+
+def test_methods_in_several_settings_stand_beside_each_other(drawn: Drawn) -> None:
+    known = [("a", "s, 1", 0.5), ("a", "s, 1", 0.6), ("b", "s, 1", 0.9), ("a", "t", None), ("b", "t", 0.1)]
+    made: Any = grids.matrix("x", known, ["s, 1", "t"])
+    assert drawn.squares() == {(0, 0): 0.92, (0, 1): 0.06 + 0.86 * 5 / 8, (1, 0): 0.06}
+    assert drawn.told == [["b on s, 1: 90.00 %"], ["a on s, 1: 60.00 %"], ["b on t: 10.00 %"]]
+    assert drawn.ticks() == (["s\n1", "t"], ["b", "a"])
+    assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
+    assert made.rows == [["b", "s, 1", 0.9], ["b", "t", 0.1], ["a", "s, 1", 0.6], ["a", "t", None]]
+    assert made.height == pytest.approx(1.5)
+    assert grids.matrix("x", known, ["s, 1"]) is None
+    assert grids.matrix("x", known[:2], ["s, 1", "t"]) is None
+
+
+def source(counts: np.ndarray) -> Any:
+    """A partition of which only the counts are known."""
+    clients = [SimpleNamespace(name=f"c{i}") for i in range(len(counts))]
+    columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])))
+    return SimpleNamespace(partition=SimpleNamespace(clients=clients, counts=lambda _: counts), columns=columns)
+
+
+def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
+    made: Any = data.dots("d", source(np.array([[4, 0], [1, 2]])))
+    # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
+    largest = (0.95 * 72 * 0.3) ** 2
+    assert drawn.dots() == [[(0, 0), (1, 0), (1, 1)]]
+    assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx([largest, largest / 4, largest / 2])
+    assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
+    assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
+    assert drawn.limits() == [-0.7, 1.7, 1.7, -0.7]
+    assert drawn.ticks() == (["c0", "c1"], ["k0", "k1"])
+    assert "first" not in made.says
+    many: Any = data.dots("d", source(np.ones((61, 62), int)))
+    assert many.says.endswith("The first 60 of 61 clients, 60 of 62 classes.")
+    assert len(many.rows) == 61 * 62
+    assert len(drawn.dots()[0]) == 3600
+    # 2.6 inches for 60 classes are less than 4.2 for 60 clients
+    assert drawn.axes.collections[0].get_sizes()[0] == pytest.approx((0.95 * 72 * 2.6 / 60) ** 2)
+    assert data.dots("d", source(np.zeros((2, 2), int))) is None
+    assert data.dots("d", source(np.zeros((0, 2), int))) is None

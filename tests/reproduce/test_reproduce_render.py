@@ -1,0 +1,142 @@
+"""The page of a reproduction, whole: what is printed beside what was got, and all that must be read with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedcache.reproduce.metrics import Measurement
+from fedcache.reproduce.planning import PlannedCell
+from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
+from fedcache.reproduce.render import markdown, report_data, title
+from fedcache.reproduce.runner import ReproducedCell, Reproduction
+
+METRICS = ("params", "client_mean")
+
+
+def row(method: str, mean: float, measured: Measurement | None, **more: object) -> ReproducedCell:
+    """A row of x: of 2,560 numbers, with a mean that is printed with a std of 0.2."""
+    printed = (Printed(2560.0), Printed(mean, 0.2))
+    cell = PaperCell({"set": "x", "method": method}, "solo", metrics=METRICS, printed=printed)
+    got = {} if measured is None else {"params": Measurement(2560.0, 0.0, 4), "client_mean": measured}
+    return ReproducedCell(PlannedCell(cell, cell, ()), got, **more)  # type: ignore[arg-type]
+
+
+ROWS = [
+    row("A", 50.0, Measurement(52.5, 0.2, 4), runs=[Path("a")], fidelity="exact"),
+    row("B", 40.0, Measurement(41.0, None, 1), departures=["rounds: 1 instead of 2"], fidelity="cached_views"),
+    row("C", 30.0, None, why_not="missing method m"),
+]
+TABLE = PaperTable(
+    "t", "A | title", "Somebody, table 1", "runs", "Some protocol.", ("set", "method"), METRICS, 4,
+    ("the seed",), ("a misprint",), (), (Difference(("x", "A"), ("x", "B"), "client_mean", Printed(10.0)),
+                                        Difference(("x", "A"), ("x", "C"), "client_mean", Printed(20.0))),
+)  # fmt: skip
+PAPER = Reproduction(TABLE, False, None, ROWS, [])
+
+# A: 52.5 - 50 = 2.5, of an error of sqrt(.2^2 / 4 + .2^2 / 4) = .141421: 17.7 of them. B has one seed, so the printed
+# std alone: 1 / (.2 / 2) = 10. A minus B is 52.5 - 41 = 11.5, without a std as B has none; C was not run.
+PAPER_PAGE = """# t: A | title, with departures
+
+Somebody, table 1
+
+Some protocol.
+
+| row | set | method | metric | printed | got | difference | standard errors |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| reproduced | x | A | params | 2,560 | 2,560 | +0 | - |
+| reproduced | x | A | client mean (%) | 50.00 (0.20) | 52.50 (0.20) | +2.50 | +17.7 |
+| cached_views departs | x | B | params | 2,560 | 2,560 | +0 | - |
+| cached_views departs | x | B | client mean (%) | 40.00 (0.20) | 41.00 | +1.00 | +10.0 (printed std only) |
+| not run | x | C |  |  | not run: missing method m |  |  |
+| reproduced | x, A minus x, B |  | client mean (%) | 10.00 | 11.50 | +1.50 | - |
+
+- Departure of x, B: rounds: 1 instead of 2.
+- Difference is got minus printed, in standard errors sqrt(s_printed^2 / 4 + s_got^2 / seeds); where one std is missing \
+it is the other's alone, and the row says so.
+- Not given: the seed.
+- Note: a misprint
+"""
+PROXY_PAGE = """# PROXY of t on digits: A | title
+
+Somebody, table 1
+
+Some protocol.
+
+| row | set | method | metric | printed | got | rank printed | rank got |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| PROXY | x | A | params | 2,560 | 2,560 |  |  |
+| PROXY | x | A | client mean (%) | 50.00 (0.20) | 52.50 (0.20) | 1 of 2 | 1 of 2 |
+| PROXY cached_views | x | B | params | 2,560 | 2,560 |  |  |
+| PROXY cached_views | x | B | client mean (%) | 40.00 (0.20) | 41.00 | 2 of 2 | 2 of 2 |
+| PROXY not run | x | C |  |  | not run: missing method m |  |  |
+| PROXY | x, A minus x, B |  | client mean (%) | 10.00 | 11.50 |  |  |
+
+- PROXY: the paper's protocol on other data or backbones. A difference from a printed number would say nothing about \
+the paper, so none is shown; the order of rows may.
+- PROXY, order of x, client mean (%): 1 of 1 pairs as printed (A above B). Kendall's tau-b is +1.00.
+- Departures of every row: data: digits.
+- Departure of x, B: rounds: 1 instead of 2.
+- The same measurement: x, A; x, B.
+- Not given: the seed.
+- Note: a misprint
+"""
+
+
+def proxy() -> Reproduction:
+    """The same rows on digits, of which B is A measured again."""
+    same = replace(ROWS[1], same_as=("x", "A"))
+    return Reproduction(TABLE, True, "digits", [ROWS[0], same, ROWS[2]], ["data: digits"])
+
+
+def test_the_page_of_a_paper_says_every_difference_and_its_errors() -> None:
+    assert markdown(PAPER) == PAPER_PAGE
+
+
+def test_the_page_of_a_proxy_has_ranks_and_no_difference() -> None:
+    assert markdown(proxy()) == PROXY_PAGE
+
+
+def test_titles_say_where_and_whether_something_departs() -> None:
+    assert title(replace(proxy(), on=None)) == "PROXY of t: A | title"
+    assert title(replace(PAPER, lines=ROWS[:1])) == "t: A | title"
+    assert title(replace(PAPER, lines=ROWS[:1], departures=["rounds: 1"])) == "t: A | title, with departures"
+
+
+def test_a_paper_without_runs_has_plain_differences() -> None:
+    page = markdown(replace(PAPER, entry=replace(TABLE, printed_seeds=0), lines=ROWS[:1]))
+    assert "| client mean (%) | 50.00 (0.20) | 52.50 (0.20) | +2.50 | +25.0 (got std only) |" in page  # 2.5 / (.2 / 2)
+    assert "\n- Difference is got minus printed.\n" in page
+
+
+def test_a_row_without_a_number_is_not_ranked() -> None:
+    lost = replace(ROWS[1], measured={"params": Measurement(2560.0), "client_mean": Measurement(n=1)})
+    found = report_data(replace(proxy(), lines=[ROWS[0], lost]))
+    assert found["orders"] == []
+    assert [o["rows"][0]["row"] for o in report_data(proxy())["orders"]] == ["A"]
+
+
+@pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
+def test_the_data_of_a_reproduction_are_those_of_its_page(here: Reproduction) -> None:
+    found = report_data(here)
+    one, two, three = found["cells"]
+    shared = {"proxy": here.proxy, "on": here.on, "departures": here.departures, "printed_seeds": 4}
+    assert {key: found[key] for key in shared} == shared
+    assert (found["name"], found["title"], found["paper"]) == ("t", title(here), "Somebody, table 1")
+    assert (found["not_given"], found["notes"]) == (["the seed"], ["a misprint"])
+    assert (one["run"], one["runs"], one["reused"], one["fidelity"]) == (True, ["a"], 0, "exact")
+    assert one["protocol"] == {"method": "solo", "preset": "paper", "seeds": "0", "views": 1}
+    assert one["values"]["client_mean"]["unit"] == "%"
+    assert one["values"]["client_mean"]["got"] == {"mean": 52.5, "std": 0.2, "n": 4, "text": None, "curve": None}
+    assert ("difference" in one["values"]["client_mean"]) == (not here.proxy)
+    assert two["departures"] == [*here.departures, "rounds: 1 instead of 2"]
+    assert two.get("same_as") == (["x", "A"] if here.proxy else None)
+    assert (three["run"], three["why_not"], three["departures"]) == (False, "missing method m", [])
+    assert three["values"]["client_mean"]["got"] is None
+    minus_b, minus_c = found["differences"]
+    assert minus_b["got"] == {"mean": 11.5, "std": None, "n": 1, "text": None, "curve": None}
+    assert (minus_b["of"], minus_b["minus"], minus_b["metric"]) == (["x", "A"], ["x", "B"], "client_mean")
+    assert minus_b["printed"] == {"mean": 10.0, "std": None, "text": None}
+    assert minus_c["got"]["mean"] is None
