@@ -167,9 +167,8 @@ def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> N
     assert [(t.get_text(), t.get_position()) for t in drawn.axes.texts] == [
         ("75", (0, 0)), ("25", (1, 0)), ("100", (1, 1)),
     ]  # fmt: skip
-    assert [same_color(t.get_color(), c) for t, c in zip(drawn.axes.texts, (PAPER, INK, PAPER), strict=True)] == [
-        True
-    ] * 3
+    for text, colour in zip(drawn.axes.texts, (PAPER, INK, PAPER), strict=True):
+        assert same_color(text.get_color(), colour), text
     assert drawn.told == [["a taken for a: 3 of 4"], ["a taken for bbbb: 1 of 4"], ["bbbb taken for bbbb: 4 of 4"]]
     assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
     assert drawn.ticks() == (["a", "bbbb"], ["a", "bbbb"])

@@ -50,7 +50,8 @@ LAST = "--rounds 5 --seeds 0,1"
          f"{START} --store s --scheme dirichlet --seed 4 --repartition {LAST} --set lr=0.02"),
         # one round that nobody asked for is that of a closed form
         (DIGITS, "s", {"rounds": 1}, f"{START} --store s {PARTITION} --seeds 0,1 --set lr=0.02"),
-        (DIGITS + "rounds = 1\n", "s", {"rounds": 1}, f"{START} --store s {PARTITION} --rounds 1 --seeds 0,1 --set lr=0.02"),
+        (DIGITS + "rounds = 1\n", "s", {"rounds": 1},
+         f"{START} --store s {PARTITION} --rounds 1 --seeds 0,1 --set lr=0.02"),
         # choices of the table that are no defaults; lists with commas, switches in small letters
         (DIGITS + 'participation = "2"\ndtype = "float32"\nbackbones = ["a", "b"]\nunknown = 1\n', "s", {},
          f"{START} --store s {PARTITION} {LAST} --participation 2 --backbones a,b --set lr=0.02"),

@@ -54,8 +54,8 @@ Some protocol.
 | reproduced | x, A minus x, B |  | client mean (%) | 10.00 | 11.50 | +1.50 | - |
 
 - Departure of x, B: rounds: 1 instead of 2.
-- Difference is got minus printed, in standard errors sqrt(s_printed^2 / 4 + s_got^2 / seeds); where one std is missing \
-it is the other's alone, and the row says so.
+- Difference is got minus printed, in standard errors sqrt(s_printed^2 / 4 + s_got^2 / seeds); where one std \
+is missing it is the other's alone, and the row says so.
 - Not given: the seed.
 - Note: a misprint
 """
