@@ -30,6 +30,11 @@ def shrinking(factor):
         return {**server, **{k: factor * t for k, t in up.items()}}
     return replace(FEDAVG, name="mine", aggregate=shrunk)
 
+def bound_to_itself(depth):
+    def again(server, up, ctx):
+        return again(server, up, ctx) if depth < 0 else aggregate(server, up, ctx)
+    return replace(FEDAVG, name="mine", aggregate=again)
+
 METHOD = replace(FEDAVG, name="mine", aggregate=aggregate)
 RENAMED = replace(FEDAVG, name="mine")
 """
@@ -80,6 +85,8 @@ def test_the_digest_changes_with_everything_that_is_bound(write: Write, monkeypa
     others = [
         own_digest(module.shrinking(0.5)),
         own_digest(module.shrinking(0.25)),
+        own_digest(module.bound_to_itself(1)),
+        own_digest(module.bound_to_itself(2)),
         own_digest(replace(module.METHOD, one_shot=True)),
         own_digest(replace(module.METHOD, hparams=module.METHOD.hparams[:-1])),
         own_digest(replace(module.METHOD, predict=METHODS["fedrep"].predict)),

@@ -1,0 +1,211 @@
+"""What ``train`` and ``grid`` answer a person, from results worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import fedcache, ok
+
+from fedcache.commands.train import grid_answer, list_ready_grids, plan_answer, result_lines, swept_values
+from fedcache.errors import Exit, FedcacheError
+from fedcache.grids.points import Grid, LostPoint, Point
+from fedcache.grids.presets import find_preset, preset_names
+from fedcache.runs.run import Run
+
+
+def result(mean: float | None = 0.8125, *, worst: float | None = None, **changes: Any) -> dict[str, Any]:
+    """A result of two seeds with every part that is shown."""
+    whole: dict[str, Any] = {
+        "method": "fedavg", "preset": "paper", "fidelity": "exact", "protocol": "global", "rounds": 20, "classes": 10,
+        "participation": "10%", "execution": "batched", "seeds": [0, 1], "digest": "d" * 64,
+        "partition": {"scheme": "dirichlet", "clients": 100, "digest": "0123456789ab"},
+        "accuracy": {"mean": mean, "std": 0.01, "per_domain": {"ink": 0.75}},
+        "macro_f1": {"mean": 0.5},
+        "classes_owned": {"per_client": [2.0, 3.5]},
+        "parameters": {"trainable": 5130, "fixed": 1_360_664},
+        "fairness": {"mean": 0.7, "std_pp": 12.5, "worst10": worst, "worst40": 0.6, "best10": 0.9},
+        "traffic": {
+            "exact": {"per_client_round": {"up": 5130.0, "down": 10260.0}, "up_bytes": 4096, "down_bytes": 8192},
+            "paper": {"per_client_round": {"up": 5000.0}},
+        },
+    }  # fmt: skip
+    return {**whole, **changes}
+
+
+def test_a_result_is_told_whole() -> None:
+    measured = {"seconds": {"extract": 1.5, "train": 1234.5}}
+    trust = {"aggregate": "median", "rejected": 3}
+    watched = {"drift": 0.123456, "rejected": None}
+    assert result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d") == [
+        "fedavg (paper, exact): accuracy 81.25 % +- 1.00 over 2 seeds",
+        "  one model on the global test rows; dirichlet, 100 clients, 10% a round, 20 rounds, batched",
+        "  macro-F1 50.00 %; 2 to 3.5 of 10 classes per client; 5,130 parameters trained (1,360,664 fixed)",
+        "  over clients mean 70.00, std 12.50 points, worst 10 % 25.00, worst 40 % 60.00, best 10 % 90.00",
+        "  sends 5,130 scalars per client and round (paper counts 5,000), receives 10,260",
+        "  Uploads taken together by median.",
+        "  3 uploads were rejected over all rounds and seeds.",
+        "  at the end drift 0.1235",
+        "  extract 1.50 s, train 1,234.50 s",
+        "  /runs/d",
+    ]
+
+
+def test_what_a_result_lacks_is_left_out_or_explained() -> None:
+    lacking = result(
+        None, seeds=[0], protocol="everywhere",
+        accuracy={"mean": None, "std": None, "per_domain": {"a": 0.5, "b": 1.0}},
+        classes_owned={"per_client": [4.0, 4.0]}, parameters={"trainable": 8, "fixed": None},
+        fairness={"mean": 0.5, "std_pp": 0.0, "worst10": None, "worst40": None, "best10": None},
+    )  # fmt: skip
+    assert result_lines(lacking, {}, "p") == [
+        "fedavg (paper, exact): accuracy - %",
+        "  each client's own model on all test rows, over clients; dirichlet, 100 clients, 10% a round, 20 rounds,"
+        " batched",
+        "  no accuracy: the scores of a model are not numbers, or nobody could be scored",
+        "  macro-F1 50.00 %; 4 of 10 classes per client; 8 parameters trained",
+        "  per domain   a 50.00  b 100.00",
+        "  over clients mean 50.00, std 0.00 points",
+        "  left out for want of scored clients: worst 10 % at least 10, worst 40 % at least 3, best 10 % at least 10",
+        "  sends 5,130 scalars per client and round (paper counts 5,000), receives 10,260",
+        "  p",
+    ]
+    unscored = {**lacking, "fairness": {"std_pp": None}}
+    assert not [line for line in result_lines(unscored, {}, "p") if "over clients mean" in line or "left out" in line]
+
+
+def test_a_plan_says_how_many_points_are_one_program() -> None:
+    one = {"method": "fedavg", "points": 1, "points_at_once": 1, "execution": "batched", "clients_at_once": 7,
+           "words": "needs 3 MB"}  # fmt: skip
+    many = {**one, "points": 4, "points_at_once": 2, "execution": "gram"}
+    data = {"programs": [one, many]}
+    made = plan_answer(data)
+    assert made.data is data
+    assert made.lines == [
+        "fedavg: batched, 7 clients at once", "  needs 3 MB",
+        "fedavg 4 points: gram, 7 clients at once, 2 points at once", "  needs 3 MB",
+    ]  # fmt: skip
+
+
+def point(lr: str, mean: float | None, *, reused: bool = False, seconds: float | None = 2.0, **changes: Any) -> Point:
+    measured = {} if seconds is None else {"seconds": {"train": seconds}}
+    return Point("fedavg", {"lr": lr}, Run(Path("/runs") / lr, result(mean, **changes), measured, reused=reused))
+
+
+def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
+    points = [point("0.1", 0.5, worst=0.25), point("1", 0.75, reused=True, seconds=None), point("2", None)]
+    done = Grid(
+        points,
+        damaged=[LostPoint("fedavg", {"lr": "3"}, "result.json is not what was written.", "--fresh")],
+        failed=[LostPoint("fedavg", {"lr": "9"}, "The loss is not a number.", "Lower the learning rate.")],
+    )
+    made = grid_answer(done, ["lr"])
+    (table,) = made.renderables
+    assert table.columns == ("method", "lr", "accuracy %", "std", "worst 10 %", "sends per round", "seconds")
+    assert table.right == table.columns[1:]
+    assert [tuple(row) for row in table.rows] == [
+        ("fedavg", "1", "75.00", "1.00", "-", "5,130", "-"),
+        ("fedavg", "0.1", "50.00", "1.00", "25.00", "5,130", "2.00"),
+        ("fedavg", "2", "-", "1.00", "-", "5,130", "2.00"),
+        ("fedavg", "9", "failed", "", "", "", ""),
+    ]
+    assert made.lines == [
+        "3 points, 1 of them were there already.",
+        "Best: fedavg lr=1  75.00 %",
+        "worst 10 % needs at least 10 scored clients; - has fewer.",
+        "Damaged, left out: fedavg lr=3. result.json is not what was written.", "  --fresh",
+        "Failed: fedavg lr=9. The loss is not a number.", "  Lower the learning rate.",
+    ]  # fmt: skip
+    assert made.code is Exit.CORRUPT
+    assert made.data["best"] == {"method": "fedavg", "sweep": {"lr": "1"}, "digest": "d" * 64}
+    assert (made.data["reused"], len(made.data["points"])) == (1, 3)
+    assert repr(done) == "Grid(3 points, 2 without a result, best fedavg lr=1: 0.7500 +- 0.0100)"
+
+
+def test_a_grid_without_tails_has_no_column_for_them() -> None:
+    none = grid_answer(Grid([point("1", 0.5)]), ["lr"])
+    assert "worst 10 %" not in none.renderables[0].columns
+    assert none.lines[-1] == "worst 10 % needs at least 10 scored clients."
+    every = grid_answer(Grid([point("1", 0.5, worst=0.5)]), ["lr"])
+    assert every.lines == ["1 points, 0 of them were there already.", "Best: fedavg lr=1  50.00 %"]
+    assert every.code is Exit.OK
+    assert repr(Grid([point("1", None)])) == "Grid(1 point, best fedavg lr=1: not scored)"
+    assert repr(Grid([], failed=[LostPoint("solo", {}, "", "")])) == "Grid(0 points, 1 without a result)"
+
+
+@pytest.mark.parametrize(
+    ("simulation", "epsilon", "line"),
+    [
+        (True, None, "Simulated privacy of all 2 points and 4 seeds on partition 01234567 together: no bound for delta "
+                     "1e-05."),
+        (False, 2.345, "Privacy of all 2 points and 4 seeds on partition 01234567 together: epsilon 2.35 for delta "
+                       "1e-05."),
+    ],
+)  # fmt: skip
+def test_a_grid_says_what_noise_costs_together(
+    monkeypatch: pytest.MonkeyPatch, simulation: bool, epsilon: float | None, line: str
+) -> None:
+    from fedcache.grids import points
+
+    asked: list[Any] = []
+
+    def epsilons(spent: Any, delta: float) -> dict[str, float | None]:
+        asked.extend([(s.noise, s.share, s.rounds) for s in spent] + [delta])
+        return {"epsilon_pld": epsilon, "epsilon_rdp": None}
+
+    monkeypatch.setattr(points, "epsilons", epsilons)
+    monkeypatch.setattr(points, "counted_share", lambda cost: cost["share"])
+    cost = {"noise": 2.0, "share": 0.5, "rounds": 10, "seeds": 2, "delta": 1e-4, "simulation": simulation}
+    trust = [{"privacy": {**cost, "delta": delta}} for delta in (1e-4, 1e-5)]
+    silent = point("7", 0.1, trust={"privacy": {**cost, "noise": 0.0}})
+    made = grid_answer(Grid([point(str(i), 0.5, trust=t) for i, t in enumerate(trust)] + [silent]), ["lr"])
+    assert line in made.lines
+    assert asked[:3] == [(2.0, 0.5, 20), (2.0, 0.5, 20), 1e-5]
+
+
+def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
+    preset = next(p for p in map(find_preset, preset_names()) if p.sweep)
+    key = next(iter(preset.sweep))
+    given: Any = {"set": ["lr=0.1"]}
+    assert swept_values(["mu = 1, 2 ,,3", "tau=4"], given, None) == {"mu": ("1", "2", "3"), "tau": ("4",)}
+    assert swept_values(None, given, preset) == dict(preset.sweep)
+    assert swept_values([f"{key}=9"], given, preset) == {**preset.sweep, key: ("9",)}
+    for word in ("lr=1,2", "set.lr=1,2"):
+        with pytest.raises(FedcacheError, match=r"^lr is in --set and in --sweep\.") as caught:
+            swept_values([word], given, None)
+        assert caught.value.code is Exit.USAGE
+
+
+def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> None:
+    done = fedcache("grid", "--method", "fedavgg", "--sweep", "nothing=1", "--json")
+    assert done.code == Exit.USAGE
+    assert "Did you mean 'fedavg'" in done.envelope["error"]["message"]
+    none = fedcache("grid", "--sweep", "lr=1", "--json").envelope["error"]
+    assert none["message"] == "No method was named."
+    assert none["hint"] == "For example fedcache grid --method fedavg --sweep lr=0.1,0.01"
+
+
+def test_the_ready_grids_are_listed_with_their_points() -> None:
+    grids = {g["name"]: g for g in ok("grid", "--ready", "list").data["grids"]}
+    answer = list_ready_grids()
+    (table,) = answer.renderables
+    rows = {row[0]: row for row in table.rows}
+    assert rows.keys() == grids.keys()
+    for name, grid in grids.items():
+        runs = len(grid["methods"])
+        for values in grid["sweep"].values():
+            runs *= len(values)
+        assert grid["points"] == runs
+        assert grid["command"] == f"fedcache grid --ready {name}"
+        swept = [f"{key}={','.join(values)}" for key, values in grid["sweep"].items()]
+        assert rows[name] == (
+            name,
+            grid["title"],
+            grid["paper"],
+            " ".join([",".join(grid["methods"]), *swept]),
+            str(runs),
+        )
+    assert answer.lines == [
+        "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
+    ]

@@ -1,0 +1,150 @@
+"""Results of several seeds, summed up by hand, and what is said of uploads and of noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcache.federate.engine.outcome import Evaluation
+from fedcache.runs import results
+from fedcache.runs.results import SeedResult, confusion_of, describe_privacy, describe_trust, mean_std, trust_section
+
+
+def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:
+    """A seed whose rounds gave these accuracies, of two clients."""
+    rounds = [{"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}} for i, a in enumerate(accuracies)]
+    whole: dict[str, Any] = {
+        "seed": number, "accuracy": accuracies[-1], "per_client": [0.25, None], "mean_client": 0.5, "macro_f1": 0.5,
+        "by_domain": {"ink": 0.5}, "fairness": {}, "rounds": rounds, "protocol": "global", "fidelity": "exact",
+        "traffic": {"up": 10, "down": 20, "paper_up": 6, "paper_down": 8, "up_bytes": 40, "down_bytes": 80},
+        "per_round": {"up": 5.0, "down": 10.0, "paper_up": 3.0, "paper_down": 4.0},
+        "execution": "gram", "chunk": 2, "points": 1, "threads": 1, "clients": ["p", "q"], "classes_owned": [1, 2],
+        "trainable": 5, "warnings": [], "seconds": 1.0, "measured": {},
+    }  # fmt: skip
+    return SeedResult(**{**whole, **changes})
+
+
+def test_mean_and_deviation_of_known_values_alone() -> None:
+    assert mean_std([1.0, 3.0]) == (2.0, math.sqrt(2.0))  # ddof 1
+    assert mean_std([4.0]) == (4.0, None)
+    assert mean_std([]) == mean_std([1.0, None]) == (None, None)
+
+
+def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
+    first = seed(0, (None, 0.5, 0.7))
+    second = seed(4, (None, 0.7, None), accuracy=0.9, per_client=[0.75, 1.0], mean_client=0.7, by_domain={"ink": 1.0})
+    found = results._accuracy([first, second])
+    assert found["mean"] == pytest.approx(0.8)
+    assert found["std"] == pytest.approx(math.sqrt(0.02))
+    assert found["per_seed"] == [0.7, 0.9]
+    assert found["per_client"] == [0.5, None]
+    assert found["per_domain"] == {"ink": 0.75}
+    assert found["client_mean"] == pytest.approx(0.6)
+    assert found["per_round"] == [{"round": 2, "mean": pytest.approx(0.6)}, {"round": 3, "mean": None}]
+    assert results._accuracy([seed(0, (0.5,)), seed(1, (0.5,), by_domain={})])["per_domain"] == {"ink": None}
+
+
+def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None:
+    other = seed(1, (1.0,))
+    other.traffic = {k: v + 1 for k, v in other.traffic.items()}
+    other.per_round = {}
+    assert results._traffic([seed(0, (1.0,)), other]) == {
+        "up": 21, "down": 41,
+        "paper": {"up": 13, "down": 17, "per_client_round": {"up": 3.0, "down": 4.0}},
+        "exact": {"up": 21, "down": 41, "up_bytes": 81, "down_bytes": 161,
+                  "per_client_round": {"up": 5.0, "down": 10.0}},
+        "unit": "scalars, summed over rounds, clients and seeds",
+    }  # fmt: skip
+
+
+def test_refused_uploads_and_confusions_are_summed_over_seeds() -> None:
+    without = seed(1, (0.5,))
+    without.rounds = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.5, "diagnostics": {"rejected": None}}]
+    assert results._rejected([seed(0, (None, None, 0.5)), without]) == 0 + 1 + 2
+    assert results._summed([[[1, 2], [3, 4]], [[10, 0], [0, 10]]]) == [[11, 2], [3, 14]]
+    assert results._summed([[[1]], None]) is None
+
+
+def test_a_confusion_counts_labelled_rows_that_got_a_prediction() -> None:
+    evaluation: Any = object.__new__(Evaluation)
+    object.__setattr__(evaluation, "rows", np.array([0, 1, 2, 3, 0]))
+    object.__setattr__(evaluation, "predictions", np.array([2, 0, 1, 1, -1]))
+    label = np.array([2, 2, -1, 1])  # row 2 has no label; row 0 is scored twice, once without a prediction
+    assert confusion_of(evaluation, label, 3) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
+    counts = confusion_of(evaluation, label, 100)
+    assert counts is not None
+    assert sum(map(sum, counts)) == 3
+    assert confusion_of(evaluation, label, 101) is None
+
+
+def test_the_trust_part_of_a_result_is_there_where_something_was_done() -> None:
+    names = [("p", "q"), ("q",)]
+    assert trust_section({}, {"noise": 1.0}, names, 5) == {}
+    assert trust_section({"aggregate": "median"}, {}, names, 5) == {"trust": {"aggregate": "median"}}
+    assert trust_section({"attack": "nan:0.2"}, {}, names, 5) == {
+        "trust": {"attack": "nan:0.2", "attackers": [["p", "q"], ["q"]]}
+    }
+    kept = {"on_bad_update": "reject"}
+    assert trust_section(kept, {"noise": 1.0}, [], 5) == {
+        "trust": {"on_bad_update": "reject", "rejected": 5, "privacy": {"noise": 1.0}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "lines"),
+    [
+        ({}, []),
+        ({"aggregate": "mean", "rejected": 0}, []),
+        ({"aggregate": "krum"}, ["Uploads taken together by krum."]),
+        ({"attack": "nan:0.2", "attackers": [["b"], ["a", "b"]]}, ["Attack nan:0.2: 2 clients lied (a, b)."]),
+        ({"attack": "nan:0.2", "attackers": [list("fedcba")]},
+         ["Attack nan:0.2: 6 clients lied (a, b, c, d, e, ...)."]),
+        ({"attack": "nan:0.2", "attackers": [list("edcba")]}, ["Attack nan:0.2: 5 clients lied (a, b, c, d, e)."]),
+        ({"attack": "nan:0", "attackers": [[]]}, ["Attack nan:0: nobody lied."]),
+        ({"rejected": 3}, ["3 uploads were rejected over all rounds and seeds."]),
+        ({"privacy": {"noise": 0.0}}, ["Privacy: no noise, so nothing is promised (clipping alone)."]),
+    ],
+)  # fmt: skip
+def test_what_was_done_with_uploads_is_told(section: dict[str, Any], lines: list[str]) -> None:
+    assert describe_trust(section) == lines
+
+
+COST: dict[str, Any] = {
+    "noise": 2.0, "seeds": 1, "delta": 1e-5, "rounds": 20, "share": 0.5, "simulation": False, "epsilon_pld": 1.2345,
+    "epsilon_rdp": 1.5, "composed": {"epsilon_pld": 4.0, "epsilon_rdp": None}, "participants": "secret",
+    "participants_known": {"epsilon_pld": None}, "allowed": ["evaluation", "rows"], "noise_from": "--dp-seed 3",
+}  # fmt: skip
+FIGURES = "epsilon 1.23 (by Renyi divergence 1.5), delta 1e-05; 20 rounds, each client in a round with probability 0.5."
+NOISE = (
+    " Noise from the operating system: the run cannot be repeated bit for bit. Epsilon does not cover, and --dp-allow "
+    "allows: evaluation, rows."
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, f"Privacy: {FIGURES} Nobody is told who took part (else it were too large to be worth computing).{NOISE}"),
+        ({"participants_known": {"epsilon_pld": 3.0}},
+         f"Privacy: {FIGURES} Nobody is told who took part (else it were 3).{NOISE}"),
+        ({"participants_known": None, "participants": "known"},
+         f"Privacy: {FIGURES} Who took part is told, so sampling hides nothing.{NOISE}"),
+        ({"participants_known": None}, f"Privacy: {FIGURES}{NOISE}"),
+        ({"seeds": 3, "participants_known": None},
+         "Privacy: epsilon 1.23 for each of 3 seeds and 4 for all of them together (by Renyi divergence 1.5 and "
+         f"without bound), delta 1e-05; 20 rounds, each client in a round with probability 0.5.{NOISE}"),
+        ({"simulation": True},
+         "Simulation of privacy: anyone can repeat the noise of --dp-seed 3, so it hides nothing. Noise that is not "
+         f"repeatable would have {FIGURES} This takes it that nobody knows who took part (else too large to be worth "
+         "computing)."),
+        ({"simulation": True, "participants_known": None},
+         "Simulation of privacy: anyone can repeat the noise of --dp-seed 3, so it hides nothing. Noise that is not "
+         f"repeatable would have {FIGURES}"),
+        ({"noise": 0.0}, "Privacy: no noise, so nothing is promised (clipping alone)."),
+    ],
+)  # fmt: skip
+def test_what_noise_promises_is_one_sentence_after_another(changes: dict[str, Any], line: str) -> None:
+    assert describe_privacy({**COST, **changes}) == line
