@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=1 python tools/attack_home.py [--count 2000] [--seed 0] [--only KIND] [--how MUTATION]
 
 The story: two backbones, a dataset that grows, a partition, shards, runs, a run and a grid that were stopped between
-rounds, embeddings, a federation that lost its server. Then, mutation by mutation: one file of the home is changed (a
-bit, its length, its bytes, a digit, an older version, the bytes of another file of its kind, or it is deleted), and the
-commands that read such a file run, each mutation in a fork of this process. What they say is compared with what they
-say of the untouched home:
+rounds, private runs (finished, made again, simulated, stopped), embeddings, a federation that lost its server. Then,
+mutation by mutation: one file of the home is changed (a bit, its length, its bytes, a digit, an older version, the
+bytes of another file of its kind, or it is deleted), and the commands that read such a file run, each mutation in a
+fork of this process. What they say is compared with what they say of the untouched home:
 
 - detected: a command ends with exit 2 to 7 and a sentence, or it warns of what is damaged, begins again or is left out;
 - harmless: every result is the same, byte for byte (of a grid's points all but ``points``: those that begin again are
-  computed in another group, as after a kill);
+  computed in another group, as after a kill; of a private run that goes on, what it tells of its cost and what the
+  ledger then adds up to, as its noise is drawn anew);
 - WRONG: other figures with exit 0, exit 10 or 1, a traceback, or no end within two minutes.
 
 Prints the counts by kind of file and by mutation, and exits 1 when anything was WRONG.
@@ -56,19 +57,26 @@ from fedcache.runs import loop  # noqa: E402
 HANG = 120.0
 DETECTED = {Exit.USAGE, Exit.QUARANTINED, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED}
 IID = ("--scheme", "iid", "--clients", "3")
+NOISE = ("--dp-clip", "1", "--dp-noise", "2")
+REAL = ("train", "--method", "fedavg", "-b", "random-projection:16", *IID, *NOISE, "--dp-allow", "evaluation")
+SIMULATED = ("train", "--method", "fedprox", "-b", "random-projection:16", *IID, *NOISE, "--dp-seed", "3")
+PRIVATE = (*REAL, "--rounds", "2")
+PRIVATE_STOPPED = (*REAL, "--rounds", "4", "--seeds", "0,1")
+SIMULATED_STOPPED = (*SIMULATED, "--rounds", "4", "--seeds", "0,1")
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", "--rounds", "3", "-b", "random-projection:16", *IID)
 STOPPED = ("train", "--method", "fedavg", "--rounds", "5", "--seeds", "0,1,2", "-b", "random-projection:16", *IID)
 FINISHED = (
     ("train", "--method", "fedrep", "--rounds", "2", "--seeds", "0,1", "-b", "random-projection:16", *IID),
     ("train", "--method", "fed3r", "-b", "random-projection:32", "-p", "uneven"),
     ("train", "--method", "clip-zs", "-b", "glyph-clip", *IID),
+    (*SIMULATED, "--rounds", "2"),
 )
 FEDERATED = Plan(TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01)
 
 WARNED = re.compile(
     r"not what was written|does not have the digest|begins again|left out|is missing|not finished|another file|damaged"
     r"|has lost|cannot be read|extracted later|unreadable|holds other tensors|is no file|result of another run"
-    r"|times are lost"
+    r"|times are lost|does not know of|spends privacy again"
 )
 """What is said of a file that is not read."""
 
@@ -85,6 +93,8 @@ KINDS = {
     "remembered digest": r"digests/.*\.json",
     "remembered recipe": r"recipes/.*\.json",
     "last store": r"last\.json",
+    "ledger of privacy": r"privacy\.jsonl",
+    "count of the ledger": r"privacy-count\.json",
     "manifest": r"(stores|sites)/.*/manifest\.json",
     "history": r"(stores|sites)/.*/history\.jsonl",
     "partition of a store": r"(stores|sites)/.*/partitions/.*",
@@ -124,8 +134,8 @@ class Story:
 
     root: Path  # of all files; the home is ``root/home``
     older: dict[str, list[bytes]] = field(default_factory=dict)  # path inside the home -> earlier bytes
-    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it, () while unfinished
-    federation: str = ""  # directory of the run over sites
+    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # directory -> what made it
+    unfinished: dict[str, str] = field(default_factory=dict)  # directory -> the reader that goes on with it
 
     @property
     def home(self) -> Path:
@@ -161,13 +171,13 @@ def tell(root: Path) -> Story:
     ok("shard", "-p", "uneven", "--out", story.home / "sites")
     for words in FINISHED:
         story.runs[Path(ok(*words).data["path"]).name] = words
-    with _stop_after(12):
-        assert fedcache(*STOPPED, "--json").code == Exit.INTERRUPTED
+    for fresh in ((), ("--fresh",)):  # two releases of one run and seed: its result tells of one
+        story.runs[Path(ok(*PRIVATE, *fresh).data["path"]).name] = PRIVATE
         story.note()
-    with _stop_after(1):
-        assert fedcache(*STOPPED, "--json").code == Exit.INTERRUPTED
-    with _stop_after(2):
-        assert fedcache(*GRID, "--json").code == Exit.INTERRUPTED
+    _stopped(story, "stopped run", STOPPED, 12, 1)
+    _stopped(story, "stopped grid", GRID, 2)
+    _stopped(story, "stopped simulation", SIMULATED_STOPPED, 6, 1)
+    _stopped(story, "stopped private run", PRIVATE_STOPPED, 6, 1)
     export = root / "embeddings.safetensors"
     ok("export", "--store", next((story.home / "sites").glob("*.zarr")), export)
     ok("ingest", export, "--name", "mine")
@@ -178,11 +188,24 @@ def tell(root: Path) -> Story:
     with suppress(FedcacheError):  # no site answers in round 3: the server's checkpoint and the sites' states are left
         federate(FEDERATED, grid, Home(story.home), Silent())
     story.note()
-    for path in (story.home / "runs").iterdir():
-        if b"scaffold" in (path / "config.toml").read_bytes():
-            story.federation = path.name
-        story.runs.setdefault(path.name, ())
+    _name_unfinished(story, "federation")
     return story
+
+
+def _stopped(story: Story, reader: str, words: tuple[str, ...], *rounds: int) -> None:
+    """Stop a command after so many rounds, each time that it goes on."""
+    for number in rounds:
+        with _stop_after(number):
+            assert fedcache(*words, "--json").code == Exit.INTERRUPTED
+        story.note()
+    _name_unfinished(story, reader)
+
+
+def _name_unfinished(story: Story, reader: str) -> None:
+    """Runs that no command before has left."""
+    for path in (story.home / "runs").iterdir():
+        if path.name not in story.runs:
+            story.unfinished.setdefault(path.name, reader)
 
 
 @contextmanager
@@ -215,19 +238,20 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
     top, inside = [*name.split("/"), ""][:2]
     arrays = "random-projection:16,random-projection:32,random-projection:8"  # the last is a new one
     more = extracted("--dataset", f"folder:{story.root / 'images'}", "-b", arrays)
-    if top == "runs" and not story.runs[inside]:
-        if inside == story.federation:
-            return {"ls": said("ls", "--runs"), "federation": federation}
-        return {"ls": said("ls", "--runs"), "stopped run": trained(*STOPPED), "stopped grid": resumed_grid}
+    if top == "runs" and inside in story.unfinished:
+        return {"ls": said("ls", "--runs"), story.unfinished[inside]: GOING_ON[story.unfinished[inside]]}
+    if top.startswith("privacy"):
+        return {"ls --privacy": said("ls", "--privacy"), "spent again": spent(*PRIVATE, "--fresh")}
     if top == "runs":
         config = story.home / "runs" / inside / "config.toml"
-        return {
-            "ls": said("ls", "--runs"),
-            "compare": said("compare", "--over", "clients"),
-            "report": report,
+        again = {
             f"{inside} by its configuration": trained("train", "--config", config),
             f"{inside} by its options": trained(*story.runs[inside]),
         }
+        if story.runs[inside] == PRIVATE:  # once: where its result is lost, other noise is drawn, which it says
+            name, reader = next(iter(again.items()))
+            again = {name: lists(reader)}
+        return {"ls": said("ls", "--runs"), "compare": said("compare", "--over", "clients"), "report": report, **again}
     if kind == "site state":
         return {"federation": federation}
     place = story.home / top / inside
@@ -287,6 +311,21 @@ def resumed_grid(story: Story) -> dict[str, Any]:
     return answer
 
 
+def spent(*words: object) -> Reader:
+    """A private run: what it tells of its cost, and what the ledger adds up to afterwards."""
+
+    def go(story: Story) -> dict[str, Any]:
+        answer = _answer(fedcache(*words, "--json"))
+        if answer["code"] == 0:
+            result = json.loads((Path(answer["data"]["path"]) / "result.json").read_bytes())
+            ledger = _answer(fedcache("ls", "--privacy", "--json"))
+            answer["data"] = [result["trust"]["privacy"], ledger["code"], (ledger["data"] or {}).get("entries")]
+            answer["told"] += ledger["told"]
+        return {**answer, "lists": True}
+
+    return go
+
+
 def extracted(*words: object) -> Reader:
     """An extraction again: which stores there are, and what the one that it names holds."""
 
@@ -322,6 +361,14 @@ def federation(story: Story) -> dict[str, Any]:
     data = (run.path / "result.json").read_text()
     return {"code": 0, "data": data, "told": [*told, *heard.warnings], "error": None, "lists": True}
 
+
+GOING_ON: dict[str, Reader] = {
+    "stopped run": trained(*STOPPED),
+    "stopped grid": resumed_grid,
+    "stopped simulation": trained(*SIMULATED_STOPPED),
+    "stopped private run": spent(*PRIVATE_STOPPED),
+    "federation": federation,
+}
 
 # What is done to a file.
 
@@ -385,7 +432,8 @@ def mutate(story: Story, name: str, kind: str, how: str, draw: random.Random, fi
             _overwrite(story.home / other, raw)
         return f"{name} {how} {other}"
     if how == "older":
-        if not before:
+        # An older result of a private run is that of a release that was made and is counted: no wrong figure.
+        if not before or (kind == "result" and story.runs.get(name.split("/")[1]) == PRIVATE):
             return ""
         _overwrite(path, draw.choice(before))
         return f"{name} is an older one"

@@ -180,6 +180,10 @@ PROMISES = (
             (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
             ("runs/privacy_ledger.py", "if not follows or set(body) != names:", "if set(body) != names:",
              f"{PRIVATE} -k ledger_but")),
+    Promise("A8", "A ledger of privacy that has lost a line, in the middle or at its end, is refused",
+            (f"{PRIVATE} -k 'ledger_but or lost_its_last or is_gone'",),
+            ("runs/privacy_ledger.py", "if lines not in (count, count + 1):", "if False:",
+             f"{PRIVATE} -k lost_its_last")),
     Promise("A6", "What epsilon does not cover is refused unless it is allowed by name, and nobody is told who took part",
             (f"{PRIVACY} -k 'by_name or counts_are or secret or methods_info'", f"{PRIVATE} -k 'asked_for or tells_who'"),
             ("runs/results.py", '"clients": None if secret else list(r.clients)', '"clients": list(r.clients)',
@@ -317,9 +321,8 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
 | `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
-| `privacy.jsonl` | its own digests, line by line, and the order of its lines | refused (exit 5) |
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
-| `privacy.jsonl` | its own digest, line by line, and the line before | refused (exit 5); runs with noise that it lacks are named |
+| `privacy.jsonl`, `privacy-count.json` | its own digest, line by line, the line before, and how many there are | refused (exit 5); runs with noise that it lacks are named |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
 | `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
 | `data/*` | the digest of their content names the store made of them | another store, which says what is new |

@@ -27,7 +27,7 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
-from fedcache.runs.privacy_ledger import Release, record_release
+from fedcache.runs.privacy_ledger import Release, read_releases, record_release
 from fedcache.runs.results import SeedResult, describe_privacy, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
@@ -173,12 +173,14 @@ class OpenRun:
     events: RunEvents  # tells of its rounds
     stored: Run | None = None  # its result, when it is there already
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
+    fresh: bool = False  # whether what was computed of it before was to be forgotten
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
 
         ``fresh`` forgets what was computed of it.
         """
+        self.fresh = fresh
         made_here = self.inputs.partition_name is None and not self.spec.engine
         partitions = {f"partition-{s}": self.inputs.partitions[s].to_payload() for s in self.spec.seeds}
         table = {**self.spec.to_config(), **self.inputs.choices}
@@ -193,7 +195,10 @@ class OpenRun:
             self.directory.restart()
 
     def record_release(self, seed: int) -> None:
-        """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
+        """Write down that noise was drawn for a seed, and what a release of that many rounds costs.
+
+        Raises CorruptionError for a ledger that is damaged.
+        """
         privacy, inputs = self.spec.trust.privacy, self.inputs
         if inputs.ledger is None or privacy is None:
             raise InternalError("A private run has no ledger to write to.", "Please report this.")
@@ -214,6 +219,12 @@ class OpenRun:
             delta=privacy.delta,
             time=time.time(),
         )
+        known = {(r.run, r.seed) for r in read_releases(inputs.ledger)}
+        if not self.fresh and (release.run, seed) in known:
+            self.events.observer.warn(
+                f"Noise was drawn for seed {seed} of {release.run} before, and no whole result or state of it is left: "
+                "the seed begins again, and spends privacy again."
+            )
         record_release(inputs.ledger, release)
 
     def restore_seed(self, seed: int) -> bool:

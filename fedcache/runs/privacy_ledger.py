@@ -4,7 +4,7 @@ Epsilon composes: two releases about the same clients tell more than one, whethe
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
 of it is kept or told; going on from a checkpoint writes none, nor does a stored result that is returned. Simulations
 release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost from the
-middle.
+middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.store.files import append_line, make_private, parse_signed, read_whole, sha256_hex, to_signed
 from fedcache.store.lock import hold_lock
 from fedcache.store.machine import explain_disk_errors
+from fedcache.store.sealed import read_sealed, write_sealed
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
+
+COUNT = "privacy-count.json"
+"""Beside it: how many lines it has. Written after each line, so it may be one behind after a kill."""
+
+COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 
 @dataclass(frozen=True)
@@ -70,25 +76,33 @@ class Total:
 
 
 def record_release(ledger: Path, release: Release) -> None:
-    """Append one line. Raises CorruptionError when the last one is damaged, MachineError when it cannot be written."""
+    """Append one line.
+
+    Raises CorruptionError when the last one is damaged or lines are missing, MachineError when it cannot be written.
+    """
     make_private(ledger.parent)
     with hold_lock(ledger.parent / "locks" / "privacy.lock", "the ledger of privacy", wait=True):
         raw = _read(ledger)
         whole = raw[: raw.rfind(b"\n") + 1]
         last = whole.splitlines()[-1] if whole else b""
         number = _parsed(ledger, last, "its last line")["number"] if last else 0
+        _check_count(ledger, number, _read_count(ledger))
         body = {"number": number + 1, "before": sha256_hex(last), **asdict(release)}
         with explain_disk_errors(ledger, 0):
             if len(whole) < len(raw):  # a power cut tore the last line, of which nothing was told
                 with ledger.open("r+b") as file:
                     file.truncate(len(whole))
             append_line(ledger, to_signed(body))
+            write_sealed(ledger.with_name(COUNT), COUNT_IS, number + 1)
 
 
 def read_releases(ledger: Path) -> list[Release]:
     """Every release, in the order in which they were made; [] without a ledger. Raises CorruptionError."""
-    names, found, before = {f.name for f in fields(Release)}, [], b""
-    raw = _read(ledger)
+    names, found, before = {f.name for f in fields(Release)}, list[Release](), b""
+    while True:  # until nothing is written meanwhile
+        count, raw = _read_count(ledger), _read(ledger)
+        if _read_count(ledger) == count:
+            break
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), 1):
         body = _parsed(ledger, line, f"line {number}")
         follows = (body.pop("number", 0), body.pop("before", "")) == (number, sha256_hex(before))
@@ -96,6 +110,7 @@ def read_releases(ledger: Path) -> list[Release]:
             raise _damaged(ledger, f"line {number} does not follow the one before")
         found.append(Release(**body))
         before = line
+    _check_count(ledger, len(found), count)
     return found
 
 
@@ -135,6 +150,21 @@ def _read(ledger: Path) -> bytes:
         raise _damaged(ledger, f"it cannot be read ({error.strerror})") from error
 
 
+def _read_count(ledger: Path) -> int:
+    """How many lines the ledger was left with; 0 before the first."""
+    try:
+        count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
+    except CorruptionError as error:
+        raise _damaged(ledger, f"its end is not known, as {COUNT} is not what was written") from error
+    return 0 if count is None else int(count.content)
+
+
+def _check_count(ledger: Path, lines: int, count: int) -> None:
+    """Refuse a ledger that has lost lines at its end, or the count of them."""
+    if lines not in (count, count + 1):
+        raise _damaged(ledger, f"it has {lines} whole lines, and {COUNT} tells of {count}")
+
+
 def _parsed(ledger: Path, line: bytes, which: str) -> dict[str, Any]:
     try:
         return parse_signed(line)
@@ -145,5 +175,6 @@ def _parsed(ledger: Path, line: bytes, which: str) -> dict[str, Any]:
 def _damaged(ledger: Path, why: str) -> FedcacheError:
     return CorruptionError(
         f"{ledger} is damaged: {why}. What has been spent of these clients' privacy is not known from it.",
-        f"Put back a copy of it; or start a new one, and add by hand what was spent: mv {ledger} {ledger}.damaged",
+        f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
+        f"mkdir {ledger.parent}/privacy.damaged && mv {ledger.parent}/privacy*.json* {ledger.parent}/privacy.damaged",
     )

@@ -43,6 +43,7 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
         number += 1
         told, ledger = tmp_path / f"told-{number}.jsonl", home / "privacy.jsonl"
         ledger.unlink(missing_ok=True)
+        ledger.with_name("privacy-count.json").unlink(missing_ok=True)
         shutil.rmtree(home / "runs", ignore_errors=True)
         starts = 0
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,18 +186,55 @@ def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
-    ledger = home() / "privacy.jsonl"
+    ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
     ok(*REAL, "--seeds", "0,1")
     ok(*SIMULATED)
     assert ok("ls", "--privacy").envelope["warnings"] == []
-    whole = ledger.read_bytes()
-    for left in (whole[: whole.index(b"\n") + 1], whole[:-1], b""):  # a line is gone, half of one, all of them
-        ledger.write_bytes(left)
-        (warning,) = ok("ls", "--privacy").envelope["warnings"]
-        assert "the ledger does not know of" in warning
+    whole, counted = ledger.read_bytes(), count.read_bytes()
+    ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
+    count.unlink()
+    (warning,) = ok("ls", "--privacy").envelope["warnings"]
+    assert "the ledger does not know of" in warning
+    count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls", "--privacy").code == Exit.CORRUPT
     assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT  # nothing more is spent beside a count that is not known
+
+
+@pytest.mark.usefixtures("store")
+def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends() -> None:
+    first = ok(*REAL)
+    (run_of(first.data) / "result.json").unlink()
+    (warning,) = (w for w in ok(*REAL).envelope["warnings"] if "before" in w)
+    assert "seed 0" in warning
+    assert "spends privacy again" in warning
+    assert len(read_releases(home() / "privacy.jsonl")) == 2
+    assert not any("before" in w for w in ok(*REAL, "--fresh").envelope["warnings"])  # asked for
+
+
+@pytest.mark.usefixtures("store")
+def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one() -> None:
+    ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
+    for fresh in ((), ("--fresh",), ("--fresh",)):  # of the same run and seed: its result tells of one release
+        ok(*REAL, *fresh)
+    whole, counted = ledger.read_bytes(), count.read_bytes()
+    for left in (b"".join(whole.splitlines(keepends=True)[:2]), whole[:-1], b"", None):
+        ledger.unlink() if left is None else ledger.write_bytes(left)
+        for words in (("ls", "--privacy"), (*REAL, "--fresh")):
+            done = fedcache(*words, "--json")
+            assert done.code == Exit.CORRUPT, done.out
+            assert "privacy-count.json tells of 3" in done.envelope["error"]["message"]
+        ledger.write_bytes(whole)
+    for left in (counted.replace(b"3", b"2"), b"", None):
+        count.unlink() if left is None else count.write_bytes(left)
+        assert fedcache("ls", "--privacy").code == fedcache(*REAL, "--fresh").code == Exit.CORRUPT
+        count.write_bytes(counted)
+    assert ok("ls", "--privacy").data["entries"][0]["releases"] == 3
+    ledger.unlink()
+    hint = fedcache("ls", "--privacy", "--json").envelope["error"]["hint"]
+    subprocess.run(hint.rpartition(": ")[2], shell=True, check=True)
+    ok(*REAL, "--fresh")
+    assert ok("ls", "--privacy").data["entries"][0]["releases"] == 1
 
 
 RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)
@@ -220,10 +258,18 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) 
         ledger.write_bytes(changed if isinstance(changed, bytes) else b"".join(changed))
         with pytest.raises(FedcacheError, match="does not follow"):
             read_releases(ledger)
-    ledger.write_bytes(whole[:-5])  # a power cut while the third was written: nothing of it was told
-    assert len(read_releases(ledger)) == 2
-    record_release(ledger, RELEASE)
+    ledger.write_bytes(whole + lines[2][:-5])  # a power cut while a fourth was written: nothing of it was told
     assert len(read_releases(ledger)) == 3
+    record_release(ledger, RELEASE)
+    assert len(read_releases(ledger)) == 4
+    count = ledger.with_name("privacy-count.json")
+    counted = count.read_bytes()
+    record_release(ledger, RELEASE)
+    count.write_bytes(counted)  # a kill between the line and the count of it
+    assert len(read_releases(ledger)) == 5
+    whole = ledger.read_bytes()
+    record_release(ledger, RELEASE)
+    assert len(read_releases(ledger)) == 6
     ledger.write_bytes(whole[:-20] + b"x" + whole[-19:])
     with pytest.raises(FedcacheError) as damaged:
         record_release(ledger, RELEASE)
