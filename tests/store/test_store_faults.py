@@ -11,7 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 from draws import FULL
-from toy_store import ALL_BAD, BAD, KEYS, check_what_is_read, content, create, fill, in_memory, whole, write, writer
+from toy_store import (
+    ALL_BAD,
+    BAD,
+    KEYS,
+    check_what_is_read,
+    content,
+    create,
+    fill,
+    in_memory,
+    values,
+    whole,
+    write,
+    writer,
+)
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store import chunks, files, journal
@@ -260,3 +273,17 @@ def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place:
         assert w.bad == {}
         assert w.kept == [1]
     assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}
+
+
+def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place: Path) -> None:
+    store = create(place / "s.zarr")
+    fill(store, KEYS[0], chunks=2)
+    path = journal.journal_path(store.path, KEYS[0])
+    path.write_bytes(path.read_bytes()[:20])  # of the header
+    fill(store, KEYS[0], chunks=1)
+    begun = journal.read_journal(path)
+    assert begun.header is not None
+    assert (sorted(begun.chunks), begun.torn) == ([0], False)
+    fill(store, KEYS[0])
+    assert verify(store.path).problems == []
+    assert np.array_equal(Store.open(store.path).reader(KEYS[0]).all(), values(KEYS[0]), equal_nan=True)

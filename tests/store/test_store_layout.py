@@ -32,7 +32,7 @@ from toy_store import (
 )
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.chunks import encode_strings, write_chunk_file
+from fedcache.store.chunks import decode_strings, encode_strings, write_chunk_file
 from fedcache.store.export import write_shards
 from fedcache.store.reader import MAPS
 from fedcache.store.store import Samples, Store
@@ -90,7 +90,27 @@ def test_crc32c_is_castagnoli() -> None:
 
 
 def test_the_bytes_of_names_by_hand() -> None:
-    assert encode_strings(["ü", ""]) == bytes.fromhex("02000000" + "02000000c3bc" + "00000000")
+    raw = bytes.fromhex("02000000" + "02000000c3bc" + "00000000")
+    assert encode_strings(["ü", ""]) == raw
+    assert decode_strings(raw) == ("ü", "")
+    assert decode_strings(bytes(4)) == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ("", "begins beyond"),
+        ("01000000", "begins beyond"),
+        ("01000000" + "02000000c3", "ends beyond"),
+        ("02000000" + "02000000c3bc" + "000000", "begins beyond"),
+        ("01000000" + "02000000c3bc" + "00", "1 bytes follow the last"),
+        ("00000000" + "0000", "2 bytes follow the last"),
+        ("01000000" + "01000000c3", "utf-8"),
+    ],
+)
+def test_names_that_are_not_written_so_are_refused(raw: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decode_strings(bytes.fromhex(raw))
 
 
 def test_the_manifest_ends_with_the_digest_of_the_rest(place: Path) -> None:

@@ -194,8 +194,8 @@ class StackSource:
                     images = read_images(Path(self.files[part]), self.labels)[0]
                 except FedcacheError as error:
                     raise BadImage(error.message) from None
-                for old in list(self._open)[: len(self._open) - _OPEN + 1]:
-                    del self._open[old]
+                while len(self._open) >= _OPEN:
+                    del self._open[next(iter(self._open))]  # the one opened first
                 self._open[part] = images
         at = row - int(self._starts[part])
         if at >= len(images):

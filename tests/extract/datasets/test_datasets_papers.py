@@ -134,6 +134,7 @@ def test_files_read_one_after_the_other_are_let_go(tmp_path, memory):
     for i in (0, 23, 5, 11, 23, 2):
         assert np.array_equal(source.read(i), rows[i].image)
         assert len(source._open) <= 2
+    assert list(source._open) == [5, 0]  # files 0, 5, 1, 2, 5 and 0 were opened: the last two are kept
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     batch.write_bytes(python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8)}))
     fresh = pickle.loads(pickle.dumps(source))

@@ -1,0 +1,153 @@
+"""One batch, whoever computes it: inputs, bad rows, the short last batch, and decoders that feed the models."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import picture
+
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract.backbones import Weights, lookup
+from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob, decode_batch, input_key
+from fedcache.extract.images import BadImage
+from fedcache.extract.workers import chunk_tasks, local
+from fedcache.extract.workers.local import CpuWorkers, GpuFeeder, InProcess, open_workers
+from fedcache.process import Stop
+
+SETTINGS = ComputeSettings("cpu", "float32", 4, 1)
+
+
+class Pictures:
+    """Ten squares of 8 and one of 6 pixels; row 2 is no image."""
+
+    def read(self, row: int) -> bytes:
+        if row == 2:
+            raise BadImage("torn")
+        out = io.BytesIO()
+        picture(row, row % 3, side=6 if row == 10 else 8).save(out, "png")
+        return out.getvalue()
+
+
+UID = np.arange(11 * 16, dtype=np.uint8).reshape(11, 16)
+
+
+def job(name: str = "random-projection:4", key: str = "a", **changed: Any) -> FeatureJob:
+    row = lookup(name)
+    weights = Weights(None, "none" if name == "pixels" else "seed:0", "seeded")
+    recipe = replace(row.recipe, weights=weights.sha256, **changed)
+    return FeatureJob(key, name, weights, recipe, how={"device": "cpu"})
+
+
+def data(rows: int = 10) -> Any:
+    return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(rows)])
+
+
+def test_each_row_is_decoded_once_for_recipes_with_the_same_input() -> None:
+    one, two = job(size=8).recipe, job(size=8, mean=(0.5, 0.5, 0.5)).recipe
+    other = job(size=4, views=3).recipe
+    assert input_key(one) == input_key(two) != input_key(other)
+    inputs, bad, seconds = decode_batch(Pictures(), range(1, 4), UID[1:4], [one, two, other], True)
+    shapes = {input_key(one): (3, 1, 8, 8, 3), input_key(other): (3, 3, 4, 4, 3)}
+    assert {key: values.shape for key, values in inputs.items()} == shapes
+    assert bad == {2: "torn"}
+    assert 0 < seconds < 10
+    assert all(not values[1].any() and values[0].any() and values[2].any() for values in inputs.values())
+    assert np.array_equal(inputs[input_key(one)][0, 0], np.asarray(picture(1, 1, side=8)))
+    blank, bad, _ = decode_batch(Pictures(), [2], UID[2:3], [other, job("pixels").recipe], True)
+    assert [v.shape for v in blank.values()] == [(1, 3, 4, 4, 3), (1, 1, 1, 1, 3)]
+
+
+def test_images_of_two_sizes_are_refused_where_their_size_is_kept() -> None:
+    with pytest.raises(UsageError, match=r"Images differ in size \(\(6, 6\) and \(8, 8\)\), and pixels keeps it"):
+        decode_batch(Pictures(), [9, 10], UID[9:11], [job("pixels").recipe], True)
+
+
+def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan() -> None:
+    jobs = [job(size=8, views=2), job("pixels", "p")]
+    runner = BatchRunner(jobs, Pictures(), UID, 10, SETTINGS)
+    assert [list(runner.rows_of(b)) for b in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    made = runner.compute(0, ["a", "p"])
+    assert (made.features["a"].shape, made.features["p"].shape) == ((4, 2, 4), (4, 1, 8, 8, 3))
+    assert (made.features["a"].dtype, made.features["p"].dtype) == (np.float32, np.uint8)
+    assert np.isnan(made.features["a"]).all((1, 2)).tolist() == [False, False, True, False]
+    assert (made.bad, made.decoded) == ({2: "torn"}, 4)
+    assert set(made.forward_seconds) == {"a", "p"}
+    assert all(0 <= s < 10 for s in made.forward_seconds.values())
+    # the last batch is filled up with its last row, so that two rows are as of a batch of four
+    last = runner.compute(2, ["a"])
+    import torch
+
+    x = torch.from_numpy(np.stack([np.asarray(picture(r, r % 3, side=8)) for r in (8, 9, 9, 9)]))
+    assert np.array_equal(last.features["a"][:, 0], runner.encoders["a"].image(x)[:2].numpy())
+    rates = runner.warm()
+    assert set(rates) == {"a", "p"}
+    assert all(0 < s < 1 for s in rates.values())
+
+
+@pytest.mark.timeout(60)
+def test_decoders_before_a_model_give_what_one_process_gives() -> None:
+    alone = InProcess([job(size=8)], data(), SETTINGS)
+    feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 1, Stop())
+    try:
+        assert (feeder.workers, feeder.depth, alone.workers, alone.depth) == (1, 4, 1, 1)
+        for batch in (0, 2):
+            one, two = (w.finish(batch, ["a"], w.submit(batch, ["a"])) for w in (alone, feeder))
+            assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
+            assert (one.bad, one.decoded) == (two.bad, two.decoded)
+            assert two.decode_seconds > 0
+        feeder.check()
+        assert set(feeder.warm()) == {"a"}
+    finally:
+        feeder.close()
+        alone.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "tasks", "cores", "kind", "count"),
+    [
+        ("cpu", None, 11, 4, InProcess, 1),
+        ("cpu", None, 12, 4, CpuWorkers, 2),  # of two threads each
+        ("cpu", None, 12, 1, CpuWorkers, 1),
+        ("cpu", 3, 1, 4, CpuWorkers, 3),
+        ("cpu", 0, 99, 4, InProcess, 1),
+        ("cuda", None, 1, 4, GpuFeeder, 3),
+        ("cuda", None, 1, 1, GpuFeeder, 1),
+        ("cuda", 2, 1, 4, GpuFeeder, 2),
+        ("cuda", 0, 99, 4, InProcess, 1),
+    ],
+)
+def test_the_workers_of_a_device(
+    device: str, asked: int | None, tasks: int, cores: int, kind: type, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WorkerProcesses", "BatchRunner", "make_runner"):
+        monkeypatch.setattr(local, name, lambda *_: None)
+    made = open_workers([], data(), replace(SETTINGS, device=device, threads=2), workers=asked, tasks=tasks,
+                        cores=cores, stop=Stop())  # fmt: skip
+    assert type(made) is kind
+    assert made.workers == count
+    assert made.depth == {InProcess: 1, CpuWorkers: 2 * count, GpuFeeder: 2 * count + 2}[kind]
+
+
+def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"device": "cpu", "torch": "2"}
+    monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
+    monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
+    array = SimpleNamespace(check=lambda: None)
+
+    def spec(how: dict[str, str], **more: Any) -> Any:
+        own = {"jobs": [replace(job(), how=how)], "arrays": {"a": array}, "probe": None, "settings": SETTINGS}
+        return SimpleNamespace(source=Pictures(), **{**own, **more})
+
+    chunk_tasks._check_machine(spec(mine))
+    chunk_tasks._check_machine(spec({"torch": "1"}, arrays={}))  # of an array that is finished
+    with pytest.raises(MachineError, match=r"node3 would compute a in another way: torch 1, torch 2\. Mixed rows"):
+        chunk_tasks._check_machine(spec({"device": "cpu", "torch": "1"}))
+    whole = chunk_tasks._digest(Pictures(), 1)
+    chunk_tasks._check_machine(spec(mine, probe=(1, whole)))
+    with pytest.raises(MachineError, match="node3 does not see the images of the dataset, or sees others"):
+        chunk_tasks._check_machine(spec(mine, probe=(3, whole)))

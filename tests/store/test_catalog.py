@@ -1,0 +1,146 @@
+"""Stores among each other: which was extracted last, which are old, what killed processes left in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_store import KEYS, create, fill, in_memory, samples, whole
+
+from fedcache.config import Home
+from fedcache.store import catalog
+from fedcache.store.sidecars import append_event
+from fedcache.store.store import Store
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with in_memory() as path:
+        home = Home(path)
+        home.stores.mkdir(parents=True)
+        yield home
+
+
+def extracted(home: Home, name: str, *times: float, slug: str = "toy", finished: bool = True) -> Path:
+    """A store of a home with one array, whose history tells when it was extracted."""
+    store = Store.create(home.stores / f"{name}.zarr", samples(), dataset={"slug": slug, "digest": name})
+    if finished:
+        fill(store, KEYS[0])
+    for time in times:
+        append_event(store.path, {"event": "extract", "time": time, "keys": []})
+    append_event(store.path, {"event": "shard", "time": 99.0})
+    return store.path
+
+
+def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home: Home) -> None:
+    first = extracted(home, "toy-a", 1.0, 5.0, 2.0)
+    assert catalog.extracted_later(first) is None
+    extracted(home, "toy-b", 5.0)
+    extracted(home, "toy-c", 9.0, finished=False)
+    extracted(home, "toy-d", 9.0, slug="toy-other")
+    extracted(home, "other", 9.0)
+    (home.stores / "toy-e.zarr").mkdir()
+    assert catalog.extracted_later(first) is None, "as late is no later, and of others nothing counts"
+    for name in "vzyxw":
+        extracted(home, f"toy-{name}", 6.0)
+    assert catalog.extracted_later(first) == home.stores / "toy-v.zarr", "of equals the first by name"
+    assert catalog.extracted_later(home.stores / "toy-v.zarr") is None
+    assert catalog.extracted_later(home.stores / "nothing.zarr") is None
+
+
+def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home: Home) -> None:
+    for name in "cab":
+        extracted(home, name, finished=name != "b")
+    (home.stores / ".hidden").mkdir()
+    (home.stores / "a file").touch()
+    assert [s.path.stem for s in catalog.finished_stores(home)] == ["a", "c"]
+    assert [p.name for p in catalog.folders_in(home.stores)] == ["a.zarr", "b.zarr", "c.zarr"]
+    assert catalog.folders_in(home.stores / "nowhere") == []
+    assert catalog.ingested_stores(home) == catalog.ingested_stores(Home(home.root / "nowhere")) == {}
+    mine = Store.from_arrays({"x": np.eye(3)}, name="mine", path=home.stores / "mine.zarr")
+    assert catalog.ingested_stores(home) == {"mine": mine.path}
+
+
+def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home: Home) -> None:
+    for changed, (name, slug) in enumerate((("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))):
+        os.utime(extracted(home, name, slug=slug) / "manifest.json", (changed, changed))
+    why = "toy has been extracted again with other content, into b.zarr"
+    assert list(catalog.old_stores(home)) == [(home.stores / "a.zarr", why), (home.stores / "c.zarr", why)]
+    with Store.open(home.stores / "a.zarr").writer(
+        KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
+    ):
+        assert list(catalog.old_stores(home)) == [(home.stores / "c.zarr", why)]
+
+
+def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = create(home.stores / "s.zarr")
+    fill(store, KEYS[0])
+    journal = store.path / f"journal-{KEYS[0]}.jsonl"
+    journal.write_bytes(b"")
+    note = store.path / "locks" / "a.json"
+    note.write_text("{}")
+    dead, alive = (store.path / f".x.{pid}-00.partial" for pid in (2**22 + 1, os.getpid()))
+    stray, new, old = store.path / "stray", store.path / "new.partial", store.path / "old.partial"
+    for file in (dead, alive, stray, new, old):
+        file.touch()
+    now = 10 * catalog.DAY
+    monkeypatch.setattr(catalog.time, "time", lambda: now)
+    for file, age in ((new, 1.0 - 1e-6), (old, 1.0)):
+        os.utime(file, (now - age * catalog.DAY,) * 2)
+    nobody = "neither the manifest nor a journal knows it"
+    assert list(catalog.leftovers_of_stores(home)) == [
+        (dead, nobody), (old, nobody), (stray, nobody),
+        (journal, f"{KEYS[0]} is complete, and a killed process was about to remove its journal"),
+        (note, "a killed process held this lock"),
+    ]  # fmt: skip
+    assert catalog.is_being_written(store.path / "gone.partial"), "who knows"
+    store.refresh()
+    catalog.clean_up(store)
+    assert not journal.exists()
+    assert not note.exists()
+    with store.writer(KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}):
+        assert list(catalog.leftovers_of_stores(home)) == []
+
+
+def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "one").write_bytes(bytes(5))
+    (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
+    (tmp_path / "link").symlink_to("a/b/two")
+    assert catalog.size_of(tmp_path / "a") == 12
+    assert catalog.size_of(tmp_path / "a" / "one") == 5
+    assert catalog.size_of(tmp_path / "link") == len("a/b/two"), "a link is its own few bytes"
+    assert catalog.size_of(tmp_path / "nowhere") == 0
+
+
+def test_commands_name_a_store_outside_the_home_by_its_path(own_home: Path, tmp_path: Path) -> None:
+    (own_home / "stores").mkdir(parents=True)
+    inside = Store.from_arrays({"x": np.eye(3)}, name="m i", path=own_home / "stores" / "mine.zarr")
+    outside = Store.from_arrays({"x": np.eye(3)}, name="mine", path=tmp_path / "my place.zarr")
+    assert catalog.ingest_command(inside) == "fedcache ingest FILE --name m_i --replace"
+    assert catalog.ingest_command(outside) == (
+        f"fedcache ingest FILE --name mine --replace --store '{tmp_path}/my place.zarr'"
+    )
+
+
+def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = whole(home.stores / "s.zarr").path
+    mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path
+    found: dict[str, Any] = {name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")}
+    assert found == {"s": there, "s.zarr": there, "m_i": mine, "m i": mine}
+    assert catalog.resolve_path(home, Path("ingested:m i")) == mine
+    assert catalog.resolve_path(home, Path("away/s")) == Path("away/s"), "a path is no name"
+    here = whole(tmp_path / "s.zarr").path
+    assert catalog.resolve_path(home, Path("s")) == Path(here.name)
+    (tmp_path / "m_i").mkdir()
+    assert catalog.resolve_path(home, Path("m_i")) == Path("m_i"), "what is here is meant"
+    assert catalog.resolve_path(home, Path()) == Path()
