@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from command import ok
+from command import fedcache, ok
 
 from fedcache.federate.methods import METHODS
 from fedcache.report.methods import catalogue
@@ -76,3 +76,22 @@ def test_info_shows_the_objective_every_switch_and_both_sides(name: str) -> None
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
     for side in data["disagreements"]:
         assert side["d"].startswith("D-")
+
+
+def test_info_answers_with_lines_and_three_tables() -> None:
+    data = ok("methods", "info", "fedpcl").data
+    out = fedcache("methods", "info", "fedpcl").out
+    sends = data["traffic"]
+    lines = out.splitlines()
+    assert lines[0] == f"fedpcl: {data['summary']}"
+    assert lines[1] == data["paper"]
+    assert lines[2] == "Paper's setting: feature-shift, 5 clients, all a round, 100 rounds."
+    assert lines[3] == f"Reads labels; fidelity {data['fidelity']}."
+    first = f" ({sends['first_down']:,} in the first)" if sends["first_down"] != sends["down"] else ""
+    among = f", {sends['clients']} clients" if sends["clients"] else ""
+    assert lines[4] == (
+        f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts {sends['paper_up']:,}) "
+        f"and receives {sends['down']:,} in a round{first}, at {sends['counted_at']}{among}."
+    )
+    for title in ("--set key=value", "where paper and code differ", "what leaves a client in a round"):
+        assert title in out

@@ -1,17 +1,36 @@
-"""What an extraction is expected to take, before it is begun."""
+"""What an extraction will do and is expected to take, before it is begun: by hand, without images or weights."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedcache.config import ExtractConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
+from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.device import Device
 from fedcache.extract.planning import cost
+from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
+from fedcache.extract.planning.incremental import IncrementalPlan, find_earlier_rows, in_earlier_order
+from fedcache.extract.planning.plan import (
+    PlannedArray,
+    array_bytes,
+    missing_text,
+    parse_max_bad,
+    quoted,
+    recipe_of,
+    wanted_text,
+)
+from fedcache.extract.recipe import Recipe
+from fedcache.store.samples import Samples
 
 
 @pytest.mark.parametrize(
@@ -56,3 +75,209 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
     found = cost.measured_rate(data, [], ExtractConfig(dataset="x", workers=workers))
     assert found == pytest.approx(rate)
     assert done == [3, "warm", (0, ["a", "b"]), "closed"], "a batch is not larger than the dataset"
+
+
+def planned(name: str, **changes: Any) -> PlannedArray:
+    backbone = lookup(name)
+    return PlannedArray(backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "size"),
+    [
+        ("glyph-clip", {}, 10 * 128 * 2),  # float16 of width 128
+        ("glyph-clip", {"views": 3, "dtype": "float32"}, 10 * 3 * 128 * 4),
+        ("pixels", {"size": 32}, 10 * 32 * 32 * 3),
+        ("pixels", {"size": 32, "views": 2}, 10 * 2 * 32 * 32 * 3),
+        ("pixels", {}, 10 * 224 * 224 * 3),  # before a look at them
+    ],
+)
+def test_the_bytes_of_an_array_are_those_of_its_numbers(name: str, changes: dict[str, Any], size: int) -> None:
+    assert array_bytes(10, planned(name, **changes)) == size
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_a_disk_must_hold_all_features_and_some_to_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    free = 2 * 10 * 128 * 2 + (64 << 20) + spare
+    monkeypatch.setattr(cost.shutil, "disk_usage", lambda place: SimpleNamespace(free=free if place == tmp_path else 0))
+    data: Any = SimpleNamespace(names=range(10))
+    arrays = [planned("glyph-clip")] * 2
+    if fits:
+        cost.check_disk(tmp_path / "not" / "there", data, arrays)
+        return
+    with pytest.raises(FedcacheError) as full:
+        cost.check_disk(tmp_path / "not" / "there", data, arrays)
+    assert full.value.code is Exit.ENVIRONMENT
+    needs = f"The features need 5,120 bytes and 67,108,864 to spare, and {tmp_path} has {free:,} free."
+    assert full.value.message == needs
+
+
+def test_growth_is_one_clause() -> None:
+    one = {"new": 1, "vanished": 0, "reused_chunks": 1, "forward_passes": 1}
+    assert cost.describe_growth(one) == "1 image new, 0 vanished, 1 chunk reused, 1 forward pass"
+    many = {"new": 1000, "vanished": 2000, "reused_chunks": 0, "forward_passes": 3000}
+    assert cost.describe_growth(many) == "1,000 images new, 2,000 vanished, 0 chunks reused, 3,000 forward passes"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "most"),
+    [("0", 9, 0), ("7", 9, 7), ("1%", 1000, 10), ("1%", 199, 1), ("1%", 5, 1), ("0%", 500, 0), ("100%", 7, 7),
+     ("2.5%", 100, 2)],
+)  # fmt: skip
+def test_so_many_images_may_be_unreadable(text: str, rows: int, most: int) -> None:
+    assert parse_max_bad(text, rows) == most
+
+
+@pytest.mark.parametrize("text", ["many", "-1", "101%", "-1%", "%", "1.5", "nan%"])
+def test_other_words_for_unreadable_images_are_refused(text: str) -> None:
+    with pytest.raises(FedcacheError) as caught:
+        parse_max_bad(text, 100)
+    assert caught.value.code is Exit.USAGE
+    assert caught.value.message == f"--max-bad {text} is neither a share nor a count."
+    assert caught.value.hint == "For example --max-bad 1% or --max-bad 10"
+
+
+def recipe(name: str, **options: Any) -> Recipe:
+    config = ExtractConfig(dataset="x", backbones=("random-projection", "pixels"), **options)
+    return recipe_of(lookup(name), Weights(None, "w", ""), config)
+
+
+def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
+    plain = recipe("random-projection")
+    assert plain == replace(lookup("random-projection").recipe, weights="w")
+    assert recipe("random-projection", size=16, views=2) == replace(plain, size=16, views=2)
+    both = recipe("random-projection", size=16, recipe={"size": "8", "random-projection:resize": "crop"})
+    assert both == replace(plain, size=8, resize="crop")
+    assert recipe("random-projection", recipe={"pixels:size": "8"}) == plain
+    assert recipe("random-projection", recipe={"dtype": "float32"}).dtype == "float32"
+    assert recipe("pixels", size=8, recipe={"dtype": "float32"}).dtype == "uint8", "images stay what they are"
+    with pytest.raises(FedcacheError) as caught:
+        recipe("random-projection", recipe={"glyph-clip:size": "8"})
+    assert caught.value.code is Exit.USAGE
+    assert caught.value.message == "--recipe glyph-clip:size=8 names 'glyph-clip', which is not among --backbones."
+    assert caught.value.hint == "Backbones of this run: random-projection, pixels"
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "keep", "stored", "wanted"),
+    [
+        ("of {}.", (), False, (), ("of {}.",)),  # the dataset's own
+        (None, (), False, (), ("a photo of the number {}.",)),  # the backbone's own
+        ("of {}.", ("a {}", "the {}"), False, (), ("a {}", "the {}")),
+        ("of {}.", (), True, ("other",), None),  # what is there stays
+        ("of {}.", (), True, (), ("of {}.",)),
+        ("of {}.", ("a {}",), True, ("other",), ("a {}",)),
+        ("of {}.", (), False, ("other",), ("of {}.",)),
+    ],
+)
+def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
+    template: str | None, asked: tuple[str, ...], keep: bool, stored: tuple[str, ...], wanted: tuple[str, ...] | None
+) -> None:
+    def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
+        assert weights == "w"
+        return name == "glyph-clip" and (bool(stored) if templates is None else tuple(templates) == stored)
+
+    store: Any = SimpleNamespace(has_text=has_text)
+    arrays = [planned("glyph-clip"), planned("pixels")]
+    key = arrays[0].recipe.key
+    found = wanted_text(store, arrays, template, ExtractConfig(dataset="x", text=asked), keep=keep)
+    assert found == ({} if wanted is None else {key: wanted})
+    assert missing_text(store, arrays, {key: ("other",)}) == ({} if stored else {key: ("other",)})
+    assert missing_text(None, arrays, {key: ("other",)}) == {key: ("other",)}
+    open_clip = PlannedArray(lookup("clip-rn50"), arrays[0].weights, lookup("clip-rn50").recipe)
+    (last,) = wanted_text(None, [open_clip], None, ExtractConfig(dataset="x"), keep=True).values()
+    assert last == ("a photo of a {}.",), "a backbone without a template of its own"
+
+
+def test_templates_are_quoted_in_a_sentence() -> None:
+    assert quoted(["a {}.", "the {}"]) == '"a {}." + "the {}"'
+
+
+def test_the_arguments_of_an_extraction_make_it_again() -> None:
+    config = ExtractConfig(
+        dataset="folder:a b", backbones=("x", "y"), recipe={"size": "8", "x:resize": "crop"}, text=("a {}", "the {}"),
+        limit=9, follow_links=True, data={"n": "/p"}, max_bad="3",
+    )  # fmt: skip
+    words = extract_arguments(config)
+    pairs = [
+        ("--dataset", "folder:a b"), ("--backbones", "x,y"), ("--recipe", "size=8"), ("--recipe", "x:resize=crop"),
+        ("--text", "a {}"), ("--text", "the {}"), ("--limit", "9"), ("--data", "n=/p"), ("--max-bad", "3"),
+    ]  # fmt: skip
+    assert sorted(words) == sorted(["--follow-links", *(word for pair in pairs for word in pair)])
+    assert all((option, words[i + 1]) in pairs for i, option in enumerate(words) if option in dict(pairs))
+    assert extract_arguments(ExtractConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "unknown"),  # meant, where the home ordered it as glyph-clip@32, and where it did not
+    [
+        ("glyph-clip-0a1b2c3d", True, True),
+        ("glyph-clip", True, True),
+        ("glyph-clip@32", True, True),
+        ("glyph-clip@16", False, True),
+        ("pixels", False, False),
+        ("pixels@32", False, False),
+    ],
+)
+def test_a_word_may_mean_an_unfinished_array(word: str, known: bool, unknown: bool) -> None:
+    ordered = UnfinishedArray("glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",)))
+    other = replace(ordered, label=None, order=None)
+    assert (ordered.means(word), other.means(word)) == (known, unknown)
+    assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
+    store: Any = SimpleNamespace(path="s.zarr")
+    assert ordered.state(store) == "glyph-clip-0a1b2c3d in s.zarr is unfinished: 2 of 6 chunks are missing"
+
+
+def rows_now() -> Dataset:
+    """Four images: b is new, and d has other bytes than before."""
+    return Dataset(
+        spec="folder:x", slug="x", classes=("cat", "dog", "owl"), domains=("ink", "pen"), names=("a", "b", "c", "d"),
+        label=np.array([0, 1, 2, 1], np.int32), domain=np.array([0, 1, 1, 0], np.int16),
+        split=np.array([0, 0, 1, 2], np.uint8), uid=np.repeat(np.array([[1], [2], [3], [9]], np.uint8), 16, 1),
+        template="a {}", reading="", source=SimpleNamespace(read=lambda row: row),
+    )  # fmt: skip
+
+
+def rows_before() -> Samples:
+    """Five rows of a store, in an order of its own; the last had vanished already, under a name that is back."""
+    return Samples(
+        uid=np.repeat(np.array([[3], [4], [5], [1], [2]], np.uint8), 16, 1), name=("c", "d", "e", "a", "b"),
+        label=np.array([1, 0, 2, 1, -1], np.int32), domain=np.array([1, 0, 1, 0, 0], np.int16),
+        split=np.array([1, 1, 0, 0, 2], np.uint8), ok=np.array([1, 1, 1, 1, 0], np.uint8),
+        classes=("owl", "dog", "newt"), domains=("pen", "brush"),
+    )  # fmt: skip
+
+
+def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> None:
+    data, before = rows_now(), rows_before()
+    rows = find_earlier_rows(data, before, np.array([False, False, False, False, True]))
+    assert rows.tolist() == [2, -1, -1, 0, -1]  # d has other bytes, e is gone, b never comes back
+    made = in_earlier_order(data, before, rows)
+    assert made.names == ("c", "d", "e", "a", "b", "b", "d")
+    # Of the rows that are lost: dog and newt of before, which is no class any more; no label; pen is domain 1 now.
+    assert made.label.tolist() == [2, 2, -1, 0, -1, 1, 1]
+    assert made.domain.tolist() == [1, 1, 0, 0, 1, 1, 0]
+    assert made.split.tolist() == [1, 1, 0, 0, 2, 0, 2]
+    assert made.uid[:, 0].tolist() == [3, 4, 5, 1, 2, 2, 9]
+    assert made.ok.tolist() == [1, 0, 0, 1, 0, 1, 1]
+    assert list(made.vanished) == [1, 2, 4]
+    assert (made.new, made.known, made.content) == (2, 5, data.digest)
+    assert (made.classes, made.domains, made.template, made.slug) == (data.classes, data.domains, "a {}", "x")
+    assert [made.source.read(row) for row in (0, 3, 5, 6)] == [2, 0, 1, 3]
+    grown = in_earlier_order(data, before, rows, known=3)
+    assert (grown.new, grown.known) == (4, 3)
+    assert grown.digest == made.digest != data.digest
+
+
+def test_what_an_extraction_would_compute_is_counted_before() -> None:
+    data, before = rows_now(), rows_before()
+    made = in_earlier_order(data, before, find_earlier_rows(data, before, np.zeros(5, bool)))
+    assert made.ok.tolist() == [1, 0, 0, 1, 1, 1]  # d of before and e are lost; d of now is new
+    plan = IncrementalPlan(made, None, chunk_rows={"k": 2}, whole={"k": 2})
+    counts = {"new": 1, "vanished": 2, "reused_chunks": 2}
+    assert plan.expected(["k"]) == {**counts, "forward_passes": 2}  # the rows after the first four
+    assert plan.expected(["k", "other"]) == {**counts, "forward_passes": 2 + 4}
+    plan.reused = 1
+    assert plan.result(7) == {**counts, "reused_chunks": 1, "forward_passes": 7}

@@ -16,6 +16,7 @@ from arrays import ingested
 from command import fedcache, ok
 
 import fedcache as fc
+from fedcache.config import Home
 from fedcache.progress import Round, Silent
 from fedcache.runs import events
 
@@ -245,3 +246,105 @@ def test_a_hook_that_raises_is_named_and_the_run_goes_on(mine: Path, heard: bool
     told: list[Round] = []
     assert go(told.append, None).path == run.path
     assert len(told) == 4
+
+
+class Closing:
+    """A tracker of which only the end matters."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.closed, self.problem = 0, problem
+
+    def __call__(self, round_: Round) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.problem is not None:
+            raise self.problem
+
+
+def test_a_tracker_is_closed_however_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = Closing(), []
+    monkeypatch.setattr(events, "tracker", lambda spec, runs: asked.append((spec, runs)) or made)
+    home = Home(tmp_path)
+    with events.tracking("tensorboard", home, None, None) as hooks:
+        assert hooks == (made,)
+        assert not made.closed
+    with pytest.raises(KeyError), events.tracking("tensorboard:x", home, tmp_path / "r", None):
+        raise KeyError
+    assert made.closed == 2
+    assert asked == [("tensorboard", home.runs), ("tensorboard:x", tmp_path / "r")]
+    with events.tracking(None, home, None, None) as hooks:
+        assert hooks == ()
+
+
+def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heard(Silent):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def warn(self, text: str) -> None:
+            self.said.append(text)
+
+    monkeypatch.setattr(events, "tracker", lambda *_: Closing(OSError("no room")))
+    words, heard = "--track tensorboard could not be finished: OSError: no room", Heard()
+    with events.tracking("tensorboard", Home(tmp_path), None, heard):
+        pass
+    assert heard.said == [words]
+    with (
+        pytest.warns(RuntimeWarning, match=f"^{words}$") as warned,
+        events.tracking("tensorboard", Home(tmp_path), None, None),
+    ):
+        pass
+    assert warned[0].filename == __file__, "the warning points at who asked for tracking"
+
+
+@pytest.mark.parametrize(
+    ("spec", "folder"),
+    [("tensorboard", "runs/tensorboard"), ("tensorboard:boards", "boards"), ("tensorboard:a:b", "a:b")],
+)
+def test_a_tracker_writes_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, folder: str
+) -> None:
+    monkeypatch.setattr(events, "find_spec", lambda _name: object())
+    made = events.tracker(spec, Path("runs"))
+    assert isinstance(made, events.TensorBoard)
+    assert made.folder == Path(folder)
+
+
+def told_of(**changes: Any) -> list[Round]:
+    """What an observer hears of three rounds of two seeds, one of them read from a checkpoint."""
+
+    class Heard(Silent):
+        def __init__(self) -> None:
+            self.rounds: list[Round] = []
+
+        def told(self, round_: Round) -> None:
+            self.rounds.append(round_)
+
+    heard = Heard()
+    facts = {
+        "method": "fedavg", "rounds": 2, "seeds": [7, 3], "dataset": {"slug": "mine"}, "backbones": ["a", "b"],
+        "preset": "paper", "participation": "all", "dtype": "float32", "hyperparameters": {"lr": 0.1, "mu": None},
+    }  # fmt: skip
+    run = events.RunEvents(heard, Path("r"), {**facts, **changes}, events.GridPosition("lr=0.1", 3, 9))
+    run.replay(7, [{"round": 1, "accuracy": None, "traffic": {"up_bytes": 10, "down_bytes": 20}}])
+    run.round_ended(7, 2, {"accuracy": 0.5, "seconds": 1.0, "clients": [1], "drift": float("nan")},
+                    {"up_bytes": 1, "down_bytes": 2})  # fmt: skip
+    run.round_ended(3, 1, {"accuracy": float("inf"), "kept": 2.0}, {"up_bytes": 5, "down_bytes": 6})
+    return heard.rounds
+
+
+def test_a_round_says_what_was_measured_and_what_was_sent_so_far() -> None:
+    settings = {"dataset": "mine", "backbones": "a + b", "preset": "paper", "participation": "all", "dtype": "float32",
+                "lr": 0.1, "mu": "auto"}  # fmt: skip
+    common: dict[str, Any] = {"path": Path("r"), "method": "fedavg", "seeds": 2, "rounds": 2, "point": "lr=0.1",
+                              "points_done": 3, "points": 9, "settings": settings}  # fmt: skip
+    assert told_of() == [
+        Round(seed=7, seed_number=1, round=1, accuracy=None, diagnostics={}, up_bytes=10, down_bytes=20, sent_bytes=10,
+              received_bytes=20, stored=True, **common),
+        Round(seed=7, seed_number=1, round=2, accuracy=0.5, diagnostics={"drift": None}, up_bytes=1, down_bytes=2,
+              sent_bytes=11, received_bytes=22, **common),
+        Round(seed=3, seed_number=2, round=1, accuracy=None, diagnostics={"kept": 2.0}, up_bytes=5, down_bytes=6,
+              sent_bytes=5, received_bytes=6, **common),
+    ]  # fmt: skip

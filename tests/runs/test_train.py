@@ -388,6 +388,33 @@ def test_a_stop_inside_the_first_round_is_heard(tmp_path: Path) -> None:
     assert caught.value.code is Exit.INTERRUPTED
 
 
+def test_a_seed_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
+    """Stopped after round 2 of the second of three seeds."""
+    import fedcache as fc
+    from fedcache.config import Home, PartitionConfig, TrainConfig
+    from fedcache.errors import FedcacheError
+    from fedcache.process import Stop
+    from fedcache.runs.loop import train
+
+    ingested(tmp_path)
+    stop, told = Stop(), []
+
+    def hook(done: fc.Round) -> None:
+        told.append((done.seed, done.round, done.stored))
+        if told[-1] == (4, 2, False):
+            stop.ask()
+
+    config = TrainConfig(method="fedavg", rounds=3, seeds="7,4,5")
+    home, dealt = Home.from_environment(), PartitionConfig("iid", 3)
+    with pytest.raises(FedcacheError, match="after round 2 of seed 4; the state is kept"):
+        train(config, home, partition=dealt, hooks=[hook], stop=stop)
+    assert told == [(7, 1, False), (7, 2, False), (7, 3, False), (4, 1, False), (4, 2, False)]
+    told.clear()
+    train(config, home, partition=dealt, hooks=[hook])
+    every = [(seed, round_) for seed in (7, 4, 5) for round_ in (1, 2, 3)]
+    assert told == [(seed, round_, i < 5) for i, (seed, round_) in enumerate(every)]
+
+
 @pytest.mark.slow
 def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) -> None:
     home = os.environ["FEDCACHE_HOME"]

@@ -1,0 +1,214 @@
+"""What the commands on stores and results answer a person, of small stores whose counts are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import ingested
+from command import fedcache, ok
+
+import fedcache as fc
+from fedcache.commands.stores import table_of_arrays
+from fedcache.errors import Exit
+from fedcache.store.store import Store
+
+
+@pytest.fixture
+def small(own_home: Path) -> Store:
+    """20 rows of two classes and two domains, with text features: 12 train, 5 test, 3 validation."""
+    rows = np.arange(20)
+    splits = np.where(rows < 12, "train", np.where(rows < 17, "test", "validation"))
+    return fc.Store.from_arrays(
+        {"mine": np.ones((20, 3), np.float32), "other": np.ones((20, 2), np.float16)},
+        labels=rows % 2, classes=("cat", "dog"), domains=np.where(rows < 10, "ink", "pen"), splits=splits,
+        text={"mine": np.ones((2, 3), np.float32)}, name="small",
+    )  # fmt: skip
+
+
+def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
+    lines = fedcache("inspect", small.path).out.splitlines()
+    assert lines[:7] == [
+        str(small.path),
+        f"dataset     small  {small.dataset['digest']}",
+        "images      20 readable of 20; 12 train, 5 test, 3 validation",
+        "classes     2: cat, dog",
+        "domains     ink, pen",
+        "text        mine: from the file of embeddings",
+        "partitions  none",
+    ]
+    told = ok("inspect", small.path).data
+    assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (20, 20, 0, [], [])
+    assert told["splits"] == {"train": 12, "test": 5, "validation": 3}
+    assert [(a["backbone"], a["shape"], a["dtype"]) for a in told["arrays"]] == [
+        ("mine", [20, 1, 3], "float32"), ("other", [20, 1, 2], "float16"),
+    ]  # fmt: skip
+    assert (told["text"], told["text_templates"], told["partitions"]) == (["mine"], {"mine": []}, [])
+
+
+def test_more_than_twelve_classes_are_not_all_named(own_home: Path) -> None:
+    def line(classes: int) -> str:
+        rows = np.arange(2 * classes)
+        store = fc.Store.from_arrays({"a": np.ones((2 * classes, 2))}, labels=rows % classes, name=f"of-{classes}")
+        (found,) = [line for line in fedcache("inspect", store.path).out.splitlines() if line.startswith("classes ")]
+        return found
+
+    twelve = ", ".join(map(str, range(12)))
+    assert line(12) == f"classes     12: {twelve}"
+    assert line(13) == f"classes     13: {twelve} ..."
+
+
+def test_a_table_of_arrays_says_how_each_was_made() -> None:
+    recipe = {
+        "size": 32,
+        "resize": "squash",
+        "interpolation": "bicubic",
+        "activation": "relu",
+        "weights": "0123456789abcdef",
+    }
+    array: dict[str, Any] = {"name": "a-1", "shape": [9, 1, 4], "dtype": "float16", "recipe": recipe,
+                             "how": {"threads": 2, "device": "cpu"}}  # fmt: skip
+    table = table_of_arrays([array, {**array, "recipe": {}, "how": {}}])
+    assert table.rows == [
+        ("a-1", "9x1x4", "float16", "squash 32, bicubic, relu", "0123456789ab", "device cpu, threads 2"),
+        ("a-1", "9x1x4", "float16", "as given", "", ""),
+    ]
+
+
+def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small: Store, own_home: Path) -> None:
+    ok("partition", "--store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
+    size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
+    (entry,) = ok("ls").data["entries"]
+    assert entry == {
+        "name": small.path.name, "path": str(small.path), "dataset": "small", "images": 20, "ok": 20,
+        "arrays": sorted(small.arrays), "text": ["mine"], "partitions": ["mine"], "bytes": size,
+    }  # fmt: skip
+    shown = fedcache("ls").out
+    assert " 20 of 20 " in shown
+    assert f" {size / 1e6:,.1f} MB" in shown
+    assert ok("ls", "--dataset", "small").data["entries"] == [entry]
+    (own_home / "stores" / "broken.zarr").mkdir()
+    told = ok("ls")
+    broken, kept = told.data["entries"]
+    assert kept == entry
+    assert broken.keys() == {"name", "path", "problem"}
+    assert told.envelope["warnings"] == [f"broken.zarr: {broken['problem']}"]
+
+
+def test_an_empty_home_is_answered_with_the_command_that_fills_it(own_home: Path) -> None:
+    assert fedcache("ls").out.splitlines() == [
+        f"No store under {own_home / 'stores'} yet.",
+        "fedcache extract --dataset digits --backbones efficientnet-lite0",
+    ]
+    nothing = f"No result under {own_home / 'runs'} yet."
+    assert fedcache("ls", "--runs").out.splitlines() == [nothing, "fedcache train --method fed3r"]
+    assert fedcache("compare").out.splitlines() == [nothing, "fedcache grid --method fedavg,fed3r --seeds 0-4"]
+    assert fedcache("gc").out.splitlines() == ["Nothing to delete among leftovers, given-up."]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--privacy", "--runs"), "ls --privacy takes no --runs and no --dataset."),
+        (("--privacy", "--dataset", "x"), "ls --privacy takes no --runs and no --dataset."),
+        (("--runs", "--dataset", "x"), "ls --runs takes no --dataset."),
+    ],
+)
+def test_lists_that_exclude_each_other_are_refused(words: tuple[str, ...], message: str) -> None:
+    done = fedcache("ls", *words, "--json")
+    assert (done.code, done.envelope["error"]["message"]) == (Exit.USAGE, message)
+
+
+def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
+    ingested(tmp_path)
+    ok("partition", "--scheme", "iid", "--clients", 3, "--name", "thirds")
+    first = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2, "--seeds", "0-2").data
+    second = ok("train", "--method", "fed3r", "--partition", "thirds").data
+    entries = {e["path"]: e for e in ok("ls", "--runs").data["entries"]}
+    assert entries.keys() == {first["path"], second["path"]}
+    entry = entries[first["path"]]
+    assert first["digest"].startswith(entry.pop("name"))
+    assert entry == {
+        "path": first["path"], "method": "fed3r", "dataset": "mine", "backbones": ["mine"], "partition": "iid",
+        "rounds": 1, "seeds": [0, 1, 2], "accuracy": first["accuracy"]["mean"],
+    }  # fmt: skip
+    assert entries[second["path"]]["partition"] == "thirds"
+    shown = [line.split() for line in fedcache("ls", "--runs").out.splitlines() if " fed3r " in line]
+    assert [row[1:] for row in shown if row[4] == "iid"] == [
+        ["fed3r", "mine", "mine", "iid", "1", "3", f"{100 * first['accuracy']['mean']:.2f}"]
+    ]
+    Path(second["path"], "result.json").write_text(json.dumps({"method": "fed3r"}))
+    left = ok("ls", "--runs")
+    assert len(left.data["entries"]) == 1
+    (lost,) = left.data["left_out"]
+    assert lost["path"] == second["path"]
+    assert len(left.envelope["warnings"]) == 1
+    assert lost["hint"] in left.envelope["warnings"][0]
+
+
+def test_gc_says_how_much_goes_and_the_command_that_deletes_it(own_home: Path) -> None:
+    (own_home / "stores").mkdir(parents=True)
+    left = own_home / "stores" / f".x.zarr.{2**22 + 1}-a.partial"
+    left.write_bytes(bytes(2_345_678))
+    told = fedcache("gc").out
+    assert "1 things, 2.3 MB. Delete them:  fedcache gc --delete" in told
+    kinds = fedcache("gc", "--kind", "leftovers").out
+    assert "1 things, 2.3 MB. Delete them:  fedcache gc --kind leftovers --delete" in kinds
+    assert ok("gc").data == {
+        "garbage": [{"path": str(left), "kind": "leftovers", "why": "a killed process was writing it",
+                     "bytes": 2_345_678}],
+        "bytes": 2_345_678, "deleted": False,
+    }  # fmt: skip
+    assert "Deleted 1 things, 2.3 MB." in fedcache("gc", "--delete").out
+    assert not left.exists()
+
+
+def test_what_is_exported_is_counted(small: Store, tmp_path: Path) -> None:
+    out, (mine, _) = tmp_path / "x.npz", sorted(small.arrays)
+    done = fedcache("export", out, "--store", small.path, "--backbones", "mine")
+    assert done.out == f"20 rows of {mine}: {out}\n"
+    assert ok("export", out, "--store", small.path, "--backbones", "mine").data == {
+        "path": str(out), "rows": 20, "arrays": [mine],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "lines", "following"),
+    [
+        ({"labels": [0, 1] * 5, "split": ["train"] * 6 + ["test"] * 3 + ["validation"]},
+         ["10 rows (6 train, 3 test, 1 validation), 2 classes: {key}"],
+         "fedcache train --method fedavg --scheme iid --clients 3 --dataset mine"),
+        ({"labels": [0, 1] * 30, "split": ["train"] * 50 + ["test"] * 10},
+         ["60 rows (50 train, 10 test), 2 classes: {key}"],
+         "fedcache train --method fedavg --scheme iid --clients 5 --dataset mine"),
+        ({"labels": [0, -1] * 5, "split": ["train"] * 3 + ["test"] * 7},
+         ["10 rows (3 train, 7 test), 1 classes: {key}"],
+         "fedcache train --method fedavg --scheme dirichlet --clients 1 --dataset mine"),
+        ({"split": ["train"] * 6 + ["test"] * 4, "text/mine": np.ones((2, 3)), "classes": ["cat", "dog"]},
+         ["10 rows (6 train, 4 test), 2 classes: {key}"],
+         "fedcache train --method clip-zs --scheme iid --clients 3 --dataset mine"),
+        ({"labels": [0, 1] * 5, "split": ["test"] * 10},
+         ["10 rows (10 test), 2 classes: {key}",
+          "No train rows, so nothing can be trained and scored; leave split out, or add rows."],
+         "fedcache ingest FILE --name mine --replace"),
+        ({"labels": list(range(10))},
+         ["10 rows (10 train), 10 classes: {key}",
+          "No test rows, so nothing can be trained and scored; no class has two rows to hold one out: add split, or "
+          "add rows."],
+         "fedcache ingest FILE --name mine --replace"),
+    ],
+)  # fmt: skip
+def test_ingest_says_what_it_found_and_what_comes_next(
+    tmp_path: Path, file: dict[str, Any], lines: list[str], following: str
+) -> None:
+    rows = len(file.get("labels", file.get("split", ())))
+    np.savez(tmp_path / "e.npz", **{"features/mine": np.ones((rows, 3), np.float32), **file})
+    done = ok("ingest", tmp_path / "e.npz", "--name", "mine").data
+    assert done["notes"] == [line.format(key=done["arrays"][0]) for line in lines]
+    assert done["next"] == following
+    again = fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
+    assert again.out.splitlines() == [*done["notes"], done["path"], following]
+    assert "mine is there already, with the same content: nothing to do." in again.err
