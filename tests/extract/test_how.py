@@ -11,6 +11,7 @@ from pictures import folder
 
 from fedcache.errors import Exit
 from fedcache.extract import how
+from fedcache.extract.device import Device
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
 from fedcache.store.journal import journals
 from fedcache.store.store import Store
@@ -91,3 +92,31 @@ def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monke
     grown = fedcache(*words, "--json")
     assert grown.data["growth"] is None
     assert "computed otherwise" in grown.err
+
+
+@pytest.mark.parametrize(
+    ("provider", "libraries"),
+    [
+        ("timm", {"timm"}),
+        ("packaged", {"timm"}),
+        ("open_clip", {"open_clip_torch"}),
+        ("glyph_clip", {"open_clip_torch"}),
+        ("pixels", set()),
+    ],
+)
+def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_libraries(provider, libraries, monkeypatch):
+    monkeypatch.setattr(how, "version", lambda name: f"{name} 1")
+    always = {name: f"{name} 1" for name in {"torch", "pillow", "numpy"} | libraries}
+    always |= {"dtype": "float32", "batch": 8, "threads": 2, "code": features_code_digest(provider)}
+    cpu, gpu = (how.how_record(Device(kind, "its name", ""), "float32", 8, 2, provider) for kind in ("cpu", "cuda"))
+    assert cpu == {"device": "cpu", **always}
+    assert gpu == {"device": "cuda", "gpu": "its name", **always}
+
+
+def test_a_library_without_metadata_is_unknown(monkeypatch):
+    def nothing(name):
+        raise how.PackageNotFoundError(name)
+
+    monkeypatch.setattr(how, "version", nothing)
+    record = how.how_record(Device("cpu", "", ""), "float32", 8, 2, "timm")
+    assert {record[name] for name in ("torch", "pillow", "numpy", "timm")} == {"unknown"}

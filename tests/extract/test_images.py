@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from make_images import encoded, pixels
 from PIL import Image
 
+from fedcache.extract import images
 from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, quiet, resize
 from fedcache.extract.recipe import Recipe
 
@@ -208,6 +209,16 @@ def test_images_without_an_eight_bit_range_are_bad():
         decode(encoded(Image.fromarray(np.ones((2, 2), dtype=np.float32)), "TIFF"))
     with pytest.raises(BadImage, match="32-bit"):
         decode(encoded(Image.fromarray(np.full((2, 2), 70_000, dtype=np.int32)), "TIFF"))
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError])
+def test_a_mode_that_the_library_does_not_convert_is_a_reason(error, monkeypatch):
+    def refuses(image):
+        raise error("conversion not supported")
+
+    monkeypatch.setattr(images, "_to_rgb", refuses)
+    with pytest.raises(BadImage, match=r"^a TIFF image of mode LAB cannot be converted to RGB$"):
+        decode(encoded(Image.new("LAB", (2, 2)), "TIFF"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import pixels
@@ -93,6 +94,36 @@ def test_a_crop_lies_inside_and_keeps_half_the_area_unless_the_image_is_long(hei
     assert (right - left + 1) * (bottom - top + 1) >= expected * 0.98
     if max(height, width) <= 1.2 * min(height, width) and min(height, width) > 40:
         assert (right - left) * (bottom - top) >= 0.42 * height * width
+
+
+class Drawn:
+    """In the place of a generator: each draw lies at the next given share of its range."""
+
+    def __init__(self, *shares: float) -> None:
+        self.shares = list(shares)
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + self.shares.pop(0) * (high - low)
+
+    def random(self) -> float:
+        return self.shares.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "box"),
+    [
+        # 3/4 of 100 x 80 is 6,000; between 3/4 and 4/3 lies 1, so 77 x 77; half of the 24 and of the 4 places
+        ((100, 80), (0.5, 0.5, 0.5, 0.5), (12, 2, 89, 79)),
+        # half of the area at 4/3: sqrt(4,000 * 4 / 3) = 73.03 by sqrt(4,000 * 3 / 4) = 54.77; the first and last places
+        ((100, 80), (0.0, 1.0, 0.0, 0.999), (0, 25, 73, 80)),
+        # the whole area at 3/4: 77.46 by 103.28, which is cut to the 80 that are there
+        ((100, 80), (1.0, 0.0, 0.999, 0.999), (23, 0, 100, 80)),
+        ((1, 1), (0.0, 0.0, 0.999, 0.999), (0, 0, 1, 1)),
+        ((1, 400), (0.0, 1.0, 0.5, 0.5), (0, 194, 1, 206)),  # sqrt(200 * 3 / 4) = 12.25 high, 389 places
+    ],
+)
+def test_a_crop_by_hand(size, shares, box):
+    assert images._crop_box(size, Drawn(*shares)) == box
 
 
 def test_the_operations_are_those_of_this_recipe_version():

@@ -370,3 +370,72 @@ def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
         "print(sorted(wanted & set(sys.modules) | {m for m in sys.modules if m.startswith('fedcache.extract.')}))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(place: Path) -> None:
+    store = create(place / "s.zarr")
+    fill(store, KEYS[0], chunks=2)
+    fill(store, KEYS[1])
+    store = Store.open(store.path)
+    with pytest.raises(FedcacheError, match=r"^s\.zarr has no partition 'p'\.\n"):
+        store.partition("p")
+    with pytest.raises(FedcacheError, match=r"^s\.zarr has no text features of a\.\n") as missing:
+        store.text("a")
+    assert missing.value.hint.startswith(f"fedcache extract --store {store.path} --backbones a, with --dataset")
+    with pytest.raises(FedcacheError, match=r"^s\.zarr has no text features of a\.\n"):
+        store.use_text("a", ["{}"])
+    assert store.templates("a") is None
+    with pytest.raises(FedcacheError, match=rf"{KEYS[0]} in .* is unfinished \(2 of 4 chunks\); complete arrays: b-"):
+        store.reader(KEYS[0])
+    with pytest.raises(FedcacheError, match=rf"c-1 in .* is not there; complete arrays: {KEYS[1]}\."):
+        store.reader("c-1")
+    with pytest.raises(FedcacheError, match=r"is not there; complete arrays: none\."):
+        create(place / "t.zarr").reader("c-1")
+
+
+def test_the_text_features_written_or_chosen_last_are_the_current_ones(place: Path) -> None:
+    store = create(place / "s.zarr")
+    one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
+    store.put_text("a b", ["one {}"], one, {"weights": "w"})
+    store.put_text("a b", ["two {}"], two, {"weights": "w"})
+    assert store.templates("a b") == ["two {}"]
+    assert np.array_equal(store.text("a b"), two)
+    assert np.array_equal(store.text("a b", ["one {}"]), one)
+    assert store.has_text("a b", ["one {}"], weights="w")
+    assert not store.has_text("a b", ["one {}"], weights="v")
+    assert not store.has_text("a b", ["three {}"])
+    assert store.use_text("a b", ["one {}"], weights="w")
+    assert not store.use_text("a b", ["one {}"]), "it is current already"
+    assert np.array_equal(Store.open(store.path).text("a b"), one)
+    store.put_text("a b", ["two {}"], one, {"weights": "w"})
+    assert np.array_equal(store.text("a b"), one), "the same templates and weights again replace"
+    assert [e["templates"] for e in store.texts["a_b"]] == [["one {}"], ["two {}"]]
+
+
+def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    # rows 1, 9 and 13 cannot be read; of the others 0, 3, 6 and 12 have split 1, which is the test set
+    train = [2, 4, 5, 7, 8, 10, 11]
+    x, y = store.Xy()
+    assert np.array_equal(x, np.concatenate([values(key)[train, 0] for key in KEYS], axis=1).astype(np.float32))
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert y.tolist() == [2, 1, 1, 1, 2, 1, 2]
+    for split, rows in (("test", [0, 3, 6, 12]), ("validation", []), (None, sorted([*train, 0, 3, 6, 12]))):
+        x, y = store.Xy("b", split)
+        assert np.array_equal(x, values(KEYS[1])[rows, 0].astype(np.float32))
+        assert len(y) == len(rows)
+    with pytest.raises(FedcacheError, match="Did you mean 'test'"):
+        store.Xy(split="tets")
+    frame = store.frame()
+    assert list(frame.columns) == ["uid", "name", "label", "class", "domain", "split", "ok"]
+    assert frame.iloc[5].tolist() == [
+        samples().uid[5].tobytes().hex(),
+        "train/ß/005.png",
+        1,
+        "y",
+        "chalk",
+        "train",
+        True,
+    ]
+    assert frame["ok"].tolist() == [i not in ALL_BAD for i in range(ROWS)]
+    assert frame["class"][:4].tolist() == ["x", "y", "z", "x"]

@@ -161,3 +161,34 @@ def test_the_budget_is_below_what_is_free_and_a_word_is_refused(monkeypatch: pyt
 def test_threads_never_outnumber_the_chunks() -> None:
     assert threads_for(0) == threads_for(1) == 1
     assert 1 <= threads_for(1000) <= 4
+
+
+@pytest.mark.parametrize("budget", ["1G", "0"])
+def test_a_chunk_is_verified_once_whichever_way_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str
+) -> None:
+    monkeypatch.setenv("FEDCACHE_MEMORY", budget)
+    verified: list[str] = []
+    real = reading.verify_payload
+
+    def counted(payload: Any, tail: bytes, crc: int, place: Path, what: str) -> None:
+        verified.append(what)
+        real(payload, tail, crc, place, what)
+
+    monkeypatch.setattr(reading, "verify_payload", counted)
+    reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
+    reader.chunk(1)
+    reader.chunk(1)
+    assert verified == [f"chunk 1 of {KEYS[0]}"]
+    reader.rows(np.array([0, 5, 4, 13]))
+    assert sorted(verified) == [f"chunk {i} of {KEYS[0]}" for i in (0, 1, 3)]
+    reader.all()
+    assert [first for first, _ in reader.blocks()] == [0, 4, 8, 12]
+    assert sorted(verified) == [f"chunk {i} of {KEYS[0]}" for i in range(4)]
+
+
+@pytest.mark.parametrize(("rows", "wrong"), [([-1, 3], "Rows -1 to 3"), ([14], "Rows 14 to 14"), ([0, 99], "0 to 99")])
+def test_rows_of_another_store_are_refused(tmp_path: Path, rows: list[int], wrong: str) -> None:
+    reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
+    with pytest.raises(FedcacheError, match=f"{wrong}.* were asked of a-00000000, which has 14"):
+        reader.rows(np.array(rows))

@@ -415,3 +415,47 @@ def test_the_recipe_makes_the_pixels_the_library_makes(name):
     ours = normal(torch.from_numpy(resize(shot, row.recipe))[None], row.recipe.mean, row.recipe.std)[0]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("size", "forced"), [(224, None), (96, 96)])
+@pytest.mark.parametrize(("activation", "quick"), [("quickgelu", True), ("native", False)])
+def test_a_clip_is_built_from_its_configuration_alone(monkeypatch, size, forced, activation, quick):
+    import logging
+
+    import open_clip as library
+
+    from fedcache.extract.backbones import open_clip
+
+    asked = []
+
+    def built(*words, **options):
+        asked.append((words, options, logging.root.manager.disable))
+        return "model"
+
+    monkeypatch.setattr(library, "create_model", built)
+    monkeypatch.setattr(library, "get_tokenizer", lambda name: f"tokenizer of {name}")
+    row, before = lookup("clip-vit-b-32"), logging.root.manager.disable
+    recipe = replace(row.recipe, size=size, activation=activation)
+    assert open_clip._build(row, recipe) == ("model", "tokenizer of ViT-B-32")
+    # no weights of any tower: with them the network would be asked
+    options = {"pretrained": None, "pretrained_text": False, "pretrained_image": False}
+    assert asked == [
+        (("ViT-B-32",), {**options, "force_quick_gelu": quick, "force_image_size": forced}, logging.WARNING)
+    ]
+    assert logging.root.manager.disable == before
+
+
+def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape():
+    from fedcache.extract.backbones import open_clip
+
+    class Tower(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.visual, self.logit_scale = nn.Linear(2, 2), nn.Parameter(torch.zeros(shape))
+
+    for stored, shape in (((), (1,)), ((1,), ()), ((1,), (1,))):
+        state = {"visual.weight": torch.zeros(2, 2), "logit_scale": torch.full(stored, 4.6)}
+        fitted = open_clip._fit(dict(state), Tower(shape))
+        assert (fitted["logit_scale"].shape, fitted["logit_scale"].item()) == (shape, pytest.approx(4.6))
+    other = open_clip._fit({"visual.weight": torch.zeros(2, 2), "logit_scale": torch.zeros(2)}, Tower(()))
+    assert other["logit_scale"].shape == (2,), "what is no scale is refused when it is loaded"

@@ -126,6 +126,36 @@ def test_a_timm_name_is_derived_from_timms_configuration(tmp_path):
     assert row.recipe.mean == (0.485, 0.456, 0.406)
 
 
+def test_the_pooling_of_a_timm_model_is_its_own():
+    import timm
+
+    cfg = timm.get_pretrained_cfg("vit_tiny_patch16_224.augreg_in21k_ft_in1k")
+    row = lookup("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k")
+    assert (row.recipe.pooling, row.recipe.resize, row.recipe.size) == ("token", "crop", 224)
+    assert (row.recipe.mean, row.recipe.std) == (tuple(cfg.mean), tuple(cfg.std)) == ((0.5,) * 3, (0.5,) * 3)
+    assert row.recipe.interpolation == cfg.interpolation == "bicubic"
+    assert (cfg.crop_pct, row.recipe.crop_pct) == (0.9, 224 / 248), "timm resizes to int(224 / 0.9)"
+    assert row.source == "timm's vit_tiny_patch16_224 (augreg_in21k_ft_in1k)"
+
+
+def test_the_networks_of_the_papers_code_say_what_they_are():
+    plain, pooled = (lookup(f"resnet18-birds{end}") for end in ("", "-maxpool"))
+    source = "the Meta-Dataset ResNet-18 of CUB-200 Birds, a file of the SUR and URT releases"
+    assert plain.source == source
+    assert pooled.source == f"{source}, run with the max pooling of the released FedPCL code"
+    assert (plain.recipe.pooling, pooled.recipe.pooling) == ("avg", "maxpool+avg")
+    assert (plain.shares, pooled.shares) == (None, "resnet18-birds")
+    assert plain.files == pooled.files == ("birds-net/model_best.pth.tar", "cu_birds-net/model_best.pth.tar")
+    for row in (plain, pooled):
+        assert (row.recipe.size, row.recipe.resize, row.recipe.interpolation) == (64, "squash", "bilinear")
+        assert (row.recipe.mean, row.recipe.std, row.width, row.architecture) == (
+            (0.5,) * 3,
+            (0.5,) * 3,
+            512,
+            "resnet18",
+        )
+
+
 def test_the_width_of_a_timm_model_is_that_of_its_output(tmp_path):
     # mobilenetv3 ends in a 1x1 convolution after the pool: 576 channels go in and 1024 come out
     assert lookup("timm:mobilenetv3_small_050").width == 1024

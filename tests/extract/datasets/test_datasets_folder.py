@@ -20,7 +20,7 @@ from make_images import png, tree, write_directory, write_tar, write_zip
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, open_dataset, peek
 from fedcache.extract.datasets import tree as file_tree
-from fedcache.extract.datasets.folder_labels import enter_top_folder, infer
+from fedcache.extract.datasets.folder_labels import _guess, enter_top_folder, infer
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import MAX_BYTES, BadImage, decode
 from fedcache.store.samples import held_out
@@ -541,3 +541,18 @@ def test_a_wrong_csv_is_refused_with_the_line(tmp_path, memory, text, words):
 
 def test_a_csv_takes_no_layout(tmp_path, memory):
     refused(lambda: csv_of(tmp_path, memory, "path\nimg/0.png\n", layout="class"), "--layout")
+
+
+@pytest.mark.parametrize(
+    ("levels", "roles"),
+    [
+        ([{"train", "dog"}, {"a", "b"}], ("domain", "class")),
+        ([{"train", "TEST"}, {"a", "b"}], ("split", "class")),
+        ([{"a", "b"}, {"Train", "val"}], ("class", "split")),
+        ([{"train", "test"}], ("class",)),
+        ([{"x"}, {"train"}, {"test"}], ("domain", "split", "class")),
+        ([{"x", "y"}, {"u", "v"}, {"a"}], ("domain", "domain", "class")),
+    ],
+)
+def test_a_level_is_a_split_where_every_name_is_one(levels, roles):
+    assert _guess(levels) == roles

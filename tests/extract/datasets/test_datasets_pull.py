@@ -32,6 +32,7 @@ class Server(http.server.SimpleHTTPRequestHandler):
     ranges = True
     stop_after: int | None = None
     leads_to = ""
+    tells_length = True
     asked: list[tuple[str, str | None]]
 
     def do_GET(self):
@@ -51,7 +52,8 @@ class Server(http.server.SimpleHTTPRequestHandler):
             return self.send_error(416)
         self.send_response(206 if wanted and self.ranges else 200)
         self.send_header("Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream")
-        self.send_header("Content-Length", str(len(raw) - start))
+        if self.tells_length:
+            self.send_header("Content-Length", str(len(raw) - start))
         self.end_headers()
         self.wfile.write(raw[start : None if self.stop_after is None else start + self.stop_after])
         return None
@@ -216,6 +218,18 @@ def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
     assert handler.asked[-1] == ("/a.bin", f"bytes={1 << 20}-")
     assert ("going on at 1.0 MB" in said) == ranges
     assert "3.1 MB" in said
+
+
+def test_a_download_whose_length_nobody_tells_is_whole_and_said_so(server, tmp_path):
+    _, folder, handler = server
+    (folder / "a.bin").write_bytes(b"the file")
+    handler.tells_length = False
+    (said,) = fetched(server, "a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == b"the file"
+    assert said == f"a.bin (size unknown) from {server[0]}/a.bin"
+    (said,) = fetched(server, "a.bin", tmp_path / "b.bin", megabytes=3)
+    assert said == f"b.bin (3.0 MB) from {server[0]}/a.bin"
+    assert fetched(server, "a.bin", tmp_path / "a.bin") == [], "what is there is not asked for"
 
 
 def test_a_whole_part_of_another_file_is_fetched_again(server, tmp_path):

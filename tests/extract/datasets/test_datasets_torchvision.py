@@ -259,3 +259,9 @@ def test_the_list_says_what_is_ready(tmp_path, mnist):
 def test_nothing_is_printed_on_stdout(tmp_path, memory, mnist, capsys):
     open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
     assert capsys.readouterr().out == ""
+
+
+def test_a_file_is_read_until_it_is_too_large_to_be_an_image(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(range(20)))
+    monkeypatch.setattr(readers, "MAX_BYTES", 10)
+    assert readers._read_file(tmp_path / "a", None) == bytes(range(11)), "one more than an image may have"
