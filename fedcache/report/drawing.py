@@ -181,7 +181,7 @@ def size(scalars: float | None) -> str:
     if scalars is None:
         return "-"
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if scalars >= factor:
+        if scalars >= 0.9995 * factor:  # what three digits round up to it
             return f"{scalars / factor:.3g} {unit}"
     return f"{scalars:.3g}"
 

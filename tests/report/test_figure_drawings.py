@@ -292,3 +292,119 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     assert drawn.axes.collections[0].get_sizes()[0] == pytest.approx((0.95 * 72 * 2.6 / 60) ** 2)
     assert data.dots("d", source(np.zeros((2, 2), int))) is None
     assert data.dots("d", source(np.zeros((0, 2), int))) is None
+
+
+def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any) -> Any:
+    """A store of one array ``k`` of backbone ``near`` with these rows, of which clients hold train and test rows."""
+    columns = SimpleNamespace(classes=("ink", "chalk", "oil"), label=np.array(label))
+    clients = [
+        SimpleNamespace(name=f"c{i}", train=np.array(train), test=np.array(test))
+        for i, (train, test) in enumerate(parts)
+    ]
+    store = SimpleNamespace(
+        readable=lambda: np.array(more.get("ok", [1] * len(x))),
+        arrays={"k": SimpleNamespace(recipe={"backbone": "near"}), "l": SimpleNamespace(recipe={})},
+        has_text=lambda name: name == "near",
+        text=lambda _: more["text"],
+    )
+    return SimpleNamespace(
+        columns=columns, store=store, keys=["l", "k"], fused=["k", "l"], partition=SimpleNamespace(clients=clients),
+        features=lambda key, rows: (x if key == "k" else more["other"])[rows].astype(np.float32),
+    )  # fmt: skip
+
+
+LOST = [math.nan, math.nan]
+PLANE = np.array([[3.0, 0], [5, 0], [0, 2], LOST, [0, 9], [2, 0], [0, 7], [8, 0], LOST, [1, 1]])
+
+
+def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> None:
+    place = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])])
+    found, names, count = data._prototypes(place, "k")
+    # ink: 3, 5 and 2 in x; chalk: 2 and 7 in y; row 3 cannot be read and row 7 has no label
+    assert names == ["ink", "chalk", "oil", "c0: ink", "c0: chalk", "c1: ink", "c1: chalk", "c2: oil"]
+    assert count == 3
+    assert found == pytest.approx(
+        np.array([[10 / 3, 0], [0, 4.5], [0, 9], [4, 0], [0, 2], [2, 0], [0, 7], [0, 9]], np.float32)
+    )
+    many = features_of(PLANE, [0] * 10, [([0], [])] * 13)
+    assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
+
+
+def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
+    few = features_of(PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([], [9, 0, 2]), ([], [0, 7, 8])],
+                      ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1])  # fmt: skip
+    assert data.sampled(few).tolist() == [0, 2, 9]
+    for rows, kept in ((600, 600), (601, 301), (1200, 600), (1201, 401)):
+        place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
+        assert len(data.sampled(place)) == kept
+
+
+def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(drawn: Drawn) -> None:
+    # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
+    place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
+    made: Any = data.plane("p", place, "k", "pca")
+    assert made.title == "Features of near in two dimensions"
+    assert made.says.startswith("4 test rows of near by PCA; ")
+    assert [row[:2] for row in made.rows] == [
+        ["row", "chalk"], ["row", "ink"], ["row", "chalk"], ["row", "ink"], ["class mean", "ink"],
+        ["class mean", "chalk"], ["client's class mean", "c0: ink"], ["client's class mean", "c0: chalk"],
+    ]  # fmt: skip
+    x = [float(row[2]) for row in made.rows]
+    assert np.abs(x) == pytest.approx([math.sqrt(0.5)] * 8)
+    side = {name: {value > 0 for value, row in zip(x, made.rows, strict=True) if name in str(row[1])} for name in
+            ("ink", "chalk")}  # fmt: skip
+    assert [len(s) for s in side.values()] == [1, 1]
+    assert side["ink"] != side["chalk"]
+    places = [(pytest.approx(row[2]), pytest.approx(row[3])) for row in made.rows]
+    ink, chalk, small, stars = ([tuple(at) for at in c.get_offsets().tolist()] for c in drawn.axes.collections)
+    assert (ink, chalk) == ([places[1], places[3]], [places[0], places[2]])
+    assert (stars, small) == (places[4:6], places[6:])
+    for collection, colour in zip(drawn.axes.collections, (SERIES[0], SERIES[1], INK, INK), strict=True):
+        assert same_color(collection.get_facecolor()[0][:3], colour)
+    assert drawn.told == [["ink, row 5", "ink, row 7"], ["chalk, row 2", "chalk, row 6"], ["c0: ink", "c0: chalk"],
+                          ["ink", "chalk"]]  # fmt: skip
+    assert drawn.texts() == ["ink", "chalk"]
+    assert (list(drawn.axes.get_xticks()), list(drawn.axes.get_yticks())) == ([], [])
+    assert data.plane("p", place, "k", "none") is None
+    assert data.plane("p", features_of(PLANE, [0] * 10, [([0], [1, 2])]), "k", "pca") is None, "two points"
+
+
+def test_the_entropy_of_zero_shot_labels_by_hand(drawn: Drawn) -> None:
+    # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
+    # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
+    x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
+    place = features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])], text=np.array([[2.0, 0], [0, 1]]))
+    made: Any = data.label_entropy("e", place)
+    p = math.e / (math.e + 1)
+    own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
+    soft, sharp = "scale 1 (FST-CBDG)", "scale 100 (CLIP's own)"
+    assert [row[0] for row in made.rows] == [soft] * 3 + [sharp] * 3
+    assert [row[1] for row in made.rows] == pytest.approx([own, 1.0, own, 0.0, 1.0, 0.0], abs=1e-6)
+    assert made.says == "Entropy in bits of the zero-shot labels of 3 test rows by near; 1.00 is no knowledge."
+    heights = [round(bar.get_height()) for bar in drawn.axes.patches]
+    # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
+    assert heights == [0] * 20 + [2, 0, 0, 1] + [2] + [0] * 22 + [1]
+    assert drawn.told[20] == [f"{soft}: 2 rows from 0.83 to 0.88 bits"]
+    assert drawn.told[47] == [f"{sharp}: 1 rows from 0.96 to 1.00 bits"]
+    assert (drawn.axes.get_xlabel(), drawn.axes.get_ylabel()) == ("bits", "test rows")
+    assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])], text=np.eye(2))) is None
+
+
+def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> None:
+    # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
+    rows = [0, 2, 5, 6]
+    other = np.ones((10, 2))
+    place = features_of(PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other)
+    made: Any = data.agreement("a", place)
+    assert made.columns == ("backbone", "client", "CKA")
+    assert {(row[0], row[1]): round(float(row[2]), 6) for row in made.rows} == {
+        ("near", "c0"): 1.0,
+        ("near", "c2"): 1.0,
+    }
+    assert drawn.told == [["near, c0: 1.000"], ["near, c2: 1.000"]]
+    assert drawn.squares() == {(0, 0): 0.5, (2, 0): 0.5}
+    assert drawn.texts() == ["1.00", "1.00"]
+    assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
+    assert drawn.limits() == [-0.5, 2.5, 1.5, -0.5]
+    assert made.height == pytest.approx(2.0)
+    assert data.agreement("a", features_of(PLANE, [0] * 10, [([0, 2], [])], other=other)) is None

@@ -12,6 +12,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.reproduce import registry
 from fedcache.reproduce.metrics import METRICS
 from fedcache.reproduce.planning import READS, RequirementCheck
 from fedcache.reproduce.registry import PaperTable, Printed, entries, entry, names, parse
@@ -236,3 +237,11 @@ def test_a_wrong_registry_file_is_refused(old: str, new: str, said: str) -> None
     with pytest.raises(FedcacheError, match="wrong") as caught:
         parse(SMALL.replace(old, new, 1), "small")
     assert said in caught.value.message
+
+
+def test_a_file_that_holds_another_entry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.toml").write_text(SMALL)
+    monkeypatch.setattr(registry, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(registry, "names", lambda: ("other",))
+    with pytest.raises(FedcacheError, match=r"The registry file other\.toml is wrong: its name is 'small'\."):
+        entry("other")

@@ -1,0 +1,146 @@
+"""Tables of the page from runs written by hand: every cell, what it is sorted by, and which is the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcache.report.drawing import Plot, percent, plain, short, size
+from fedcache.report.find_runs import StoredRun, differing, facts, label_of, labels, setting_name, setting_names
+from fedcache.report.page import HtmlCell, _code, _csv, _first_of_each, _mark_best, _section, _table
+
+
+def run(
+    method: str, mean: float | None = 0.5, *, name: str = "", seconds: float | None = None, **changed: Any
+) -> StoredRun:
+    made = {
+        "method": method,
+        "backbones": ["b"],
+        "features": ["f"],
+        "hyperparameters": {},
+        "seeds": [0, 1],
+        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 1797},
+        "partition": {"scheme": "iid", "name": "", "args": {"clients": 3}, "seed": 0, "digests": ["p" * 64],
+                      "digest": "p" * 64, "clients": 3},
+        "accuracy": {"mean": mean, "std": 0.0125, "client_mean": 0.4, "per_seed": [mean, mean], "per_client": [None]},
+        "fairness": {},
+        "macro_f1": {"mean": None},
+        "traffic": {"exact": {"up_bytes": 2_500_000, "down_bytes": 1_000_000, "per_client_round": {"up": 1500}}},
+        "fidelity": "exact",
+        "clients": ["c0"],
+        "confusion": [[1]],
+    }  # fmt: skip
+    return StoredRun(Path(name or f"{method:0<12}"), {**made, **changed}, {"seconds": {"train": seconds}})
+
+
+def test_a_table_has_a_row_for_each_run_and_what_differs_as_columns() -> None:
+    entries = [run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}), run("b", None, backbones=["x", "y"])]
+    columns, rows = _table(entries, ["method", "backbones", "set.lr"])
+    numbers = ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %", "scalars sent a round",
+               "MB in all", "seconds")  # fmt: skip
+    assert columns == [("method", False), ("backbones", False), ("lr", False), *((n, True) for n in numbers),
+                       ("fidelity", False), ("run", False)]  # fmt: skip
+    assert [(cell.text, cell.sort) for cell in rows[0]] == [
+        ("a", "a"), ("b", "b"), ("0.1", "0.1"), ("75.00", "0.75"), ("1.25", "0.0125"), ("2", "2"), ("40.00", "0.4"),
+        ("-", ""), ("-", ""), ("1.5 k", "1500"), ("3.50", "3.5"), ("1,234.50", "1234.5"), ("exact", "exact"),
+        ("a0000000", "a00000000000"),
+    ]  # fmt: skip
+    assert [cell.text for cell in rows[1]][:4] == ["b", "x + y", "-", "-"]
+    assert [cell.text for cell in rows[1]][-3:] == ["-", "exact", "b0000000"]
+    assert [cell.best for cell in rows[0]] == [cell.text in ("75.00", "40.00") for cell in rows[0]]
+    assert [cell.best for cell in rows[1]] == [cell.text == "40.00" for cell in rows[1]], "equals are both the best"
+
+
+def test_the_best_is_marked_where_there_is_something_to_be_better_than() -> None:
+    rows = [[HtmlCell("9", "9.0")], [HtmlCell("10", "10.0")], [HtmlCell("-", "")]]
+    _mark_best(rows, 0)
+    assert [row[0].best for row in rows] == [False, True, False]
+    alone = [[HtmlCell("9", "9.0")]]
+    _mark_best(alone, 0)
+    assert not alone[0][0].best
+
+
+def test_the_first_run_of_each_method_is_taken() -> None:
+    one, two, three = run("a"), run("a"), run("b")
+    assert _first_of_each([("1", one), ("2", two), ("3", three)]) == [("1", one), ("3", three)]
+
+
+def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
+    entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
+    section = _section(12, "digits, iid", entries, "no store is here", "none")
+    assert (section.ident, section.title) == ("s12", "digits, iid")
+    assert section.says == (f"Dataset {'d' * 16}, 1,797 readable images; partition {'p' * 16}, 3 clients.")
+    assert section.points == [("high", 0.5), ("low", 0.25), ("none", None)]
+    assert [row[0].text for row in section.rows] == ["high", "low", "none"]
+    assert section.plots == []
+    assert section.notes == ["Figures are made for the first 12 settings; report these runs alone to see theirs."]
+    assert section.commands == [(m, f"{m:0<12}", "") for m in ("high", "low", "none")]
+    redrawn = dict(entries[0].result["partition"], digests=["p" * 64, "q" * 64])
+    drawn = _section(12, "t", [run("a", partition=redrawn)], "no store is here", "none")
+    assert drawn.says.endswith("3 clients; every seed has its own, the first is drawn.")
+
+
+def test_words_between_backticks_are_code_and_all_is_escaped() -> None:
+    assert _code("use `a < b` or <c>") == "use <code>a &lt; b</code> or &lt;c&gt;"
+
+
+def test_the_data_of_a_figure_are_lines_of_six_digits() -> None:
+    made = Plot("i", "", "", ("a", "=b"), [["x", 1.23456789], ["=1+1", None], ["y,z", 3]], "")
+    assert _csv(made) == "a,'=b\nx,1.23457\n'=1+1,\n\"y,z\",3\n"
+
+
+def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
+    def tried(method: str, name: str, **hyperparameters: object) -> StoredRun:
+        return run(method, name=name, hyperparameters=hyperparameters)
+
+    entries = [
+        tried("a", "0" * 12, lr=0.1, mu=1), tried("a", "1" * 12, lr=0.2, mu=1), tried("a", "2" * 12, lr=0.2, mu=1),
+        tried("b", "3" * 12, lr=0.5, flag=True),
+    ]  # fmt: skip
+    assert differing(entries) == ["method", "set.lr"], "mu is the same wherever it is, and b has one flag"
+    assert labels(entries) == ["a lr=0.1", "a lr=0.2 (11111111)", "a lr=0.2 (22222222)", "b"]
+    assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
+    assert label_of(entries[3], ["method", "set.none"]) == "b"
+    told = facts(run("a", preset="paper", rounds=3, trust={"aggregate": "mean", "clip": None, "privacy": {}}))
+    assert told == {"method": "a", "backbones": "b", "preset": "paper", "rounds": "3", "trust.aggregate": "mean",
+                    "trust.clip": "auto"}  # fmt: skip
+
+
+def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> None:
+    def dealt(digest: str, *more: str, name: str = "mine", scheme: str = "iid") -> StoredRun:
+        part = {"scheme": scheme, "name": name, "args": {"clients": 3}, "seed": 0, "digests": [digest, *more]}
+        return run("a", partition=part)
+
+    assert setting_name(dealt("p", name="")) == "digits, iid-m3-s0"
+    assert setting_name(dealt("p", "q", name="", scheme="gone")) == "digits, gone, redrawn for every seed"
+    groups = [[dealt("p" * 20)], [dealt("q" * 20)], [dealt("r" * 20, name="other")]]
+    one, two = (f"digits, mine (dataset dddddddd, partition {letter * 8})" for letter in "pq")
+    assert setting_names(groups) == [one, two, "digits, other"]
+    assert dealt("p", "p", "q").setting == ("d" * 64, "p,q")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "read"), [(2, 2.0), (0.5, 0.5), (None, None), ("1", None), (float("nan"), None), (float("inf"), None)]
+)
+def test_seconds_are_numbers_or_lost(seconds: Any, read: float | None) -> None:
+    assert run("a", seconds=seconds).seconds == read
+
+
+@pytest.mark.parametrize(
+    ("scalars", "words"),
+    [(None, "-"), (0, "0"), (999, "999"), (1000, "1 k"), (1536, "1.54 k"), (1e6, "1 M"), (999_499, "999 k"),
+     (999_500, "1 M"), (999_999, "1 M"), (2.5e9, "2.5 G"), (0.25, "0.25")],
+)  # fmt: skip
+def test_counts_have_a_unit_of_thousands(scalars: float | None, words: str) -> None:
+    assert size(scalars) == words
+
+
+def test_fractions_are_per_cent_and_names_are_short() -> None:
+    assert [percent(v) for v in (None, 0.5, 1.0, 0.12345, float("nan"))] == ["-", "50.00", "100.00", "12.35", "-"]
+    assert short("a" * 34) == "a" * 34
+    assert short("a" * 35) == "a" * 31 + "..."
+    assert short(12, 2) == "12"
+    assert plain("b" * 24) == "b" * 24
+    assert plain("b" * 25) == "b" * 21 + "..."
