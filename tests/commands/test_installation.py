@@ -94,6 +94,96 @@ def test_a_package_that_is_too_old_or_missing_names_the_line_that_installs_it() 
     assert doctor.package("no-such-package-here", (1, 2))["hint"] == "pip install 'no-such-package-here>=1.2'"
 
 
+def test_a_version_is_compared_by_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, low, status in (("2.10.0+cpu", (2, 10), "ok"), ("2.9.1", (2, 10), "fail"), ("3.1", (3, 1, 1), "fail")):
+        monkeypatch.setattr(doctor, "installed", lambda _, found=found: found)
+        wanted = ".".join(map(str, low))
+        told = found if status == "ok" else f"{found}, needs {wanted}"
+        hint = "" if status == "ok" else f"pip install -U 'x>={wanted}'"
+        assert doctor.package("x", low) == {"name": "x", "status": status, "found": told, "hint": hint}
+
+
+def test_an_extra_that_is_absent_is_a_warning_with_the_line_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", {"demo": ("one", "two", "three"), "ray": ("one",)})
+    monkeypatch.setattr(doctor, "installed", lambda name: "1.0" if name == "one" else None)
+    assert doctor.extras() == [
+        doctor.check("extra demo", "warn", "without two, three", "pip install 'fedcache[demo]'"),
+        doctor.check("extra ray", "ok", "one"),
+    ]
+
+
+BUILT: dict[str, object] = {"built": "12.8", "usable": False, "gpus": [], "auto": ["cpu", "2 cores", "no GPU"]}
+SEE = "See the line on torch above."
+
+
+@pytest.mark.parametrize(
+    ("changes", "smi", "device", "cuda"),
+    [
+        ({}, False, ("ok", "cpu (2 cores): no GPU", ""), ("ok", "no GPU: torch (CUDA 12.8) finds none", "")),
+        ({}, True,
+         ("warn", "cpu: no GPU", "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org."),
+         ("warn", "an NVIDIA GPU may be there, but torch (CUDA 12.8) finds none", "nvidia-smi")),
+        ({"built": None}, False, ("ok", "cpu (2 cores): no GPU", ""),
+         ("ok", "torch is built without CUDA; training needs none", "")),
+        ({"usable": True, "gpus": ["A", "B"], "auto": ["cuda", "A", "it is there"]}, True,
+         ("ok", "cuda (A): it is there", ""), ("ok", "12.8: A, B", "")),
+        ({"error": "driver too old"}, True, ("fail", "driver too old", SEE), ("fail", "driver too old", SEE)),
+    ],
+)  # fmt: skip
+def test_what_torch_says_of_devices_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    smi: bool,
+    device: tuple[str, ...],
+    cuda: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if smi else None)
+    found = {**BUILT, **changes}
+    assert doctor.device_row(found) == doctor.check("device", *device)
+    assert doctor.cuda_row(found) == doctor.check("CUDA", *cuda)
+
+
+def test_a_pair_that_does_not_fit_is_told_from_another_failure() -> None:
+    again = "pip install --force-reinstall torch torchvision"
+    assert doctor.pair_row("2.10 0.25", "") == doctor.check("torch + torchvision", "ok", "2.10 0.25")
+    other = doctor.check("torch + torchvision", "fail", "last", f"{again} timm open_clip_torch")
+    assert doctor.pair_row(None, "first\nlast\n") == other
+    assert doctor.pair_row(None, "")["found"] == "no message"
+    for err in ("operator nms does not exist", "torchvision is broken"):
+        assert doctor.pair_row(None, err)["hint"].endswith(f"Install both together: {again}")
+
+
+def test_settings_are_written_as_toml_with_the_meaning_of_what_is_left_out() -> None:
+    from fedcache.config import PartitionConfig
+
+    made = doctor.to_toml("partition", PartitionConfig("iid", options={"shots": 3}))
+    assert made == [
+        "[partition]",
+        'scheme = "iid"',
+        "seed = 0",
+        "# clients = NUMBER  # Number of clients. Default: the method's paper's, or the scheme's.",
+        "",
+        "[partition.options]",
+        "shots = 3",
+    ]
+    empty = doctor.to_toml("partition", PartitionConfig())
+    assert (
+        empty[-1]
+        == "# [partition.options]  # Any other argument of the scheme: key=value; repeatable. Default: the scheme's."
+    )
+    assert any(line.startswith('# scheme = "TEXT"  # iid, shards') for line in empty)
+
+
+def test_a_home_that_may_not_be_written_is_told(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(doctor.os, "access", lambda place, mode: asked.append(place) or False)
+    row = doctor.place(Home(own_home / "not" / "there"))
+    assert row == doctor.check(
+        "FEDCACHE_HOME", "fail", f"{own_home / 'not' / 'there'} is not writable", "export FEDCACHE_HOME=~/fedcache"
+    )
+    assert asked == [own_home.parent], "the nearest folder that exists"
+
+
 def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(own_home)
     monkeypatch.setattr(doctor, "ROOM", 1 << 60)

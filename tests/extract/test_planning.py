@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcache.config import ExtractConfig
-from fedcache.errors import Exit, FedcacheError
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
 from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.device import Device
 from fedcache.extract.planning import cost
+from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
 from fedcache.extract.planning.incremental import IncrementalPlan, find_earlier_rows, in_earlier_order
 from fedcache.extract.planning.plan import (
@@ -30,6 +31,7 @@ from fedcache.extract.planning.plan import (
     wanted_text,
 )
 from fedcache.extract.recipe import Recipe
+from fedcache.progress import Silent
 from fedcache.store.samples import Samples
 
 
@@ -158,6 +160,66 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
     assert caught.value.code is Exit.USAGE
     assert caught.value.message == "--recipe glyph-clip:size=8 names 'glyph-clip', which is not among --backbones."
     assert caught.value.hint == "Backbones of this run: random-projection, pixels"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"backbones": ()}, "No backbone was named."),
+        ({"backbones": ("random-projection", "pixles")}, "Unknown backbone 'pixles'. Did you mean 'pixels'?"),
+        ({"weights": {"glyph-clp": "x"}}, "Unknown backbone 'glyph-clp'. Did you mean 'glyph-clip'?"),
+        ({"max_bad": "many"}, "--max-bad many is neither a share nor a count."),
+        ({"device": "gpu"}, "Unknown device 'gpu'"),
+        ({"dtype": "flot16"}, "Unknown dtype 'flot16'. Did you mean 'float16'?"),
+        ({"text": ("a photo",)}, "a photo"),
+        ({"recipe": {"sise": "3"}}, "sise"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_weights_are_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first"))
+    config = ExtractConfig(**{"dataset": "x", "backbones": ("random-projection",), **options})
+    with pytest.raises(FedcacheError) as caught:
+        planning.plan(config, Home(tmp_path), Silent())
+    assert caught.value.code is Exit.USAGE
+    assert said in caught.value.message
+
+
+def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locate(backbone: Any, *, given: Any, home: Path, memory: Any, offline: bool) -> Weights:
+        assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
+        if backbone.name in ("pixels", "glyph-clip"):
+            raise MachineError(f"No {backbone.name}.", f"Get {backbone.name}.")
+        return Weights(None, "w", "here")
+
+    monkeypatch.setattr(planning.registry, "locate", locate)
+    names = ("pixels", "random-projection", "glyph-clip", "random-projection")
+    config = ExtractConfig(dataset="x", backbones=names, weights={"pixels": "/w"})
+    home = Home(tmp_path, offline=True)
+
+    def missing(config: ExtractConfig) -> tuple[Exit, str, str]:
+        with pytest.raises(FedcacheError) as caught:
+            planning.plan(config, home, Silent())
+        return caught.value.code, caught.value.message, caught.value.hint
+
+    both = "Get pixels.\nGet glyph-clip."
+    more = f"{both}\n--skip-missing goes on with the rest."
+    assert missing(config) == (Exit.ENVIRONMENT, "No pixels.\nNo glyph-clip.", more)
+    alone = replace(config, backbones=("pixels", "glyph-clip"))
+    assert missing(alone) == (Exit.ENVIRONMENT, "No pixels.\nNo glyph-clip.", both)
+    nothing = "The weights of every backbone asked for are missing."
+    assert missing(replace(alone, skip_missing=True))[1] == nothing
+
+    class Heard(Silent):
+        def warn(self, text: str) -> None:
+            said.append(text)
+
+    said: list[str] = []
+    (one,), skipped = planning.plan(replace(config, skip_missing=True), home, Heard())
+    assert one == planned("random-projection")
+    assert skipped == ["pixels", "glyph-clip"]
+    assert said == ["Skipped pixels: No pixels.", "Skipped glyph-clip: No glyph-clip."]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""What the observer of the command line prints, and how errors and answers leave the process."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from fedcache.commands.output import CommandResult, TerminalObserver, as_told, envelope, fail, show
+from fedcache.errors import Exit, StoreError
+
+Told = pytest.CaptureFixture[str]
+
+
+def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys: Told) -> None:
+    observer = TerminalObserver()
+    observer.note("a note\x1b[2J")
+    observer.warn("careful")
+    assert capsys.readouterr() == ("", "a note\\x1b[2J\nwarning: careful\n")
+    assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
+    quiet = TerminalObserver(quiet=True)
+    quiet.note("a")
+    quiet.warn("b")
+    assert capsys.readouterr() == ("", "")
+    assert (quiet.notes, quiet.warnings) == (["a"], ["b"])
+
+
+def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.commands import live_view, output
+
+    now = [100.0]
+    for module in (live_view, output):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    observer = TerminalObserver()
+    observer.advance(1)  # before anything has begun
+    observer.start("work", 40, "images")
+    for seconds in (9.9, 0.1, 5.0, 5.0):
+        now[0] += seconds
+        observer.advance(5)
+    assert capsys.readouterr().err.splitlines() == [
+        "work: 10/40 images, 1.0 images/s, 0:30 left",
+        "work: 20/40 images, 1.0 images/s, 0:20 left",
+    ]
+    observer.stop()
+    now[0] += 60
+    observer.advance(5)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message", "hint"),
+    [
+        (StoreError("No store.", "Make one."), Exit.STORE, "No store.", "Make one."),
+        (KeyboardInterrupt(), Exit.INTERRUPTED, "Stopped at once.", "Run the same command again: it resumes."),
+        (FileNotFoundError(2, "No such file or directory", "x.bin"), Exit.ENVIRONMENT,
+         "The system refused a file. x.bin: No such file or directory.",
+         "Check that the folder exists, is a folder, and may be written; df shows free space."),
+        (OSError("odd"), Exit.ENVIRONMENT, "The system refused a file. odd.",
+         "Check that the folder exists, is a folder, and may be written; df shows free space."),
+        (MemoryError(), Exit.ENVIRONMENT, "There is not enough memory.",
+         "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory."),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_as_one_that_a_user_can_act_on(
+    capsys: Told, error: BaseException, code: Exit, message: str, hint: str
+) -> None:
+    told = as_told(error)
+    assert (told.code, told.message, told.hint) == (code, message, hint)
+    assert capsys.readouterr() == ("", ""), "no traceback of what was thought of"
+
+
+def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None:
+    told = as_told(ZeroDivisionError("by zero"))
+    assert (told.code, told.message) == (Exit.BUG, "This is a bug in fedcache: ZeroDivisionError: by zero")
+    assert told.hint == "Please report it with the lines above and the output of `fedcache doctor`."
+    assert capsys.readouterr().err.endswith("ZeroDivisionError: by zero\n")
+
+
+def test_an_envelope_is_one_line_of_json_without_nan(capsys: Told) -> None:
+    values: dict[str, Any] = {"n": math.nan, "deep": [(1, math.inf), {2: "\x1b"}], "x": 0.5}
+    envelope("train", "ok", {"data": values}, ["w"])
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+    assert json.loads(out) == {
+        "schema": 1, "command": "train", "status": "ok", "warnings": ["w"],
+        "data": {"n": None, "deep": [[1, None], {"2": "\x1b"}], "x": 0.5},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(Exit.OK, "ok"), (Exit.QUARANTINED, "problem"), (Exit.CORRUPT, "problem")]
+)
+def test_an_answer_is_lines_or_an_envelope(capsys: Told, code: Exit, status: str) -> None:
+    result = CommandResult({"a": 1}, ["one\x07", "two\nthree"], code)
+    show("ls", False, result, ["w"])
+    assert capsys.readouterr().out == "one\\x07\ntwo\nthree\n"
+    show("ls", True, result, ["w"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["data"], told["warnings"]) == (status, {"a": 1}, ["w"])
+
+
+def test_a_failure_is_on_stderr_and_with_json_on_stdout_too(capsys: Told) -> None:
+    error = StoreError("No store\x07.", "Make one.")
+    fail("ls", False, error)
+    assert capsys.readouterr() == ("", "fedcache: No store\\x07.\nMake one.\n")
+    fail("ls", True, error, ["w"])
+    told = capsys.readouterr()
+    assert told.err == "fedcache: No store\\x07.\nMake one.\n"
+    assert json.loads(told.out) == {
+        "schema": 1, "command": "ls", "status": "error", "warnings": ["w"],
+        "error": {"code": 4, "name": "STORE", "message": "No store\x07.", "hint": "Make one."},
+    }  # fmt: skip
