@@ -31,7 +31,8 @@ class RankedRow:
         line: the row.
         metric: what it is ranked by.
         printed: the number printed.
-        got: what was measured.
+        got: the mean that was measured.
+        measured: it with its spread.
         rank_printed: 1 for the largest of the group; equals share the smallest rank.
         rank_got: likewise.
     """
@@ -39,6 +40,7 @@ class RankedRow:
     line: ReproducedCell
     metric: str
     printed: float
+    got: float
     measured: Measurement
     rank_printed: int
     rank_got: int
@@ -102,7 +104,7 @@ class RowRanking:
                     "rank_printed": p.rank_printed,
                     "rank_got": p.rank_got,
                     "printed": p.printed,
-                    "got": p.measured.mean,
+                    "got": p.got,
                 }
                 for p in self.places
             ],
@@ -131,7 +133,7 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
     found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
     if len(found) < 2:
         return None
-    prints, means = [f[2] for f in found], [float(f[3].mean or 0.0) for f in found]
+    prints, means = [f[2] for f in found], [f[3] for f in found]
     places = tuple(
         RankedRow(*f, rank_printed=_rank(f[2], prints), rank_got=_rank(mean, means))
         for f, mean in zip(found, means, strict=True)
@@ -151,14 +153,14 @@ def ranked_by(cell: PaperCell) -> tuple[str, float] | None:
     return None if metric is None else (metric, printed[metric])
 
 
-def _numbers(line: ReproducedCell) -> tuple[str, float, Measurement] | None:
-    """What a row is ranked by, the number printed, and what was got; None where one is missing."""
+def _numbers(line: ReproducedCell) -> tuple[str, float, float, Measurement] | None:
+    """What a row is ranked by, the number printed, the mean got, and all of what was; None where one is missing."""
     ranked = ranked_by(line.cell)
     if ranked is None or line.why_not:
         return None
     metric, printed = ranked
     measured = line.measured[metric]
-    return None if measured.mean is None else (metric, printed, measured)
+    return None if measured.mean is None else (metric, printed, measured.mean, measured)
 
 
 def _rank(value: float, values: Sequence[float]) -> int:
@@ -168,7 +170,7 @@ def _rank(value: float, values: Sequence[float]) -> int:
 def _verdict(above: RankedRow, below: RankedRow) -> str:
     if above.printed == below.printed:
         return "tied"
-    apart = float(above.measured.mean or 0.0) - float(below.measured.mean or 0.0)
+    apart = above.got - below.got
     error = math.sqrt(sum(p.measured.std**2 / p.measured.n for p in (above, below) if p.measured.std is not None))
     if apart == 0.0 or abs(apart) < error:
         return "undecided"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +152,6 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch: pytest
     chunk_tasks._check_machine(spec(mine, probe=(1, whole)))
     with pytest.raises(MachineError, match="node3 does not see the images of the dataset, or sees others"):
         chunk_tasks._check_machine(spec(mine, probe=(3, whole)))
+    away = replace(job(), weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""), how=mine)
+    with pytest.raises(MachineError, match=r"node3 does not see the weights of random-projection:4: /nowhere/w\.pt"):
+        chunk_tasks._check_machine(spec(mine, jobs=[away]))

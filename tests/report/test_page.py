@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
-from fedcache.report.find_runs import StoredRun, differing, facts, label_of, labels, setting_name, setting_names
+from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
 from fedcache.report.page import HtmlCell, _code, _csv, _first_of_each, _mark_best, _section, _table
 
 
@@ -144,3 +145,26 @@ def test_fractions_are_per_cent_and_names_are_short() -> None:
     assert short(12, 2) == "12"
     assert plain("b" * 24) == "b" * 24
     assert plain("b" * 25) == "b" * 21 + "..."
+
+
+def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_path: Path) -> None:
+    for name in ("abc1", "abd2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    (tmp_path / "abc1" / "notes.txt").touch()
+    (tmp_path / "no run").mkdir()
+
+    def found(*asked: str | Path) -> list[str]:
+        return [left.path.name for left in gather(list(asked), tmp_path).left_out]
+
+    assert found("abc") == found(tmp_path / "abc1") == found(tmp_path / "abc1" / "config.toml") == ["abc1"]
+    assert sorted(found(tmp_path)) == sorted(found()) == ["abc1", "abd2"]
+    assert found("abc", "abc1") == ["abc1"], "once, however often it is named"
+    assert found(tmp_path / "no run") == []
+    nothing = "There is no run"
+    wrongs = {"x": nothing, "ab": "'ab' fits 2 runs: ", tmp_path / "abc1" / "notes.txt": nothing,
+              tmp_path / "abc1" / "result.json": nothing}  # fmt: skip
+    for wrong, said in wrongs.items():
+        with pytest.raises(FedcacheError, match=said):
+            gather([wrong], tmp_path)
+    assert [left.sentence for left in gather(["abc"], tmp_path).left_out] == ["abc1 is not finished."]

@@ -32,11 +32,12 @@ from toy_store import (
 )
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store import writer as writing
 from fedcache.store.chunks import decode_strings, encode_strings, write_chunk_file
 from fedcache.store.export import write_shards
 from fedcache.store.reader import MAPS
 from fedcache.store.store import Samples, Store
-from fedcache.store.verify import verify
+from fedcache.store.verify import leftover_files, verify
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store-format-1.json"
 
@@ -439,3 +440,69 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(pla
     ]
     assert frame["ok"].tolist() == [i not in ALL_BAD for i in range(ROWS)]
     assert frame["class"][:4].tolist() == ["x", "y", "z", "x"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"shape": (13, 1, 3)}, {"shape": (14,)}, {"dtype": "float64"}, {"chunk_rows": 0}],
+    ids=lambda c: next(iter(c)),
+)
+def test_an_array_that_no_store_holds_is_a_bug_of_the_caller(place: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(FedcacheError, match=r"rows a chunk, in a store of 14 rows") as caught:
+        writer(create(place / "s.zarr"), KEYS[0], **changed)
+    assert caught.value.code is Exit.BUG
+
+
+def test_a_finished_array_takes_no_chunk_and_helpers_see_that_it_is_gone(place: Path) -> None:
+    store = create(place / "s.zarr")
+    with writer(store, KEYS[0]) as w:
+        helper = w.for_workers()
+        helper.check()
+        assert (w.count, w.missing(), w.kept) == (4, [0, 1, 2, 3], [])
+        for chunk in (2, 0, 1):
+            write(w, chunk, KEYS[0])
+        assert (w.missing(), w.kept) == ([3], [0, 1, 2])
+        assert w.bad == {1: "truncated", 9: "not an image"}
+        with pytest.raises(FedcacheError, match=r"a-00000000 lacks chunks \[3\] of 4"):
+            w.complete()
+        write(w, 3, KEYS[0])
+        w.complete()
+        assert (w.missing(), w.kept) == ([], [0, 1, 2, 3])
+        with pytest.raises(FedcacheError, match="a-00000000 is complete; chunk 0 was written again"):
+            write(w, 0, KEYS[0])
+        with pytest.raises(FedcacheError, match=r"does not see the store .* that is being written"):
+            helper.check()
+        w.complete()  # again, which changes nothing
+
+
+def test_a_chunk_that_a_worker_wrote_elsewhere_is_waited_for_and_then_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(writing.time, "sleep", slept.append)
+    with writer(create(place / "s.zarr"), KEYS[0]) as w:
+        made = w.for_workers().write(0, values(KEYS[0])[:CHUNK], BAD[KEYS[0]])
+        assert made.bad == {1: "truncated"}, "of its own rows"
+        whole_file = made.file.read_bytes()
+        # 4 rows of 3 numbers of 2 bytes, and 4 of the checksum
+        for raw, why in ((b"abc", "has 3 bytes instead of 28"), (None, "is missing")):
+            made.file.unlink() if raw is None else made.file.write_bytes(raw)
+            with pytest.raises(FedcacheError, match=f"a worker wrote chunk 0 as .* and here that file {why}"):
+                w.commit(made)
+        assert slept == [0.0, 0.2, 0.8, 2.0] * 2
+        assert w.missing() == [0, 1, 2, 3]
+        made.file.write_bytes(whole_file)
+        w.commit(made)
+        assert (slept[8:], w.kept, w.bad) == ([0.0], [0], {1: "truncated"})
+        left = w.for_workers().write(1, values(KEYS[0])[CHUNK : 2 * CHUNK])
+        w.remove_uncommitted()
+        assert not left.file.exists()
+        assert (w.path / "c/0/0/0").read_bytes() == whole_file
+
+
+def test_chunks_in_flight_belong_to_a_store_and_half_files_beside_them_do_not(place: Path) -> None:
+    store = create(place / "s.zarr")
+    fill(store, KEYS[0], chunks=2)
+    half = store.path / "features" / KEYS[0] / "c/0/0" / ".0.1-ab.partial"
+    half.touch()
+    assert leftover_files(Store.open(store.path)) == [half]

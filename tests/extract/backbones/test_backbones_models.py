@@ -445,8 +445,13 @@ def test_a_clip_is_built_from_its_configuration_alone(monkeypatch, size, forced,
     assert logging.root.manager.disable == before
 
 
-def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape():
+def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape(monkeypatch):
+    from open_clip import factory
+
     from fedcache.extract.backbones import open_clip
+
+    resized = []
+    monkeypatch.setattr(factory, "resize_pos_embed", lambda *given: resized.append(given))
 
     class Tower(nn.Module):
         def __init__(self, shape):
@@ -455,7 +460,10 @@ def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape():
 
     for stored, shape in (((), (1,)), ((1,), ()), ((1,), (1,))):
         state = {"visual.weight": torch.zeros(2, 2), "logit_scale": torch.full(stored, 4.6)}
-        fitted = open_clip._fit(dict(state), Tower(shape))
+        tower = Tower(shape)
+        fitted = open_clip._fit(dict(state), tower)
+        assert [(id(a), id(b)) for a, b in resized] == [(id(fitted), id(tower))]
+        resized.clear()
         assert (fitted["logit_scale"].shape, fitted["logit_scale"].item()) == (shape, pytest.approx(4.6))
     other = open_clip._fit({"visual.weight": torch.zeros(2, 2), "logit_scale": torch.zeros(2)}, Tower(()))
     assert other["logit_scale"].shape == (2,), "what is no scale is refused when it is loaded"
