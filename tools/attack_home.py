@@ -50,6 +50,7 @@ from fedcache.config import Home, TrainConfig  # noqa: E402
 from fedcache.errors import Exit, FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower.federation import federate  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
+from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.process import Stop  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop  # noqa: E402
@@ -71,6 +72,7 @@ FINISHED = (
     ("train", "--method", "clip-zs", "-b", "glyph-clip", *IID),
     (*SIMULATED, "--rounds", "2"),
 )
+NAMES = "flower/server-8000/names.json"
 FEDERATED = Plan(TrainConfig(method="scaffold", rounds=4, execution="sequential"), sites=3, wait=0.01)
 
 WARNED = re.compile(
@@ -89,6 +91,7 @@ KINDS = {
     "measurements": r"runs/.*/measured\.json",
     "rounds": r"runs/.*/rounds\.jsonl",
     "partition of a run": r"runs/.*/partition-\d+\.json",
+    "names of sites": NAMES,
     "site state": r"flower/.*/after-\d+\.safetensors",
     "remembered digest": r"digests/.*\.json",
     "remembered recipe": r"recipes/.*\.json",
@@ -186,7 +189,9 @@ def tell(root: Path) -> Story:
     for node in grid.sites:
         grid.meddle[node] = lambda kind, n, packed: "gone" if (kind, n) >= ("fit", 3) and kind == "fit" else packed
     with suppress(FedcacheError):  # no site answers in round 3: the server's checkpoint and the sites' states are left
-        federate(FEDERATED, grid, Home(story.home), Silent())
+        names = story.home / NAMES
+        names.parent.mkdir(parents=True)
+        federate(FEDERATED, grid, Home(story.home), Silent(), SiteNames(names))
     story.note()
     _name_unfinished(story, "federation")
     return story
@@ -252,7 +257,7 @@ def readers_of(kind: str, name: str, story: Story) -> dict[str, Reader]:
             name, reader = next(iter(again.items()))
             again = {name: lists(reader)}
         return {"ls": said("ls", "--runs"), "compare": said("compare", "--over", "clients"), "report": report, **again}
-    if kind == "site state":
+    if kind in ("site state", "names of sites"):
         return {"federation": federation}
     place = story.home / top / inside
     if top == "sites":
@@ -352,9 +357,9 @@ def report(story: Story) -> dict[str, Any]:
 
 def federation(story: Story) -> dict[str, Any]:
     """The federation goes on, with its sites in this process."""
-    heard = Told()
+    heard, grid = Told(), grid_of(story.home / "sites", story.home / "flower")
     try:
-        (run,) = federate(FEDERATED, grid_of(story.home / "sites", story.home / "flower"), Home(story.home), heard)
+        (run,) = federate(FEDERATED, grid, Home(story.home), heard, SiteNames(story.home / NAMES))
     except FedcacheError as error:
         return {"code": int(error.code), "data": None, "told": [str(error)], "error": {"message": error.message}}
     told = [f"left out: {m}" for m in run.result["federation"]["missed"]]

@@ -155,6 +155,10 @@ PROMISES = (
              "tests/federate/engines/test_flower_parts.py -k 'gate_stands or no_upload_of_one'"),
             ("federate/engines/flower/site_facts.py", "return type(value) is int and low <= value <= high", "return True",
              "tests/federate/engines/test_site_claims.py -k outside")),
+    Promise("F7", "The name of a site belongs to its key in all runs of a server; another key that claims it is refused",
+            ("tests/federate/engines/test_site_names.py",),
+            ("federate/engines/flower/site_names.py", "{**keys, **known}", "{**known, **keys}",
+             "tests/federate/engines/test_site_names.py -k 'first_key'")),
     Promise("R1", "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
             ("tests/federate/engine/test_engine_laws.py -k 'same_seed or resumed or executions or order_of or run_alone or process'",
              f"{FEDERATED} -k threads", "tests/federate/execution/test_memo.py -k runs_alone", "tests/grids/test_grid.py -k jobs")),
@@ -321,6 +325,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
 | `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
+| `flower/server-*/names.json` | seal | refused (exit 5): restored, or removed, and names are those of the next keys |
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
 | `privacy.jsonl`, `privacy-count.json` | its own digest, line by line, the line before, and how many there are | refused (exit 5); runs with noise that it lacks are named |
 | `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
@@ -360,7 +365,9 @@ sum overflow. `--aggregate` chooses a robust rule, in which every client has one
 A mean by rows goes by what clients say: it warns of one with more than half of all rows or 10 times the median.
 `--max-share` caps a client's share of a round's weight, `--max-rows-per-client` leaves out who says that it has more. Over
 sites the limit is 10 times the median of three sites or more (10,000,000 for fewer); a site above it, with facts that
-cannot be or with the name of another is refused by name, and nobody else. Within the limits a claim is not checked: it
+cannot be or with the name of another is refused by name, and nobody else. A name belongs to the first key that takes part
+under it, in later runs of the same server too (`fedcache flower names`); a server without keys binds it for one run, and
+says so. Within the limits a claim is not checked: it
 can weigh 10 times an honest one in a mean. What sites score themselves is listed as `claimed` in `result.json`.
 
 ## Differential privacy

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
-from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
@@ -175,6 +175,34 @@ def site(
         home = Home.from_environment()
         attend(shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only)
     return CommandResult({"stopped": True}, ["The site has stopped."])
+
+
+@flower.command()
+@command("flower names")
+def names(
+    port: Port = 8000,
+    forget: Annotated[
+        list[str] | None, typer.Option("--forget", help="Names that are free again, comma-separated.")
+    ] = None,
+) -> CommandResult:
+    """List the names of sites that belong to a key at this machine's server, or forget some.
+
+    A name belongs to the first key that takes part under it, also in later runs; another key that claims it is
+    refused. After a site was given a new key, forget its name.
+
+    Example: fedcache flower names --forget north
+    """
+    from fedcache.federate.engines.flower.serving import names_of
+
+    table = names_of(port or 8000, Home.from_environment())
+    gone = split_list(forget, "--forget")
+    if gone:
+        table.forget(gone)
+    rows = sorted(table.known().items())
+    shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])] if rows else []
+    lines = [f"Forgotten: {', '.join(gone)}."] if gone else []
+    lines += [] if rows else ["No name belongs to a key."]
+    return CommandResult({"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown)
 
 
 @flower.command()

@@ -16,9 +16,10 @@ from typing import Any
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.keys import make_keys
-from fedcache.federate.engines.flower.network import Address, start_superlink
+from fedcache.federate.engines.flower.network import Address, register, start_superlink
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.serving import attend, open_loopback
+from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
 from fedcache.runs.loop import train
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
@@ -105,6 +106,13 @@ def main(sites: Path, folder: Path) -> None:
             plan("fedavg", 2, set={"lr": "0.02"}), lambda words: (told.append(str(words)), kill(words))[0]
         )
         tell("killed", last=last, told=told)
+
+        # The killed site's shard, served by another key that the server knows.
+        tell("names", known=SiteNames(folder / TABLE).known())
+        register(loopback.address, [make_keys(folder / "keys", ["other"], ()).nodes["other"]])
+        loopback.add(shards[1], home, called="other")
+        last = loopback.run(plan("fedncm", 1, start_with=2, wait=60.0), lambda _words: None)
+        tell("another-key", last=last)
 
         strangers = make_keys(folder / "strangers", ["stranger"], ())
         tell("wrong-ca", **refused(shards[1], loopback.address, strangers.site("stranger"), home))

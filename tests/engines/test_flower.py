@@ -106,6 +106,14 @@ def test_a_site_that_is_killed_in_a_round_is_survived(told: dict[str, Any]) -> N
     assert accuracy(words) > 0.3
 
 
+def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told: dict[str, Any]) -> None:
+    known = told["names"]["known"]
+    assert len(known) == len(set(known.values())) == 3
+    missed = told["another-key"]["last"]["done"][0]["result"]["federation"]["missed"]
+    assert [m["why"] for m in missed] == ["refused: its name belongs to another key, which took part under it before"]
+    assert missed[0]["site"] in known
+
+
 def test_what_ends_a_run_comes_back_as_one_sentence(told: dict[str, Any]) -> None:
     error = told["no-features"]["last"]["error"]
     assert error["code"] == 4

@@ -37,18 +37,20 @@ class FakeGrid:
         hidden: node -> how many looks for nodes it stays away for.
         meddle: node -> what is done to its answers.
         log: (kind, nodes) of every question.
+        keys: node -> fingerprint of its key, where it is not that of its number.
     """
 
     sites: dict[int, ShardSite]
     hidden: dict[int, int] = field(default_factory=dict)
     meddle: dict[int, Meddle] = field(default_factory=dict)
     log: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    keys: dict[int, str] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
 
-    def nodes(self) -> list[int]:
+    def nodes(self) -> dict[int, str]:
         self.hidden = {node: left - 1 for node, left in self.hidden.items() if left > 0}
-        return [node for node in self.sites if node not in self.hidden]
+        return {node: self.keys.get(node, f"key of {node}") for node in self.sites if node not in self.hidden}
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
         self.log.append((kind, tuple(messages)))

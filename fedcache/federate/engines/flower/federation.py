@@ -22,6 +22,7 @@ from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.server import Server, outcome_of
 from fedcache.federate.engines.flower.server_job import ServerJob
 from fedcache.federate.engines.flower.site_facts import SiteFacts
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.site_rows import SiteRows
 from fedcache.federate.engines.flower.sites import Sites, Transport
 from fedcache.progress import Observer
@@ -34,13 +35,16 @@ CLAIMED = ("accuracy", "macro_f1", "confusion", "fairness", "classes_owned", "da
 """Figures of a result that are made of what sites say of themselves; what is not named here was measured here."""
 
 
-def federate(plan: Plan, transport: Transport, home: Home, observer: Observer) -> list[Run]:
+def federate(
+    plan: Plan, transport: Transport, home: Home, observer: Observer, names: SiteNames | None = None
+) -> list[Run]:
     """Run every point and seed of a plan over the sites that a transport reaches, and store the results.
 
-    Raises UsageError, StoreError, FederatedRunError.
+    ``names`` is the server's table of whose name is whose; None binds names for this run alone. Raises UsageError,
+    StoreError, CorruptionError for a damaged table, FederatedRunError.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, partial(_tell, observer))
+    sites = Sites(transport, plan.terms, partial(_tell, observer), names)
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))

@@ -20,6 +20,7 @@ import tomli_w
 from fedcache.errors import MachineError, UsageError
 from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.processes import Process, check_port, environment, program, start, wait_for_port
+from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "
@@ -97,7 +98,9 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
         certificate, private = map(str, keys.server)
         command += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", certificate, "--ssl-keyfile", private,
                     "--enable-supernode-auth"]  # fmt: skip
-    process = start("superlink", command, folder)
+    # Without keys a node is another one at every start, and no name can be kept for it.
+    names = "" if keys is None else str(folder / TABLE)
+    process = start("superlink", command, folder, {VARIABLE: names})
     try:
         wait_for_port(process, "127.0.0.1" if address.host in (EVERYWHERE, "::") else address.host, address.port)
     except BaseException:  # also Ctrl-C: nobody else knows of it yet

@@ -14,6 +14,7 @@ from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import error_words
 from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.transport import FlowerTransport
 from fedcache.progress import Round, Silent
 
@@ -51,7 +52,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run the plan, and say where results are. Raises FailedError; ``flower run`` has the reason from the log."""
     try:
         plan = Plan.from_config(context.run_config)
-        runs = federate(plan, FlowerTransport(grid), Home.from_environment(), Logged())
+        home, names = Home.from_environment(), SiteNames.from_environment()
+        runs = federate(plan, FlowerTransport(grid), home, Logged(), names)
     except FedcacheError as error:
         tell(error=error_words(error))
         raise FailedError(error.message) from None

@@ -2,12 +2,13 @@
 
 Features of different recipes must never be averaged, so sites that differ from the most of them are refused by digest,
 with what differs in words. What a site says wrongly of itself costs it its place, and nobody else theirs: facts that
-cannot be, more rows than are believed, the name of another site. A name is that of the first node that took it, and a
-node is a key, which Flower knows again after a restart.
+cannot be, more rows than are believed, the name of another site. A name is that of the first node that took it, and
+where sites have keys, that of the same key in all later runs of the server (``site_names``).
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from fedcache.errors import FedcacheError, FederatedRunError, StoreError
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.site_facts import SAME, SiteFacts, difference
+from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.trust.weights import FAR_OUT, far_out_limit
 from fedcache.store.files import sha256_hex
 
@@ -34,6 +36,7 @@ class Member:
 
     node: int
     facts: SiteFacts
+    key: str = ""  # fingerprint of the node's public key
 
 
 def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, str, str]]]:
@@ -48,6 +51,12 @@ def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tupl
     usual = ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
     found = [(member, difference(member.facts, usual.facts)) for member in ordered]
     return [m for m, why in found if why is None], [(m, *why) for m, why in found if why is not None]
+
+
+def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
+    """Why a site cannot have its name, in words, and a hint; None when no other key has it."""
+    name = member.facts.name
+    return None if owners.get(name, member.key) == member.key else (NAME_BOUND, BOUND_HINT.format(shlex.quote(name)))
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
@@ -88,6 +97,11 @@ NAME_HINT = (
     "Give it one that no other site has: fedcache flower site --name NAME. A site that was restarted keeps its name by "
     "its key (--keys); without keys it is a new node, and takes part from the next run on."
 )
+NAME_BOUND = "its name belongs to another key, which took part under it before"
+BOUND_HINT = (
+    "If that site has a new key: fedcache flower names --forget {}. Else give this one a name of its own: "
+    "fedcache flower site --name NAME."
+)
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -113,8 +127,8 @@ class Transport(Protocol):
     bytes_down: int
     bytes_up: int
 
-    def nodes(self) -> list[int]:
-        """Nodes that can be reached now."""
+    def nodes(self) -> Mapping[int, str]:
+        """Nodes that can be reached now, each with the fingerprint of its public key."""
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
         """Send one message to each node: what each answers, or why it does not, in words."""
@@ -151,8 +165,10 @@ class MissedSite:
 class Sites:
     """Who takes part; ``say`` is told the story, a line at a time."""
 
-    def __init__(self, transport: Transport, terms: Terms, say: Callable[[str], None]) -> None:
-        self.transport, self.terms, self.say = transport, terms, say
+    def __init__(
+        self, transport: Transport, terms: Terms, say: Callable[[str], None], names: SiteNames | None = None
+    ) -> None:
+        self.transport, self.terms, self.say, self.names = transport, terms, say, names or SiteNames()
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites without which something was done
         self.joined: list[MissedSite] = []  # sites that came after the beginning
@@ -170,6 +186,10 @@ class Sites:
         lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
         self.say(f"Waiting for {self.terms.sites} sites.")
+        if self.names.path is None:
+            self.say("A name is that of the first node that takes it, in this run alone: sites have no keys here.")
+        else:
+            self.say(f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one.")
         while True:
             came += self._ask_facts(lacking)
             kept, refused, disbelieved = self._judged(came)
@@ -187,6 +207,7 @@ class Sites:
         if len(kept) < self.terms.sites:
             self.say(f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then.")
         self.members = kept
+        self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
         most = f"{limits.train:,} rows to train on and {limits.test:,} to be scored on"
         self.say(f"A site is believed to have at most {most}: {limits.why}.")
@@ -200,13 +221,18 @@ class Sites:
         limits = RowLimits.of(fit, self.terms.max_rows)
         found = [(member, limits.problem(member.facts)) for member in fit]
         disbelieved = [(member, *problem) for member, problem in found if problem is not None]
-        believed = [member for member, problem in found if problem is None]
+        owners = self.names.known()
+        stolen = [(m, *problem) for m, why in found if why is None and (problem := _of_another_key(m, owners))]
+        believed = [m for m, why in found if why is None and _of_another_key(m, owners) is None]
         first: dict[str, int] = {}
         for member in sorted(believed, key=lambda m: [c.node for c in came].index(m.node)):
             first.setdefault(member.facts.name, member.node)
         kept = [m for m in believed if first[m.facts.name] == m.node]
         taken = [(m, NAME_TAKEN, NAME_HINT) for m in believed if first[m.facts.name] != m.node]
-        return kept, refused, [*disbelieved, *taken]
+        return kept, refused, [*disbelieved, *stolen, *taken]
+
+    def _bind(self, members: Sequence[Member]) -> None:
+        self.names.bind({m.facts.name: m.key for m in members})
 
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
         self.say(f"warning: site {name!r} is refused: {why}. {hint}")
@@ -215,7 +241,8 @@ class Sites:
     def _ask_facts(self, lacking: list[FedcacheError | str]) -> list[Member]:
         """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``."""
         came = []
-        new = sorted(set(self.transport.nodes()) - self._met)
+        here = self.transport.nodes()
+        new = sorted(set(here) - self._met)
         for node, answer in self.ask("facts", {n: SiteMessage(self._question) for n in new}).items():
             self._met.add(node)
             if isinstance(answer, str):
@@ -234,7 +261,7 @@ class Sites:
                 self.say(f"warning: node {node} takes no part: what it says of itself cannot be: {error}.")
                 self.missed.append(MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}"))
                 continue
-            came.append(Member(node, facts))
+            came.append(Member(node, facts, here[node]))
             self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
         return came
 
@@ -275,16 +302,21 @@ class Sites:
     def newcomers(self, round_: int) -> list[Member]:
         """Sites that have come since, fit to the members, are believed, and have a name of their own."""
         fresh: list[Member] = []
-        for member in in_client_order(self._ask_facts([])):
+        came = in_client_order(self._ask_facts([]))
+        owners = self.names.known() if came else {}
+        for member in came:
             everybody = [*self.members, *fresh]
             found = difference(member.facts, self.members[0].facts)
             found = found or RowLimits.of([*everybody, member], self.terms.max_rows).problem(member.facts)
+            found = found or _of_another_key(member, owners)
             if found is None and member.facts.name in (m.facts.name for m in everybody):
                 found = NAME_TAKEN, NAME_HINT
             if found is not None:
                 self._refuse(round_, member.facts.name, *found)
             else:
                 fresh.append(member)
+        if fresh:
+            self._bind(fresh)
         return fresh
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:

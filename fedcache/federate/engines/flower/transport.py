@@ -18,6 +18,7 @@ from fedcache.federate.engines.flower.messages import (
 )
 from fedcache.federate.engines.flower.secure_aggregation import secure_sum
 from fedcache.federate.engines.flower.sites import SecureSum
+from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
 """How the bytes of an array are to be read: as they lie, little endian."""
@@ -66,9 +67,9 @@ class FlowerTransport:
         self._grid = grid
         self.bytes_down = self.bytes_up = 0
 
-    def nodes(self) -> list[int]:
-        """Nodes that are online."""
-        return sorted(self._grid.get_node_ids())
+    def nodes(self) -> dict[int, str]:
+        """Nodes that are online, each with the fingerprint of its public key."""
+        return {node.node_id: sha256_hex(node.public_key) for node in self._grid.get_nodes()}
 
     def ask(self, kind: str, contents: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
         """Send one message to each node; what each answers, or why it does not."""

@@ -1,0 +1,194 @@
+"""A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from draws import examples
+from fake_grid import FakeGrid, grid_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.config import Home, TrainConfig
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.keys import Keys
+from fedcache.federate.engines.flower.network import Address, start_superlink
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.serving import names_of
+from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames
+from fedcache.progress import Silent
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+OWNER, IMPOSTOR = 100, 900
+"""Nodes that serve the same shard."""
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = note
+
+
+def shards(place: Path) -> Path:
+    draw = np.random.default_rng(5)
+    y = draw.integers(0, 3, 90)
+    x = (draw.standard_normal((3, 6))[y] + draw.standard_normal((90, 6))).astype(np.float32)
+    store = Store.from_arrays({"mine": x}, labels=y, classes=list("abc"), path=place / "whole.zarr")
+    ok("partition", "--store", store.path, "--scheme", "iid", "--clients", 3, "--name", "three")
+    ok("shard", "--store", store.path, "-p", "three", "--out", place / "sites")
+    return place / "sites"
+
+
+@pytest.fixture
+def grid(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> FakeGrid:
+    return grid_of(shutil.copytree(once(shards), tmp_path / "sites"), tmp_path / "state")
+
+
+def run(grid: FakeGrid, place: Path, names: SiteNames | None, heard: Heard | None = None, **words: Any) -> Run:
+    train = TrainConfig(method=words.pop("method", "fed3r"), rounds=words.pop("rounds", 1))
+    asked = Plan(train, **{"sites": 3, "wait": 0.01, "runs": str(place / "runs"), **words})
+    made: list[Run] = federate(asked.checked(), grid, Home(place), heard or Heard(), names)
+    return made[0]
+
+
+def table(place: Path) -> SiteNames:
+    place.mkdir(exist_ok=True)
+    return SiteNames(place / "names.json")
+
+
+def test_another_key_does_not_get_a_name_in_a_later_run(grid: FakeGrid, tmp_path: Path) -> None:
+    names, heard = table(tmp_path / "server"), Heard()
+    run(grid, tmp_path / "first", names)
+    name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
+    assert len(names.known()) == 3
+    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)  # the shard was copied, and its site is not there
+    made = run(grid, tmp_path / "later", names, heard, start_with=2)
+    assert made.result["federation"]["missed"] == [
+        {"round": 0, "site": name, "why": "refused: its name belongs to another key, which took part under it before"}
+    ]
+    assert name not in made.result["federation"]["sites"]
+    assert any(f"fedcache flower names --forget {name}" in line for line in heard.lines)
+    assert names.known()[name] == f"key of {OWNER}"
+    names.forget([name])
+    assert run(grid, tmp_path / "new-key", names).result["federation"]["missed"] == []
+    assert names.known()[name] == f"key of {IMPOSTOR}"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_has_a_name_gets_it_whoever_comes_first(late: bool, grid: FakeGrid, tmp_path: Path) -> None:
+    names, heard = table(tmp_path / "server"), Heard()
+    run(grid, tmp_path / "first", names)
+    grid.sites = {IMPOSTOR: grid.sites[OWNER], **grid.sites}
+    grid.hidden = {OWNER: 1} if late else {}
+    made = run(grid, tmp_path / "later", names, heard, wait=5.0)
+    assert len(made.result["federation"]["sites"]) == 3
+    assert not any(IMPOSTOR in nodes for kind, nodes in grid.log if kind != "facts")
+    assert any("belongs to another key" in line for line in heard.lines)
+
+
+def test_a_newcomer_gets_no_name_of_another_key(grid: FakeGrid, tmp_path: Path) -> None:
+    names, heard = table(tmp_path / "server"), Heard()
+    run(grid, tmp_path / "first", names)
+    grid.sites[IMPOSTOR], grid.hidden = grid.sites.pop(OWNER), {IMPOSTOR: 3}
+    made = run(grid, tmp_path / "later", names, heard, start_with=2, method="fedavg", rounds=4)
+    assert made.result["federation"]["joined"] == []
+    assert any("belongs to another key" in line for line in heard.lines)
+
+
+def test_a_site_that_is_started_again_has_its_name_by_its_key(grid: FakeGrid, tmp_path: Path) -> None:
+    names = table(tmp_path / "server")
+    run(grid, tmp_path / "first", names)
+    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
+    grid.keys[IMPOSTOR] = f"key of {OWNER}"
+    assert run(grid, tmp_path / "later", names).result["federation"]["missed"] == []
+
+
+def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid: FakeGrid, tmp_path: Path) -> None:
+    heard = Heard()
+    run(grid, tmp_path / "first", None, heard)
+    assert any("in this run alone: sites have no keys here" in line for line in heard.lines)
+    grid.sites[IMPOSTOR] = grid.sites.pop(OWNER)
+    assert run(grid, tmp_path / "later", None).result["federation"]["missed"] == []
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw.replace(b"key of 100", b"key of 900"), lambda raw: raw[:-9]])
+def test_a_damaged_table_is_refused(damage: Callable[[bytes], bytes], grid: FakeGrid, tmp_path: Path) -> None:
+    names = table(tmp_path / "server")
+    run(grid, tmp_path / "first", names)
+    assert names.path is not None
+    names.path.write_bytes(damage(names.path.read_bytes()))
+    with pytest.raises(FedcacheError, match="which key each site's name belongs to") as caught:
+        run(grid, tmp_path / "later", names)
+    assert caught.value.code is Exit.CORRUPT
+
+
+@examples(25, 300)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.dictionaries(st.sampled_from("abcd"), st.sampled_from("xyz"), max_size=3)),
+        max_size=8,
+    )
+)
+def test_a_table_keeps_the_first_key_of_each_name(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, dict[str, str]]]
+) -> None:
+    names, expected = table(tmp_path_factory.mktemp("server")), dict[str, str]()
+    for binds, keys in steps:
+        if binds:
+            names.bind(keys)
+            expected = keys | expected
+        elif set(keys) <= set(expected):
+            names.forget(keys)
+            expected = {name: key for name, key in expected.items() if name not in keys}
+        else:
+            with pytest.raises(FedcacheError, match="Unknown site"):
+                names.forget(keys)
+        assert names.known() == expected
+
+
+def test_names_are_listed_and_forgotten_at_the_command_line() -> None:
+    assert "No name belongs to a key" in fedcache("flower", "names").out
+    names = names_of(8000, Home.from_environment())
+    assert names.path is not None
+    names.path.parent.mkdir(parents=True)
+    names.bind({"north": "ab" * 32, "south": "cd" * 32})
+    assert ok("flower", "names").data["names"] == names.known()
+    wrong = fedcache("flower", "names", "--forget", "nort")
+    assert wrong.code == 2
+    assert "Unknown site 'nort'. Did you mean 'north'?" in wrong.err
+    assert "Forgotten: north." in fedcache("flower", "names", "--forget", "north").out
+    assert list(names.known()) == ["south"]
+    assert "No name belongs" in fedcache("flower", "names", "--port", 8001).out
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_only_a_server_with_keys_tells_its_app_of_a_table(
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, str] = {}
+
+    def start(_name: str, _command: Any, _folder: Path, extra: dict[str, str]) -> Any:
+        told.update(extra)
+        return SimpleNamespace(stop=lambda: None)
+
+    place = "fedcache.federate.engines.flower.network"
+    monkeypatch.setattr(f"{place}.start", start)
+    monkeypatch.setattr(f"{place}.program", str)
+    monkeypatch.setattr(f"{place}.wait_for_port", lambda *_words: None)
+    monkeypatch.setenv(VARIABLE, "/of/another/server")
+    start_superlink(Address("127.0.0.1", 18000), Keys(tmp_path / "keys") if secure else None, tmp_path / "server")
+    monkeypatch.setenv(VARIABLE, told[VARIABLE])
+    assert SiteNames.from_environment().path == (tmp_path / "server" / "names.json" if secure else None)
