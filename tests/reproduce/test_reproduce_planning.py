@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fedcache.errors import FedcacheError
+from fedcache.config import Home
+from fedcache.errors import CorruptionError, FedcacheError, UsageError
+from fedcache.federate.partition.partition import Columns, make
+from fedcache.progress import Silent
+from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell, Requirement, match_domains, plan, roles
-from fedcache.reproduce.prepare import short_batches
+from fedcache.reproduce.prepare import partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import (
     ReproducedCell,
@@ -21,6 +27,7 @@ from fedcache.reproduce.runner import (
     _participation,
     _same,
     _take_out_shared,
+    reproduce,
 )
 
 CELL = PaperCell(
@@ -229,3 +236,106 @@ def test_where_nothing_can_run_each_thing_is_named_once_with_its_command() -> No
     refused = _nothing_can_run(table(CELL), [[]], [PlannedCell(CELL, CELL, (), "no backbone")])
     assert refused.message.endswith("Missing: no backbone.")
     assert refused.hint == "fedcache reproduce info t"
+
+
+class Told(Silent):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def formulas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float | FedcacheError]) -> PaperTable:
+    """A table of numbers that are not run: of each row its value, or the error that it ends with."""
+
+    def measured(cell: PaperCell, _bench: object) -> tuple[dict[str, float], list[str]]:
+        value = values[cell.at[0]]
+        if isinstance(value, FedcacheError):
+            raise value
+        return {"bound_x": value}, [f"said of {cell.at[0]}"]
+
+    monkeypatch.setitem(MEASURES, "formula", measured)  # type: ignore[arg-type]
+    cells = [
+        PaperCell({"m": label}, metrics=("bound_x",), printed=(Printed(1.0),), options={"at": label})
+        for label in values
+    ]
+    return table(*cells, kind="formula", metrics=("bound_x",))
+
+
+def test_rows_that_fail_are_told_and_the_others_are_measured(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = formulas(monkeypatch, {"A": 2.0, "B": UsageError("B does not fit.", "Try C."), "C": 0.5})
+    told = Told()
+    report = reproduce(entry, Home(own_home), observer=told)
+    assert [ln.why_not for ln in report.lines] == ["", "B does not fit.", ""]
+    assert [ln.measured for ln in report.lines] == [
+        {"bound_x": Measurement(2.0, None, 1)}, {}, {"bound_x": Measurement(0.5, None, 1)},
+    ]  # fmt: skip
+    assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
+    assert told.notes == ["1 of 3: A: bound x 2", "2 of 3: B: not run, B does not fit.", "3 of 3: C: bound x 0.50000"]
+    assert (report.proxy, report.on, report.departures) == (False, None, [])
+
+
+def test_where_every_row_fails_the_first_error_is_that_of_the_call(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = UsageError("A does not fit.", "Try B."), UsageError("B does not fit.", "Try A.")
+    with pytest.raises(FedcacheError, match="A does not fit"):
+        reproduce(formulas(monkeypatch, {"A": first, "B": second}), Home(own_home))
+    damage = CorruptionError("B is damaged.", "Verify it.")
+    told = Told()
+    with pytest.raises(FedcacheError, match="B is damaged"):
+        reproduce(formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0}), Home(own_home), observer=told)
+    assert told.notes == ["1 of 3: A: bound x 1"], "damage ends all"
+
+
+def test_rows_of_a_proxy_that_are_the_same_are_named(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = formulas(monkeypatch, {"A": 1.0, "B": 1.0})
+    entry = replace(entry, cells=tuple(replace(c, options={}) for c in entry.cells))
+    for options, same in ((Options(limit=5), ("A",)), (Options(), ())):
+        report = reproduce(entry, Home(own_home), options)
+        assert [ln.same_as for ln in report.lines] == [(), same]
+
+
+ROWS = 24
+COLUMNS = Columns(
+    np.arange(ROWS) % 3, np.arange(ROWS) // 12, (np.arange(ROWS) % 4 == 3).astype(np.uint8), np.ones(ROWS, np.uint8),
+    np.arange(ROWS * 16, dtype=np.uint8).reshape(ROWS, 16), ("x", "y", "z"), ("ink", "MNIST_M"), "d" * 64,
+)  # fmt: skip
+
+
+def test_a_cell_is_dealt_by_its_scheme_its_arguments_and_the_seed() -> None:
+    cell = replace(CELL, args={"clients": 3})
+    for seed in (0, 5):
+        dealt = partition_cell(cell, COLUMNS, seed, proxy=False)
+        assert dealt.partition.digest == make("iid", COLUMNS, seed=seed, clients=3).digest
+        assert (dealt.args, dealt.departures) == ({"clients": 3}, ())
+    assert partition_cell(cell, COLUMNS, 0, proxy=False).partition.digest != dealt.partition.digest
+
+
+def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are() -> None:
+    many = replace(CELL, args={"clients": 500})
+    with pytest.raises(FedcacheError, match="500 clients"):
+        partition_cell(many, COLUMNS, 0, proxy=False)
+    dealt = partition_cell(many, COLUMNS, 0, proxy=True)
+    assert len(dealt.partition.clients) == dealt.args["clients"] == 18, "of 24 rows 18 are for training"
+    assert dealt.departures == ("partition: clients 18 instead of 500",)
+    shifted = replace(CELL, scheme="feature-shift", args={"shots": 1, "tests": 1}, dataset="digits")
+    said = partition_cell(shifted, COLUMNS, 0, proxy=True).departures
+    assert said == ("clients: 2, the domains of digits",)
+    assert partition_cell(shifted, COLUMNS, 0, proxy=False).departures == ()
+    one = replace(CELL, args={"clients": 2}, domain=("MNIST_M",))
+    clients = partition_cell(one, COLUMNS, 0, proxy=False).partition.clients
+    assert sorted(int(r) for c in clients for r in c.train) == [12, 13, 14, 16, 17, 18, 20, 21, 22], "of that domain"
+
+
+def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
+    cell = replace(CELL, domain=("mnist-m", "sketch"), dataset="digits")
+    with pytest.raises(FedcacheError, match="digits has no domain sketch; it has ink, MNIST_M") as caught:
+        with_known_domains(cell, COLUMNS, proxy=False)
+    assert caught.value.hint == "fedcache datasets info digits"
+    found, said = with_known_domains(cell, COLUMNS, proxy=True)
+    assert (found.domain, said) == (("MNIST_M", "ink"), ["domain: ink instead of sketch"])
+    assert with_known_domains(replace(cell, domain=("ink",)), COLUMNS, proxy=False)[0].domain == ("ink",)

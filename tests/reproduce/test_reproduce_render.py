@@ -115,7 +115,23 @@ def test_a_row_without_a_number_is_not_ranked() -> None:
     lost = replace(ROWS[1], measured={"params": Measurement(2560.0), "client_mean": Measurement(n=1)})
     found = report_data(replace(proxy(), lines=[ROWS[0], lost]))
     assert found["orders"] == []
-    assert [o["rows"][0]["row"] for o in report_data(proxy())["orders"]] == ["A"]
+    assert report_data(proxy())["orders"] == [
+        {
+            "proxy": True,
+            "at": ["x"],
+            "rows": [
+                {"row": "A", "metric": "client_mean", "rank_printed": 1, "rank_got": 1, "printed": 50.0, "got": 52.5},
+                {"row": "B", "metric": "client_mean", "rank_printed": 2, "rank_got": 2, "printed": 40.0, "got": 41.0},
+            ],
+            "tau_b": 1.0,
+            "as_printed": [["A", "B"]],
+            "reversed": [],
+            "undecided": [],
+            "printed_equal": [],
+            "sentence": "PROXY, order of x, client mean (%): 1 of 1 pairs as printed (A above B). "
+            "Kendall's tau-b is +1.00.",
+        }
+    ]
 
 
 @pytest.mark.parametrize("here", [PAPER, proxy()], ids=["paper", "proxy"])
