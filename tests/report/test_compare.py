@@ -232,6 +232,15 @@ def test_few_blocks_are_called_few() -> None:
     assert one.treatments[0].std is None
     assert one.ranking is None
     assert any("--seeds 0-4" in n and "--over clients" in n for n in one.notes)
+    two, three, ten = (
+        compared(table(np.arange(2 * n).reshape(n, 2).T / 100), over="seeds", metric="accuracy") for n in (2, 3, 10)
+    )
+    assert two.notes[0] == "Two seeds: no interval, which takes three."
+    assert three.notes[0] == (
+        "Bootstrap intervals of 3 seeds are too narrow: of normal values, 95 % ones cover 76 % with 3, 83 % with 5 and "
+        "91 % with 10."
+    )
+    assert not any("interval" in n for n in ten.notes)
     five = compared(table(FOUR[:, :5]), over="seeds", metric="accuracy", test="wilcoxon")
     assert any("never below 0.0625, 3 times" in n for n in five.notes)
     assert min(p.p for p in five.pairs if p.p is not None) == 0.0625

@@ -337,7 +337,11 @@ def test_a_drawing_has_named_colours_own_ids_words_and_whole_numbers() -> None:
     assert svg.count("<title>") == 2
     assert "<title>a &lt; b</title>" in svg
     assert "0.00012345" in svg  # numbers of the drawing are cut, those that are read are not
-    assert all(i.startswith("f7-") for i in re.findall(r'id="([^"]*)"', svg))
+    ids = re.findall(r'id="([^"]*)"', svg)
+    assert all(i.startswith("f7-") for i in ids)
+    meant = re.findall(r'url\(#([^)]*)\)|href="#([^"]*)"', svg)
+    assert meant
+    assert {one or other for one, other in meant} <= set(ids), "what clips and what is used are its own"
     assert 'aria-label="of &lt;two&gt;"' in svg
 
 

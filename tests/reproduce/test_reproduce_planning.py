@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcache.config import Home
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
-from fedcache.federate.partition.partition import Columns, make
+from fedcache.federate.partition.partition import Columns, InfeasibleError, make
+from fedcache.process import Stop
 from fedcache.progress import Silent
+from fedcache.reproduce import cell_kinds, prepare
 from fedcache.reproduce.cell_kinds import MEASURES
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell, Requirement, match_domains, plan, roles
@@ -339,3 +341,78 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy() -> None:
     found, said = with_known_domains(cell, COLUMNS, proxy=True)
     assert (found.domain, said) == (("MNIST_M", "ink"), ["domain: ink instead of sketch"])
     assert with_known_domains(replace(cell, domain=("ink",)), COLUMNS, proxy=False)[0].domain == ("ink",)
+
+
+def test_a_proxy_that_fits_at_no_scale_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def never(_scheme: str, _columns: Columns, *, seed: int, clients: int) -> None:
+        asked.append(clients)
+        raise InfeasibleError("too many", "fewer", {"clients": clients - 1})
+
+    monkeypatch.setattr(prepare, "make", never)
+    with pytest.raises(FedcacheError, match="iid fits these rows at no scale that was tried"):
+        partition_cell(replace(CELL, args={"clients": 9}), COLUMNS, 0, proxy=True)
+    assert asked == [9, 8, 7, 6]
+
+
+def dealt_rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A workbench on whose rows two clients are dealt: ink with 8 and 0 rows of its classes, MNIST_M with 1 and 9."""
+    rows = [SimpleNamespace(client="ink", counts=(8, 0), classes=1, train=8),
+            SimpleNamespace(client="MNIST_M", counts=(1, 9), classes=2, train=10)]  # fmt: skip
+    partition = SimpleNamespace(describe=lambda _: rows)
+    made = SimpleNamespace(partition=partition, departures=("partition: said",))
+    monkeypatch.setattr(cell_kinds, "partition_cell", lambda *_, **__: made)
+    return SimpleNamespace(columns=lambda _: COLUMNS, options=Options(on="digits"))
+
+
+def test_the_sizes_of_a_partition_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    workbench = dealt_rows(monkeypatch)
+    every = ("clients_of", "classes_of", "per_class", "sizes", "total")
+    found, said = cell_kinds.partition(replace(CELL, metrics=every), workbench)
+    assert found == {"clients_of": 2.0, "classes_of": 1.0, "per_class": "1 to 9", "sizes": "8, 10", "total": 18.0}
+    assert said == ["partition: said"]
+    own = replace(CELL, metrics=every, options={"domain_of": "Ink"}, domain=("sketch",))
+    found, said = cell_kinds.partition(own, workbench)
+    assert found == {"clients_of": 1.0, "classes_of": 1.0, "per_class": 8.0, "sizes": "8", "total": 8.0}
+    assert said == ["domain: ink instead of sketch", "partition: said"]
+    none = replace(CELL, metrics=every, options={"domain_of": "oil"})
+    assert cell_kinds.partition(none, workbench)[0] == {
+        "clients_of": 0.0, "classes_of": None, "per_class": None, "sizes": "", "total": 0.0,
+    }  # fmt: skip
+
+
+def test_features_are_extracted_once_for_cells_that_read_the_same(
+    monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    asked: list[Any] = []
+    held = {"t-1": "vit-tiny", "s-1": "vit-small", "s-2": "vit-small", "p-1": "pixels"}
+
+    def extract(config: Any, home: Home, **more: Any) -> Any:
+        asked.append((config, home, more))
+        arrays = {key: SimpleNamespace(recipe={"backbone": name}) for key, name in held.items()}
+        keys = {"vit-tiny": "t-1", "vit-small": "s-2", "pixels": "p-1"}
+        return SimpleNamespace(store=SimpleNamespace(arrays=arrays), path=Path("s"),
+                               arrays=[{"key": keys[b]} for b in config.backbones])  # fmt: skip
+
+    monkeypatch.setattr(prepare, "extract", extract)
+    monkeypatch.setattr(prepare, "columns_of", lambda _: COLUMNS)
+    home, stop, told = Home(own_home), Stop(), Told()
+    options = Options(limit=7, weights={"w": "f"}, data={"d": "p"}, device="cpu")
+    bench = prepare.Workbench(home, options, told, stop, Path("pictures"), Path("runs"))
+    cell = replace(CELL, backbones=("vit-tiny", "vit-small", "pixels"), recipe={"views": "2", "size": "8"}, views=3)
+    found = bench.features(cell)
+    assert bench.features(replace(cell, recipe={"size": "8", "views": "2"}, labels={"m": "B"})) is found
+    # two arrays are of vit-small, so its own is called by its key; images beside an encoder are found by training
+    assert (found.keys, found.names) == (("t-1", "s-2", "p-1"), ("vit-tiny", "s-2"))
+    assert bench.features(replace(cell, backbones=("pixels",))).names == ("pixels",)
+    assert len(asked) == 2
+    config, where, more = asked[0]
+    assert (where, more) == (home, {"observer": told, "stop": stop, "engine": None})
+    assert config == ExtractConfig(
+        dataset="paper:x", backbones=cell.backbones, views=3, limit=7, weights={"w": "f"}, data={"d": "p"},
+        device="cpu", recipe={"views": "2", "size": "8", **prepare.pixels_recipe(cell, home)},
+    )  # fmt: skip
+    for changed in ({"views": 1}, {"dataset": "y"}, {"recipe": {}}):
+        bench.features(replace(cell, **changed))
+    assert len(asked) == 5
