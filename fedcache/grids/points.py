@@ -70,15 +70,18 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         if where in seen:
             raise UsageError(f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out.")
         seen[where] = key
-        meanings: dict[Any, str] = {}
+        meanings: dict[Any, str] = {}  # -> as it is written first
+        repeated: list[tuple[str, str]] = []
         for value in values:
-            first = meanings.setdefault(tuple(_parsed_by(methods, key, value)), value)
-            if first is not value or values.count(value) > 1:
-                kept = ",".join({tuple(_parsed_by(methods, key, v)): v for v in reversed(values)}.values())
-                raise UsageError(
-                    f"--sweep {key} names a value twice" + ("." if first == value else f": {first} and {value}."),
-                    f"--sweep {key}={','.join(reversed(kept.split(',')))}",
-                )
+            meant = tuple(_parsed_by(methods, key, value))
+            if meant in meanings:
+                repeated.append((meanings[meant], value))
+            meanings.setdefault(meant, value)
+        for first, value in repeated[:1]:
+            raise UsageError(
+                f"--sweep {key} names a value twice" + ("." if first == value else f": {first} and {value}."),
+                f"--sweep {key}={','.join(meanings.values())}",
+            )
 
 
 def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, Any]]:

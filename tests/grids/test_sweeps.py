@@ -7,7 +7,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.points import combinations, point_groups, split_key, values_of_place
+from fedcache.grids.points import combinations, point_groups, split_key, typed_sweep_values, values_of_place
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,13 @@ from fedcache.grids.points import combinations, point_groups, split_key, values_
         (["fedavg"], {"aggregate": ["median", "medain"]}, "medain"),
         (["fedavg"], {"attack": ["sign-flip:2"]}, "sign-flip:2"),
         (["fedavg"], {"byzantine": ["x"]}, "'x' is not a number"),
+        (["fedavg"], {"max_share": ["-0.1"]}, "'-0.1' is not a number of at least 0"),
+        (["fedavg"], {"dp-noise": ["inf"]}, "'inf' is not a number of at least 0"),
+        (["fedavg"], {"dp_seed": ["-1"]}, "'-1' is not a whole number of at least 0"),
+        (["fedavg"], {"max_rows_per_client": ["0"]}, "'0' is not a whole number of at least 1"),
+        (["fedavg"], {"lr": []}, "--sweep lr has no values"),
+        (["fedavg"], {"seeds": ["0", "1"]}, "--sweep seeds: seeds are not swept, every point runs all of them"),
+        (["fedavg"], {"eval-every": ["1"]}, "--sweep eval-every: eval_every is the same for all points"),
         (["fedavg"], {"lr": ["0.1", "0.10"]}, "twice: 0.1 and 0.10"),
         (["fedavg"], {"lr": ["0.1", "0.1"]}, "twice"),
         (["fedavg"], {"clients": ["8", "08"]}, "twice: 8 and 08"),
@@ -72,3 +79,23 @@ def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
     refused = fedcache("grid", "--method", "fedavg", *words, "--set", "lr=1", "--sweep", "lr=0.1,0.2", "--json")
     assert refused.code == 2
     assert "both" in refused.envelope["error"]["message"] or "--set and in --sweep" in refused.out
+
+
+def test_values_of_a_run_have_the_type_of_its_option():
+    words = {"rounds": "3", "byzantine": "1", "max_share": "0.5", "max_rows_per_client": "7", "dp_clip": "2",
+             "dp_noise": "0", "dp_delta": "1e-6", "dp_seed": "4", "max_update_norm": "9",
+             "attack": "nan:0.2"}  # fmt: skip
+    found = typed_sweep_values(words)
+    assert found == {"rounds": 3, "byzantine": 1.0, "max_share": 0.5, "max_rows_per_client": 7, "dp_clip": 2.0,
+                     "dp_noise": 0.0, "dp_delta": 1e-6, "dp_seed": 4, "max_update_norm": 9.0}  # fmt: skip
+    whole = {key for key, value in found.items() if type(value) is int}
+    assert whole == {"rounds", "max_rows_per_client", "dp_seed"}
+    with pytest.raises(FedcacheError, match="--sweep rounds: 'x' is no number"):
+        typed_sweep_values({"rounds": "x"})
+
+
+def test_what_is_written_twice_is_named_with_the_values_that_are_left():
+    with pytest.raises(FedcacheError) as error:
+        combinations(["fedavg"], {"lr": ["1", "2", "1.0", "3"]})
+    assert error.value.message == "--sweep lr names a value twice: 1 and 1.0."
+    assert error.value.hint == "--sweep lr=1,2,3"

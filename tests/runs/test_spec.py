@@ -34,6 +34,7 @@ def refused(message: str, hint: str, call: Any, *args: Any) -> None:
     [
         ({}, {}),
         ({"attack": "none"}, {}),
+        ({"on_bad_update": "fail"}, {}),  # what is done where nothing is said
         ({"byzantine": 0.4}, {}),  # the mean expects nobody
         ({"byzantine": 0.4, "aggregate": "median"}, {"byzantine": 0.4, "aggregate": "median"}),
         ({"attack": "sign-flip:0.20:10.0"}, {"attack": "sign-flip:0.2:10"}),

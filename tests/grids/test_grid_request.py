@@ -1,0 +1,161 @@
+"""Points of a grid as they are asked for, named and ended, without training any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoreError
+from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
+from fedcache.grids.train_grid import GridRequest, GridRun, ends_one_point, request_grid
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.runs.directory import DamagedRunError
+from fedcache.runs.events import GridPosition
+from fedcache.runs.run import Run
+
+HOME = Home(Path("/home"))
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> GridRequest:
+    config = options.pop("config", TrainConfig(set={"mu": "1", "lr": "9"}, backbones=("z",)))
+    return request_grid(methods, sweeps, config, HOME, **options)
+
+
+def test_a_point_is_what_train_would_be_asked() -> None:
+    sweeps = {"lr": ["0.1"], "rounds": ["3"], "participation": ["50%"], "backbones": ["glyph-clip+pixels"],
+              "domain": ["a+b"], "byzantine": ["0.3"], "aggregate": ["median"]}  # fmt: skip
+    request = requested(["fedprox", "fedavg"], sweeps)
+    assert request.config_of(0) == TrainConfig(
+        method="fedprox", set={"mu": "1", "lr": "0.1"}, rounds=3, participation="50%", byzantine=0.3,
+        aggregate="median", backbones=("glyph-clip", "pixels"), domain=("a", "b"),
+    )  # fmt: skip
+    assert type(request.config_of(0).byzantine) is float
+    assert request.config_of(1).method == "fedavg"
+    assert request.words_of(1) == (
+        "fedavg lr=0.1 rounds=3 participation=50% backbones=glyph-clip+pixels domain=a+b byzantine=0.3 aggregate=median"
+    )
+    assert requested(["fedavg"], {}).config_of(0) == TrainConfig(
+        method="fedavg", set={"mu": "1", "lr": "9"}, backbones=("z",)
+    )
+
+
+def test_a_swept_scheme_is_laid_over_that_of_all_points() -> None:
+    base = PartitionConfig("iid", 5, 7, {"alpha": 1.0, "other": 2})
+    assert partition_of_point(base, {"lr": "1"}) == base
+    swept = {"scheme": "shards", "clients": "3", "shards": "2", "partition.alpha": "0.5", "shots": "4"}
+    wanted = {"alpha": "0.5", "other": 2, "shards": "2", "shots": "4"}
+    assert partition_of_point(base, swept) == PartitionConfig("shards", 3, 7, wanted)
+    assert values_of_place({"set.mu": "1", "clients": "2", "rounds": "3", "lr": "4"}, "set") == {"mu": "1", "lr": "4"}
+
+
+def test_where_results_lie_and_what_is_allowed_is_taken_over(tmp_path: Path) -> None:
+    plain = requested(["fedavg"], {"lr": ["1", "2", "3"]})
+    assert (plain.runs, plain.repartition, plain.extract, plain.fresh, plain.exact) == (
+        HOME.runs,
+        False,
+        True,
+        False,
+        False,
+    )
+    assert plain.partition == PartitionConfig()
+    chosen = requested(["fedavg"], {"lr": ["1", "2", "3"]}, runs=tmp_path, repartition=True, extract=False, fresh=True,
+                       exact=True, sampler="random:2", partition=PartitionConfig("iid"))  # fmt: skip
+    assert (chosen.runs, chosen.repartition, chosen.extract, chosen.fresh, chosen.exact) == (
+        tmp_path, True, False, True, True,
+    )  # fmt: skip
+    assert len(chosen.points) == 2
+    assert chosen.partition.scheme == "iid"
+
+
+def test_points_that_differ_in_floats_alone_are_one_group() -> None:
+    points = combinations(["fedprox", "fedavg"], {"lr": ["0.1", "0.2"], "batch": ["8", "16"]})
+    assert point_groups(points) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
+def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run() -> None:
+    with pytest.raises(FedcacheError) as caught:
+        requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]},
+                  config=TrainConfig(participation="all", byzantine=0.4))  # fmt: skip
+    assert caught.value.code is Exit.USAGE
+    assert caught.value.message.startswith("fedavg aggregate=krum clients=3: ")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("methods", "sweeps", "words"),
+    [
+        (["fedavg"], {"lr": ["1", "2"]}, "lr=2"),
+        (["solo", "fedavg"], {"lr": ["2"]}, "fedavg lr=2"),
+        (["solo", "fedavg"], {}, "fedavg"),
+    ],
+)
+def test_a_point_is_called_by_what_tells_it_from_the_others(
+    methods: list[str], sweeps: dict[str, Any], words: str
+) -> None:
+    run = GridRun(requested(methods, sweeps), Silent(), Stop())
+    run.ended[0] = StoreError("", "")
+    assert run.position_of(1) == GridPosition(words, 1, 2)
+    alone = GridRun(requested(["fedavg"], {}), Silent(), Stop())
+    assert alone.position_of(0) == GridPosition("fedavg", 0, 1)
+
+
+def made(mean: float | None) -> Run:
+    return Run(Path(), {"accuracy": {"mean": mean, "std": None}}, {})
+
+
+def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
+    heard = Heard()
+    run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3", "4", "5"]}), heard, Stop())
+    run.end_point(3, made(0.0))
+    run.end_point(0, made(0.5))
+    run.end_point(1, made(0.5))  # not better
+    run.end_point(2, FederatedRunError("The loss is not a number.", "Lower lr."))
+    run.end_point(4, made(None))
+    assert heard.notes == [
+        "Best of 1 of 5 points: fedavg lr=4  0.00 %", "Best of 2 of 5 points: fedavg lr=1  50.00 %",
+    ]  # fmt: skip
+    assert heard.warnings == ["The loss is not a number."]
+    grid = run.grid()
+    assert [(p.method, p.sweep) for p in grid.points] == [("fedavg", {"lr": n}) for n in ("1", "2", "4", "5")]
+    assert grid.damaged == []
+    (lost,) = grid.failed
+    assert (lost.method, lost.sweep, lost.message, lost.hint) == (
+        "fedavg", {"lr": "3"}, "The loss is not a number.", "Lower lr.",
+    )  # fmt: skip
+    silent = Heard()
+    GridRun(requested(["fedavg"], {}), silent, Stop()).end_point(0, made(0.5))
+    assert silent.notes == [], "of one point nothing is the best"
+
+
+def test_a_grid_without_any_result_is_an_error() -> None:
+    run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
+    run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
+    run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
+    with pytest.raises(FedcacheError) as caught:
+        run.grid()
+    assert caught.value.code is Exit.CORRUPT
+    assert caught.value.message == "/runs/d/result.json is not what was written.\nFailed."
+    assert caught.value.hint == "The same command with --fresh runs it again; or remove /runs/d."
+
+
+def test_some_errors_end_one_point_and_others_the_grid() -> None:
+    assert ends_one_point(DamagedRunError(Path("/r")))
+    assert ends_one_point(FederatedRunError("", ""))
+    assert not ends_one_point(CorruptionError("", ""))
+    assert not ends_one_point(StoreError("", ""))
