@@ -201,6 +201,27 @@ def test_list_tells_the_truth(own_home: Path) -> None:
     assert "resnet18-aircraft-maxpool" in after
 
 
+def test_the_list_shows_rows_that_are_ready_and_how_to_get_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.commands import reproduce
+
+    answer = reproduce.list_entries()
+    entries, missing = (table.rows for table in answer.renderables)
+    for found, row in zip(answer.data["entries"], entries, strict=True):
+        ready, cells = found["ready_cells"], found["cells"]
+        names = ", ".join(n["name"] for n in found["missing"])
+        assert row == (found["name"], found["title"], f"{ready}/{cells}", found["status"], names)
+        partly = f"{ready} of {cells} rows ready, missing "
+        assert found["status"].startswith(partly if 0 < ready < cells else "ready" if ready else "missing ")
+        assert found["command"] == f"fedcache reproduce {found['name']}"
+    wanted = {(n["kind"], n["name"]) for found in answer.data["entries"] for n in found["missing"]}
+    assert {row[:2] for row in missing} == wanted != set()
+    assert not [row for row in missing if " Looked at:" in row[2] or " Ready now:" in row[3]]
+    monkeypatch.setattr(reproduce.RequirementCheck, "missing", lambda *_: [])
+    monkeypatch.setattr(reproduce.RequirementCheck, "all_missing", lambda *_: [])
+    (table,) = reproduce.list_entries().renderables
+    assert {row[3] for row in table.rows} == {"ready"}
+
+
 def test_what_is_here_is_ready(own_home: Path) -> None:
     text = SMALL.replace("DATA", "digits").replace("random-projection:16", "glyph-clip")
     a, b = (RequirementCheck(Home(own_home)).missing(parse(text, "small"), c) for c in parse(text, "small").cells)
