@@ -96,7 +96,7 @@ def extract(
     given = fields_of(ExtractConfig, locals())
     from fedcache.extract.extract_dataset import extract as run_extraction
 
-    config = resolve(ExtractConfig, {}, given, "extract()")
+    config = resolve(ExtractConfig, given, {}, "extract()")
     place = Path(store) if store else None
     return run_extraction(config, Home.from_environment(), store=place, observer=observer).store
 
@@ -379,4 +379,4 @@ def train_config(
             name = f"{name}-{parts.digest[:8]}"
             held.put_partition(name, parts.to_payload())
         flags["partition"] = name
-    return resolve(TrainConfig, {}, flags, "train()")
+    return resolve(TrainConfig, flags, {}, "train()")

@@ -115,6 +115,22 @@ def test_an_unknown_option_is_refused_with_the_right_one() -> None:
         fc.grid("fedavg", options={"rouns": 3})
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fc.extract("digits", "pixels", views="two"), "views in extract() is 'two'; expected int."),
+        (lambda: fc.extract("digits", "pixels", views=0), "views is 0, expected at least 1."),
+        (lambda: fc.train("fedavg", rounds="two"), "rounds in train() is 'two'; expected int."),
+        (lambda: fc.grid("fedavg", options={"rounds": "two"}), "rounds in train() is 'two'; expected int."),
+    ],
+)
+def test_a_value_of_another_type_is_said_to_be_of_the_call(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(fc.FedcacheError) as caught:
+        call()
+    assert caught.value.code == 2
+    assert caught.value.message == said
+
+
 def test_a_script_without_a_guard_extracts_once(tmp_path: Path) -> None:
     """Spawned workers import the caller's script; ours must not run it again."""
     images = folder(tmp_path / "shapes", train=150, test=10)
