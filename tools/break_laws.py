@@ -196,6 +196,8 @@ TABLE = (
       "first.setdefault(member.facts.name, member.node)", "first[member.facts.name] = member.node"),
     B("a_fact_outside_its_limits_is_refused_and_named", "a truth value is a number", FACTS,
       "type(value) is int and low", "isinstance(value, int) and low", "True"),
+    B("claimed_figures_are_left_out_of_means_over_settings", "claimed figures are averaged with measured ones",
+      "report/find_runs.py", "kept = [e for e in found.entries if not e.claimed]", "kept = found.entries"),
     B("another_key_does_not_get_a_name_in_a_later_run", "a name is for one run", SITES,
       "return None if owners.get(name, member.key) == member.key else", "return None if True else"),
     B("no_upload_of_one_site_ends_a_run_where_nothing_is_said", "a malformed upload ends a federation", PLAN,

@@ -159,6 +159,10 @@ PROMISES = (
             ("tests/federate/engines/test_site_names.py",),
             ("federate/engines/flower/site_names.py", "{**keys, **known}", "{**known, **keys}",
              "tests/federate/engines/test_site_names.py -k 'first_key'")),
+    Promise("F8", "What sites score themselves is marked where it is shown, and not mixed with what was measured",
+            ("tests/report/test_claimed.py",),
+            ("report/find_runs.py", "return federation is not None and", "return federation is None and",
+             "tests/report/test_claimed.py -k 'unless_it_says'")),
     Promise("R1", "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
             ("tests/federate/engine/test_engine_laws.py -k 'same_seed or resumed or executions or order_of or run_alone or process'",
              f"{FEDERATED} -k threads", "tests/federate/execution/test_memo.py -k runs_alone", "tests/grids/test_grid.py -k jobs")),
@@ -368,7 +372,8 @@ sites the limit is 10 times the median of three sites or more (10,000,000 for fe
 cannot be or with the name of another is refused by name, and nobody else. A name belongs to the first key that takes part
 under it, in later runs of the same server too (`fedcache flower names`); a server without keys binds it for one run, and
 says so. Within the limits a claim is not checked: it
-can weigh 10 times an honest one in a mean. What sites score themselves is listed as `claimed` in `result.json`.
+can weigh 10 times an honest one in a mean. What sites score themselves is listed as `claimed` in `result.json`,
+marked so in `fedcache ls --runs`, the report and comparisons, and neither ranked nor averaged with what was measured here.
 
 ## Differential privacy
 `--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every round (extra

@@ -101,11 +101,13 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
             "rounds": e.result["rounds"],
             "seeds": list(e.result["seeds"]),
             "accuracy": e.result["accuracy"]["mean"],
+            "claimed": e.claimed,
         }
         for e in found.entries
     ]
     for left in found.left_out:
         observer.warn(f"{left.sentence} {left.hint}")
+    some_claimed = any(e["claimed"] for e in entries)  # sites have scored themselves, which a server cannot check
     rows = [
         (
             e["name"],
@@ -116,11 +118,13 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
             str(e["rounds"]),
             str(len(e["seeds"])),
             "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
+            *([("sites claim" if e["claimed"] else "measured")] if some_claimed else []),
         )
         for e in entries
     ]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
-    names = ("run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %")
+    names = ["run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %"]
+    names += ["accuracy is"] if some_claimed else []
     shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
     lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
     return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.report import comparison_output
-from fedcache.report.find_runs import Gathered, LeftOut, by_setting, setting_names
+from fedcache.report.find_runs import Gathered, LeftOut, by_setting, measured_alone, setting_names
 from fedcache.report.paired_blocks import PairedBlocks, across, check_metric, within
 from fedcache.report.paired_tests import Comparison, compared
 from fedcache.report.statistics import TESTS
@@ -87,6 +87,7 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` of runs that are found already."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    found = measured_alone(found) if over == "settings" else found
     entries = found.entries
     if len(entries) < 2:
         what = f"there is one ({entries[0].method}, {entries[0].digest})" if entries else "there is none"

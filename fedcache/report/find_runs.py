@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
+AS_CLAIMED = ", as the sites claim"
+"""Ends the name of a setting in which sites have scored themselves."""
+
+CLAIMED = (
+    "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server can bound "
+    "what a site says and not check it. They stand apart from what was measured here."
+)
+"""What must be read with such figures."""
+
 _ALWAYS = ("method", "backbones")
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
@@ -56,13 +65,18 @@ class StoredRun:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
-    def setting(self) -> tuple[str, str]:
-        """What must be equal for runs to be compared: the digests of the dataset and of the partition.
+    def claimed(self) -> bool:
+        """Whether its accuracy is what sites say that they scored, which the server of a federation cannot check."""
+        return is_claimed(self.result)
+
+    @property
+    def setting(self) -> tuple[str, str, bool]:
+        """What must be equal for runs to be compared: digests of dataset and partition, and ``claimed``.
 
         Seeds that share a partition count once, so that runs of more and of fewer seeds are of one setting.
         """
         partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
-        return str(self.result["dataset"]["digest"]), ",".join(partitions)
+        return str(self.result["dataset"]["digest"]), ",".join(partitions), self.claimed
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -91,6 +105,22 @@ class Gathered:
 
     entries: list[StoredRun]
     left_out: list[LeftOut] = field(default_factory=list)
+
+
+def is_claimed(result: Mapping[str, Any]) -> bool:
+    """Whether the accuracy of a result is made of what sites say; of every federation that does not say otherwise."""
+    federation = result.get("federation")
+    return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
+
+
+def measured_alone(found: Gathered) -> Gathered:
+    """Without claimed figures, where there are measured ones to be averaged."""
+    kept = [e for e in found.entries if not e.claimed]
+    if not kept or len(kept) == len(found.entries):
+        return found
+    why = "has figures that its sites claim, which are not averaged with measured ones"
+    hint = "Name the runs of federations alone to compare them with each other."
+    return Gathered(kept, [*found.left_out, *(LeftOut(e.path, why, hint) for e in found.entries if e.claimed)])
 
 
 def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
@@ -221,7 +251,7 @@ def _open(path: Path) -> StoredRun | LeftOut:
 
 def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Entries of one dataset and partition together, in the order they first appear."""
-    groups: dict[tuple[str, str], list[StoredRun]] = {}
+    groups: dict[tuple[str, str, bool], list[StoredRun]] = {}
     for entry in entries:
         groups.setdefault(entry.setting, []).append(entry)
     return list(groups.values())
@@ -233,7 +263,7 @@ def setting_name(entry: StoredRun) -> str:
     scheme = SCHEMES.get(part["scheme"])
     name = part["name"] or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
     drawn = ", redrawn for every seed" if len(set(part["digests"])) > 1 else ""
-    return f"{entry.result['dataset']['slug']}, {name}{drawn}"
+    return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:

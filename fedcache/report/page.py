@@ -22,6 +22,7 @@ from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
 from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import (
+    CLAIMED,
     Gathered,
     RunQuery,
     StoredRun,
@@ -163,6 +164,8 @@ def _section(number: int, title: str, entries: list[StoredRun], source: RunStore
     says = f"Dataset {str(first['dataset']['digest'])[:16]}, {first['dataset']['ok']:,} readable images; partition "
     says += f"{str(first['partition']['digest'])[:16]}, {first['partition']['clients']} clients"
     says += "; every seed has its own, the first is drawn." if len(set(first["partition"]["digests"])) > 1 else "."
+    if entries[0].claimed:
+        says += f" {CLAIMED}"
     columns, rows = _table(entries, names)
     store = source.store.path.name if isinstance(source, RunStore) else ""
     commands = [(label, e.digest, command_of(e, store)) for label, e in named]
@@ -211,7 +214,10 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
     """(name, whether numbers) of the columns, and the rows."""
     told = [n for n in names if n != "method"]
     columns = [("method", False), *((n.removeprefix("set."), False) for n in told)]
-    columns += [(n, True) for n in ("accuracy %", "± seeds", "seeds", "clients' mean %", "worst 10 %", "macro F1 %")]
+    said_by = " (claimed)" if entries[0].claimed else ""  # of a setting all are, or none
+    scores = ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %")
+    accuracy, *others = (f"{name}{said_by}" for name in scores)
+    columns += [(n, True) for n in (accuracy, "± seeds", "seeds", *others)]
     columns += [(n, True) for n in ("scalars sent a round", "MB in all", "seconds")]
     private = any("privacy" in e.result.get("trust", {}) for e in entries)
     columns += [*([("privacy", False)] if private else []), ("fidelity", False), ("run", False)]
@@ -240,7 +246,7 @@ def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tup
             ]
         )
     for place, (name, _) in enumerate(columns):
-        if name in ("accuracy %", "clients' mean %", "worst 10 %", "macro F1 %"):
+        if name.removesuffix(said_by) in scores:
             _mark_best(rows, place)
     return columns, rows
 

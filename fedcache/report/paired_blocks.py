@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, unknown
-from fedcache.report.find_runs import StoredRun, by_setting, differing, label_of, labels, setting_names
+from fedcache.report.find_runs import CLAIMED, StoredRun, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
 
 OVER = ("seeds", "clients", "settings")
@@ -197,11 +197,11 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _not_alike(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """Sentences on treatments that were scored in another way, or that approximate their method."""
+    """Sentences on treatments that sites scored, that were scored in another way, or that approximate their method."""
     kinds: dict[str, list[str]] = {}
     for name, (entry, *_) in runs.items():
         kinds.setdefault(str(entry.result.get("protocol")), []).append(name)
-    notes: list[str] = []
+    notes = [CLAIMED] if any(e.claimed for row in runs.values() for e in row) else []
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
         told = "; ".join(f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual)

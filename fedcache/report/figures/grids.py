@@ -135,6 +135,9 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
         best[label, s] = max(a, best.get((label, s), -1.0))
     labels = sorted(labels, key=lambda n: -max(best.get((n, s), 0.0) for s in settings))[: 2 * MOST_SIDE]
     says = "Accuracy in percent: each method's best run in each setting, deeper is higher. Settings are not averaged."
+    parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
+    upright = len(settings) > 3
+    below = 0.07 * max(len(line) for lines in parts for line in lines) if upright else 0.13 * max(map(len, parts))
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = [
@@ -144,11 +147,10 @@ def matrix(ident: str, runs: Sequence[tuple[str, str, float | None]], settings: 
             if (n, s) in best
         ]
         squares(axes, marks, cells)
-        parts = ["\n".join(short(part, 22) for part in s.split(", ")) for s in settings]
-        axes.set_xticks(range(len(settings)), parts, rotation=90 if len(settings) > 3 else 0)
+        axes.set_xticks(range(len(settings)), ["\n".join(lines) for lines in parts], rotation=90 if upright else 0)
         axes.set_yticks(range(len(labels)), [short(n, 20) for n in labels])
         axes.set(xlim=(-0.5, len(settings) - 0.5), ylim=(len(labels) - 0.5, -0.5))
 
     rows: list[list[Cell]] = [[n, s, best.get((n, s))] for n in labels for s in settings]
-    columns, height = ("run", "setting", "accuracy"), 1.0 + 0.25 * len(labels)
+    columns, height = ("run", "setting", "accuracy"), 0.8 + 0.25 * len(labels) + below
     return plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)

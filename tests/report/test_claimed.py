@@ -1,0 +1,105 @@
+"""What sites score themselves is marked wherever it is shown, and stands apart from what was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from fake_grid import grid_of
+
+from fedcache.config import Home, TrainConfig
+from fedcache.federate.engines.flower.federation import federate
+from fedcache.federate.engines.flower.plan import Plan
+from fedcache.progress import Silent
+from fedcache.report.figures.grids import matrix
+from fedcache.report.find_runs import is_claimed
+from fedcache.store.store import Store
+
+METHODS = ("fed3r", "fedncm")
+
+
+def both_ways(place: Path) -> Path:
+    """Two methods over two datasets' sites, and the same in one process."""
+    for name, seed in (("one", 1), ("two", 2)):
+        draw = np.random.default_rng(seed)
+        y = draw.integers(0, 3, 90)
+        x = (draw.standard_normal((3, 6))[y] + draw.standard_normal((90, 6))).astype(np.float32)
+        store = Store.from_arrays({"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr")
+        ok("partition", "--store", store.path, "--scheme", "iid", "--clients", 3, "--name", "three")
+        ok("shard", "--store", store.path, "-p", "three", "--out", place / name)
+        for method in METHODS:
+            asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
+            federate(asked, grid_of(place / name, place / "state" / name), Home.from_environment(), Silent())
+            ok("train", "--method", method, "--clients-from", place / name)
+    return place
+
+
+@pytest.fixture
+def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
+    once(both_ways)
+
+
+@pytest.mark.usefixtures("runs")
+def test_runs_are_listed_with_who_scored_them() -> None:
+    listed = ok("ls", "--runs").data["entries"]
+    assert sorted((e["method"], e["claimed"]) for e in listed) == sorted(
+        (m, c) for m in METHODS for c in (False, True) * 2
+    )
+    shown = fedcache("ls", "--runs").out
+    assert shown.count("sites claim") == 4
+    assert shown.count("measured") == 4
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: Path) -> None:
+    first = ok("ls", "--runs").data["entries"]
+    kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
+    ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
+    sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
+    settings = [s for s in sections if "<thead>" in s and "accuracy %" in s]
+    claimed = [s for s in settings if "as the sites claim" in s.partition("</h2>")[0]]
+    assert (len(settings), len(claimed)) == (4, 2)
+    for section in settings:
+        assert ("each site scored itself" in section) == (section in claimed)
+        assert ("accuracy % (claimed)" in section) == (section in claimed)
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
+    found = ok("compare").data["comparisons"]
+    assert len(found) == 4
+    for table in found:
+        assert len(table["treatments"]) == len(METHODS)
+        assert ("as the sites claim" in table["setting"]) == any("each site scored itself" in n for n in table["notes"])
+    assert sum("as the sites claim" in table["setting"] for table in found) == 2
+
+
+@pytest.mark.usefixtures("runs")
+def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
+    found = ok("compare", "--over", "settings").data
+    (table,) = found["comparisons"]
+    assert len(table["blocks"]) == 2
+    assert not any("claim" in block for block in table["blocks"])
+    assert [left["why"] for left in found["left_out"]] == [
+        "has figures that its sites claim, which are not averaged with measured ones"
+    ] * 4
+    alone = [left["path"] for left in found["left_out"]]
+    (own,) = ok("compare", *alone, "--over", "settings").data["comparisons"]
+    assert all("as the sites claim" in block for block in own["blocks"])
+
+
+def test_methods_in_many_settings_of_long_names_have_room() -> None:
+    settings = [f"dataset-{i}, a partition of long name, as the sites claim" for i in range(5)]
+    assert matrix("m", [(m, s, 0.5) for m in METHODS for s in settings], settings) is not None
+
+
+@pytest.mark.parametrize(
+    ("result", "claimed"),
+    [({}, False), ({"federation": {"claimed": ["accuracy"]}}, True), ({"federation": {}}, True),
+     ({"federation": {"claimed": ["dataset.rows"]}}, False)],
+)  # fmt: skip
+def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(result: dict[str, object], claimed: bool) -> None:
+    assert is_claimed(result) == claimed
