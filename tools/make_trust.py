@@ -65,6 +65,10 @@ PROMISES = (
             (f"{KILLS} -k killed_commands", "tests/runs/test_garbage.py -k 'killed_ingest or goes_whole'"),
             ("store/catalog.py", "            if journal.exists():\n                yield journal",
              "            if False:\n                yield journal", "tests/runs/test_garbage.py -k killed_ingest")),
+    Promise("D8", "What a command of a federation has started ends with it, killed (-9) or not, and gc names what is left",
+            ("tests/federate/engines/test_flower_processes.py", "tests/runs/test_garbage.py -k leftovers_are"),
+            ("federate/engines/flower/processes.py", "prctl(1, signal.SIGKILL)", "prctl(1, 0)",
+             "tests/federate/engines/test_flower_processes.py -k killed")),
     Promise("D5", "A full disk is exit 6 with what is needed and free; what was written stays",
             (f"{KILLS} -k fills_up", "tests/store/test_store_faults.py -k full_disk",
              "tests/store/test_store_exchange.py -k full_disk", "tests/store/test_store_memory.py -k full_disk")),
@@ -336,6 +340,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
 | `data/*` | the digest of their content names the store made of them | another store, which says what is new |
 | `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
+| `flower/server-*`, `flower/site-*`: Flower's database of nodes and runs, apps, logs | - | Flower's own; kept for the next start until you remove them |
 
 A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
 did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them again.

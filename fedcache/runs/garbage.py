@@ -19,6 +19,9 @@ from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""
 
+PARTIAL = ".*.partial"
+"""Names under which files are written before they have their own: ``store.files.write_atomic``."""
+
 KINDS = ("leftovers", "given-up", "old-runs", "old-stores")
 DEFAULT = ("leftovers", "given-up")
 
@@ -80,14 +83,12 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
 
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
-    for folder in (home.root, home.stores, home.runs, home.digests):
-        for path in sorted(folder.glob(".*.partial")) if folder.is_dir() else ():
-            if not is_being_written(path):
-                yield path, "a killed process was writing it"
-    for run in folders_in(home.runs):
-        for path in sorted(run.glob(".*.partial")):
-            if not is_being_written(path):
-                yield path, "a killed process was writing it"
+    flat = (home.root, home.stores, home.runs, *folders_in(home.runs), home.digests)
+    deep = (home.root / name for name in ("recipes", "weights", "flower"))
+    written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
+    for path in sorted(path for found in written for path in found):
+        if not is_being_written(path):
+            yield path, "a killed process was writing it"
     yield from leftovers_of_stores(home)
 
 

@@ -76,6 +76,9 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     made = [
         home / "stores" / f".x.zarr.{dead}-abc.partial",
         home / "runs" / f".result.json.{dead}.partial",
+        home / "recipes" / f".vit.json.{dead}-0.partial",
+        home / "weights" / f".mine.safetensors.{dead}-0.partial",
+        home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{dead}-0.partial",
         store / "features" / "old-00000000" / "c" / "0",
     ]
     for path in made:
@@ -88,7 +91,7 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     assert all(p.exists() for p in made)
     done = ok("gc", "--delete")
     assert done.data["deleted"]
-    assert done.data["bytes"] == 3000
+    assert done.data["bytes"] == 1000 * len(made)
     assert not any(p.exists() for p in made)
     assert mine.exists()
     assert {p: p.stat().st_mtime_ns for p in before if p.exists()} == {p: t for p, t in before.items() if p not in made}

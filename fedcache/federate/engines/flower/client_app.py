@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.engines.flower.messages import SiteMessage, pack, refused, unpack
+from fedcache.federate.engines.flower.processes import end_with_parent
 from fedcache.federate.engines.flower.secure_aggregation import least_sites, vector_answer
 from fedcache.federate.engines.flower.site import ShardSite, state_of
 from fedcache.federate.engines.flower.transport import KINDS, from_record, to_record
@@ -47,6 +48,7 @@ def answered(kind: str, message: Message, context: Context) -> Message:
 
 
 def _of_site(kind: str, asked: SiteMessage, context: Context) -> SiteMessage:
+    end_with_parent()
     try:
         return site_of(context).answer(kind, asked)
     except FedcacheError as error:  # the store itself cannot be opened

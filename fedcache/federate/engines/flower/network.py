@@ -19,7 +19,15 @@ import tomli_w
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.federate.engines.flower.keys import Keys
-from fedcache.federate.engines.flower.processes import Process, check_port, environment, program, start, wait_for_port
+from fedcache.federate.engines.flower.processes import (
+    Process,
+    check_port,
+    ends_with_us,
+    environment,
+    program,
+    start,
+    wait_for_port,
+)
 from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
 from fedcache.store.files import make_private
 
@@ -154,8 +162,8 @@ def register(address: Address, publics: Sequence[Path]) -> None:
         return
     with connection(address) as env:
         done = subprocess.run(
-            [sys.executable, "-c", REGISTER, *map(str, publics)], env=env, capture_output=True, text=True, timeout=300,
-            check=False,
+            ends_with_us([sys.executable, "-c", REGISTER, *map(str, publics)]), env=env, capture_output=True,
+            text=True, timeout=300, check=False,
         )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and "already" not in line.lower()]
     if done.returncode or said:
@@ -177,8 +185,8 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
     lines: list[str] = []
     with connection(address) as env:
         process = subprocess.Popen(
-            [program("flwr"), "run", str(path), "fedcache", "--stream"], env=env, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+            ends_with_us([program("flwr"), "run", str(path), "fedcache", "--stream"]), env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         try:
             assert process.stdout is not None

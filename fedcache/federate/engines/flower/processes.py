@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,27 @@ def environment(flwr_home: Path) -> dict[str, str]:
     }
 
 
+def end_with_parent(grace: float = GRACE) -> None:
+    """End this process, one of Flower's, ``grace`` seconds after the one that started it.
+
+    Flower sends such a process SIGINT when the process that ``--parent-pid`` names is gone. It may then wait without
+    end for an answer of the server that was killed: a ServerApp would go on beside that of the next start, in the
+    same directory.
+    """
+    words = sys.argv
+    if "--parent-pid" not in words[:-1]:
+        return
+    parent = int(words[words.index("--parent-pid") + 1])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @dataclass
 class Process:
     """A running program of Flower."""
@@ -111,6 +133,24 @@ class Process:
             self.popen.wait(GRACE)
 
 
+ENDS_WITH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes a program that Linux kills when its parent ends (1 is PR_SET_PDEATHSIG), however that ends: a SuperLink
+that outlives a killed command keeps its port, and the same command could not be run again. Python's ``preexec_fn``
+would do it without a second start, but may hang where there are threads."""
+
+
+def ends_with_us(command: Sequence[str]) -> list[str]:
+    """The command, as one that ends when the thread that starts it does, killed or not; on Linux alone."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-S", "-c", ENDS_WITH, str(os.getpid()), *command]
+
+
 def start(name: str, command: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> Process:
     """Start a program; its log and its Flower folder are in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +158,7 @@ def start(name: str, command: Sequence[str], folder: Path, extra: Mapping[str, s
     env = {**environment(folder / f"{name}.flwr"), **(extra or {})}
     with log.open("wb") as sink:
         popen = subprocess.Popen(
-            list(command), stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
+            ends_with_us(command), stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
             start_new_session=True,
         )  # fmt: skip
     return Process(name, popen, log)

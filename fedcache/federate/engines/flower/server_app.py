@@ -14,6 +14,7 @@ from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.messages import error_words
 from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
+from fedcache.federate.engines.flower.processes import end_with_parent
 from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.transport import FlowerTransport
 from fedcache.progress import Round, Silent
@@ -50,6 +51,7 @@ class FailedError(Exception):
 
 def main(grid: Grid, context: Context) -> None:
     """Run the plan, and say where results are. Raises FailedError; ``flower run`` has the reason from the log."""
+    end_with_parent()
     try:
         plan = Plan.from_config(context.run_config)
         home, names = Home.from_environment(), SiteNames.from_environment()

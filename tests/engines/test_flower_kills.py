@@ -1,0 +1,255 @@
+"""kill -9 of the server and of sites of a real federation on loopback: nothing runs on, and the end is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import apart, environment
+from draws import FULL
+
+pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
+from fedcache.federate.engines.flower.processes import free_port
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(7200)]
+
+MARK = "FEDCACHE_TEST_MARK"
+ROUNDS = 2
+SITES = ("north", "south")
+GONE = 30.0
+"""Seconds after a kill in which everything that a command has started is gone."""
+
+
+@dataclass
+class Started:
+    """A command that was left running."""
+
+    popen: subprocess.Popen[str]
+    mark: str  # in the environment of all that it starts
+    log: Path
+
+    @classmethod
+    def of(cls, *words: object, home: Path, log: Path, mark: str) -> Started:
+        with log.open("a") as sink:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "fedcache", *map(str, words)], stdout=sink, stderr=sink, text=True,
+                env={**environment(home), MARK: mark}, start_new_session=True,
+            )  # fmt: skip
+        return cls(popen, mark, log)
+
+    def kill(self) -> None:
+        """Kill the command alone: what it has started has to notice."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def left(self) -> list[str]:
+        """Command lines of what it has started and still runs."""
+        found, word = [], f"{MARK}={self.mark}".encode()
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if word in (place / "environ").read_bytes().split(b"\0"):
+                    found.append((place / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def nothing_left(self) -> None:
+        """Assert that all of it ends."""
+        last = time.monotonic() + GONE
+        while self.left() and time.monotonic() < last:
+            time.sleep(0.2)
+        assert self.left() == []
+
+
+@dataclass
+class Federation:
+    """Two sites with TLS and keys, each with a home of its own, and the server's."""
+
+    root: Path
+    port: int = field(default_factory=free_port)
+    started: int = 0
+    seconds: float = 0.0  # that the last run took which computed anything
+    running: list[Started] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        return self.root / "server"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, name: str, *words: object, home: Path) -> Started:
+        self.started += 1
+        log = self.root / "logs" / f"{self.started}-{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        self.running.append(Started.of(*words, home=home, log=log, mark=f"{self.port}-{self.started}"))
+        return self.running[-1]
+
+    def server(self) -> Started:
+        return self.start("server", "flower", "server", "--keys", self.root / "keys", "--host", "127.0.0.1", "--port",
+                          self.port, home=self.home)  # fmt: skip
+
+    def site(self, number: int) -> Started:
+        shard = sorted((self.root / "sites").glob("*.zarr"))[number]
+        return self.start(SITES[number], "flower", "site", "--shard", shard, "--superlink", self.address, "--keys",
+                          self.root / "keys" / "sites" / SITES[number], home=self.root / SITES[number])  # fmt: skip
+
+    @cached_property
+    def app(self) -> Path:
+        """What is run again and again."""
+        out = self.root / "app"
+        done = apart("flower", "app", "--method", "scaffold", "--rounds", ROUNDS, "--sites", len(SITES), "--timeout",
+                     300, "--out", out, "--json", home=self.home)  # fmt: skip
+        assert done.code == 0, done.err
+        return out
+
+    def run(self) -> Started:
+        return self.start("run", "flower", "run", self.app, "--superlink", self.address, "--keys", self.root / "keys",
+                          "--json", home=self.home)  # fmt: skip
+
+    def listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+            return True
+        return False
+
+    def result(self) -> bytes | None:
+        found = list((self.home / "runs").glob("*/result.json"))
+        return found[0].read_bytes() if found else None
+
+    def finish(self) -> bytes:
+        """The result of the app, run to its end; it is put aside, so that the next run makes it again."""
+        began = time.monotonic()
+        done = self.run()
+        assert done.popen.wait(900) == 0, done.log.read_text()
+        found = self.result()
+        assert found is not None
+        if "round 1 of" in done.log.read_text():
+            self.seconds = time.monotonic() - began
+        (self.home / "runs").rename(self.home / f"runs-{self.started}")
+        return found
+
+    def stop(self) -> None:
+        for one in self.running:
+            if one.popen.poll() is None:
+                one.popen.send_signal(signal.SIGTERM)
+        for one in self.running:
+            one.popen.wait(60)
+            one.nothing_left()
+
+    def left_files(self) -> set[Path]:
+        """Files of a killed process in any home."""
+        return {p for name in ("server", *SITES) for p in (self.root / name).rglob(".*.partial")}
+
+    def named_by_gc(self) -> set[Path]:
+        found = set()
+        for name in ("server", *SITES):
+            answer = apart("gc", "--json", home=self.root / name)
+            found |= {Path(one["path"]) for one in json.loads(answer.out)["data"]["garbage"]}
+        return found
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    y = np.tile(np.arange(4), 60)
+    x = (np.random.default_rng(0).normal(size=(240, 8)) + 2 * np.eye(4, 8)[y]).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(240) % 5 == 0).astype(int))
+    home = tmp_path / "cutting"
+    for words in (
+        ("ingest", tmp_path / "rows.npz", "--name", "rows"),
+        ("partition", "--scheme", "dirichlet", "--clients", len(SITES), "--alpha", 1, "--name", "two"),
+        ("shard", "--partition", "two", "--out", tmp_path / "sites"),
+        ("flower", "keys", "--out", tmp_path / "keys", "--sites", ",".join(SITES)),
+    ):
+        done = apart(*words, "--json", home=home)
+        assert done.code == 0, done.err
+    made = Federation(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def reference(federation: Federation) -> tuple[Started, bytes]:
+    """The server, with both sites, and the result of a federation that nothing disturbs."""
+    server = federation.server()
+    while not federation.listens():
+        assert server.popen.poll() is None, server.log.read_text()
+        time.sleep(0.1)
+    for number in range(len(SITES)):
+        federation.site(number)
+    return server, federation.finish()
+
+
+def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
+    federation: Federation, record_property: Callable[[str, object], None]
+) -> None:
+    """kill -9 of ``fedcache flower server`` at any moment of its life, three times on the way of each run."""
+    server, expected = reference(federation)
+    server.kill()
+    server.nothing_left()
+    draw, killed, wanted = random.Random(5), 0, 10 if FULL else 2
+    record_property("cases", wanted)
+    while killed < wanted:
+        for _ in range(min(3, wanted - killed)):
+            moment = time.monotonic() + draw.uniform(0.0, 1.0) * federation.seconds
+            server = federation.server()
+            while time.monotonic() < moment and not federation.listens():
+                time.sleep(0.05)
+            run = federation.run() if federation.listens() else None
+            while time.monotonic() < moment and (run is None or run.popen.poll() is None):
+                time.sleep(0.05)
+            server.kill()
+            killed += 1
+            server.nothing_left()
+            if run is not None:
+                assert run.popen.wait(120) in (0, 6), run.log.read_text()
+                run.nothing_left()
+            assert federation.left_files() <= federation.named_by_gc()
+            if federation.result() is not None:
+                break
+        server = federation.server()
+        while not federation.listens():
+            time.sleep(0.1)
+        assert federation.finish() == expected
+        server.kill()
+        server.nothing_left()
+    assert federation.left_files() <= federation.named_by_gc()
+
+
+def test_a_killed_site_costs_itself_alone_and_comes_back(
+    federation: Federation, record_property: Callable[[str, object], None]
+) -> None:
+    """kill -9 of ``fedcache flower site`` at any moment; started again, the same command has the same result."""
+    _server, expected = reference(federation)
+    draw, killed, wanted = random.Random(6), 0, 10 if FULL else 2
+    record_property("cases", wanted)
+    while killed < wanted:
+        run = federation.run()
+        for _ in range(min(3, wanted - killed)):
+            moment = time.monotonic() + draw.uniform(0.0, 1.0) * federation.seconds
+            while time.monotonic() < moment and run.popen.poll() is None:
+                time.sleep(0.05)
+            if run.popen.poll() is not None:
+                break
+            lost = next(one for one in reversed(federation.running) if one.log.stem.endswith(SITES[1]))
+            lost.kill()
+            killed += 1
+            lost.nothing_left()
+            time.sleep(draw.choice([0.0, 10.0, 60.0]))
+            federation.site(1)
+        assert run.popen.wait(900) == 0, run.log.read_text()
+        once = json.loads(federation.result() or b"{}")
+        assert {m["site"] for m in once["federation"]["missed"]} <= {"client-1"}
+        assert federation.finish() == expected
+    assert federation.left_files() <= federation.named_by_gc()
