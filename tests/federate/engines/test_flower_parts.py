@@ -507,7 +507,7 @@ def test_a_server_ends_with_whoever_waits_for_it(
         raise error
 
     monkeypatch.setattr(network, "program", lambda _name: "sleep")
-    monkeypatch.setattr(network, "start", lambda name, _command, folder: start(name, ["sleep", "60"], folder))
+    monkeypatch.setattr(network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest))
     monkeypatch.setattr(network, "wait_for_port", wait)
     with pytest.raises(type(error) if isinstance(error, Exception) else KeyboardInterrupt):
         network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
