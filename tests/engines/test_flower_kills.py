@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(7200)]
 
 MARK = "FEDCACHE_TEST_MARK"
 ROUNDS = 2
+LINES, SECONDS = 7, 8.0
+"""That a run tells of itself before its last round ends, and that a message to a site takes."""
+
 SITES = ("north", "south")
 GONE = 30.0
 """Seconds after a kill in which everything that a command has started is gone."""
@@ -78,7 +81,6 @@ class Federation:
     root: Path
     port: int = field(default_factory=free_port)
     started: int = 0
-    seconds: float = 0.0  # that the last run took which computed anything
     running: list[Started] = field(default_factory=list)
 
     @property
@@ -123,19 +125,25 @@ class Federation:
             return True
         return False
 
+    def wait_for_a_moment(self, run: Started, draw: random.Random) -> None:
+        """Until a run has told so many lines of its story, and up to some seconds more."""
+        lines, more = draw.randrange(LINES), draw.uniform(0.0, SECONDS)
+        while run.popen.poll() is None and len(run.log.read_text().splitlines()) < lines:
+            time.sleep(0.05)
+        last = time.monotonic() + more
+        while run.popen.poll() is None and time.monotonic() < last:
+            time.sleep(0.05)
+
     def result(self) -> bytes | None:
         found = list((self.home / "runs").glob("*/result.json"))
         return found[0].read_bytes() if found else None
 
     def finish(self) -> bytes:
         """The result of the app, run to its end; it is put aside, so that the next run makes it again."""
-        began = time.monotonic()
         done = self.run()
         assert done.popen.wait(900) == 0, done.log.read_text()
         found = self.result()
         assert found is not None
-        if "round 1 of" in done.log.read_text():
-            self.seconds = time.monotonic() - began
         (self.home / "runs").rename(self.home / f"runs-{self.started}")
         return found
 
@@ -194,7 +202,7 @@ def reference(federation: Federation) -> tuple[Started, bytes]:
 def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
     federation: Federation, record_property: Callable[[str, object], None]
 ) -> None:
-    """kill -9 of ``fedcache flower server`` at any moment of its life, three times on the way of each run."""
+    """kill -9 of ``fedcache flower server`` at any moment of its life, up to three times on the way of each run."""
     server, expected = reference(federation)
     server.kill()
     server.nothing_left()
@@ -202,13 +210,13 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
     record_property("cases", wanted)
     while killed < wanted:
         for _ in range(min(3, wanted - killed)):
-            moment = time.monotonic() + draw.uniform(0.0, 1.0) * federation.seconds
-            server = federation.server()
-            while time.monotonic() < moment and not federation.listens():
+            server, run = federation.server(), None
+            starting = time.monotonic() + draw.choice([draw.uniform(0.0, 5.0), 60.0, 60.0, 60.0])
+            while time.monotonic() < starting and not federation.listens():
                 time.sleep(0.05)
-            run = federation.run() if federation.listens() else None
-            while time.monotonic() < moment and (run is None or run.popen.poll() is None):
-                time.sleep(0.05)
+            if federation.listens():
+                run = federation.run()
+                federation.wait_for_a_moment(run, draw)
             server.kill()
             killed += 1
             server.nothing_left()
@@ -237,9 +245,7 @@ def test_a_killed_site_costs_itself_alone_and_comes_back(
     while killed < wanted:
         run = federation.run()
         for _ in range(min(3, wanted - killed)):
-            moment = time.monotonic() + draw.uniform(0.0, 1.0) * federation.seconds
-            while time.monotonic() < moment and run.popen.poll() is None:
-                time.sleep(0.05)
+            federation.wait_for_a_moment(run, draw)
             if run.popen.poll() is not None:
                 break
             lost = next(one for one in reversed(federation.running) if one.log.stem.endswith(SITES[1]))

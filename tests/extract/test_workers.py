@@ -102,6 +102,30 @@ with stop_on_signals(Stop().ask, print):
 """
 
 
+SLOW_TO_END = """
+import sys, time
+from fedcache.process import Stop, stop_on_signals
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(60)  # as libraries that take seconds to be taken apart; no thread runs any more
+late = Late()
+with stop_on_signals(Stop().ask, print):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() -> None:
+    run = subprocess.Popen([sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"ready\n"
+    for _ in range(2):
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert run.wait(5) == -signal.SIGALRM
+    run.stdout.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_process_that_does_not_listen(number: int) -> None:
     run = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
