@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientRows, Data, stack_clients
+from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import Evaluation, macro_f1
 from fedcache.federate.engine.run_state import RunState
@@ -113,26 +114,23 @@ def score_job(job: RunState) -> Evaluation:
     """Score what a run deploys now, on the test rows of its clients."""
     down, protocol = job.down(), job.method.protocol(job.hp)
     if protocol == "global":
-        scores = global_scores(job, down)
-        return evaluate_global(lambda rows: scores(job.data.x[rows, 0]), job.data, job.clients)
+        one = deployed_model(job, None, down)
+        return evaluate_global(lambda rows: one.scores(job.data.x[rows, 0]), job.data, job.clients)
 
     def model(client: int) -> Scores | None:
-        if not len(job.training_clients[client].train) or client < job.public:
-            return None  # it never had anything to deploy
-        data, ctx = job.rows([client], 0), job.ctx([client], 0)
-        own, kept = job.features(client), client in job.states.kept
-        if kept and job.method.deploy is keep_down:
+        if not has_model(job, client):
+            return None
+        own = job.features(client)
+        if client in job.states.kept and job.method.deploy is keep_down:
+            data, ctx = job.rows([client], 0), job.ctx([client], 0)
 
             def scored(rows: Tensor) -> Tensor:
                 state, x = job.states.scored(client, own, rows)
                 return job.method.predict(down, state, data, cast(Tensor, x), ctx)
 
             return scored
-        with torch.no_grad():
-            known = job.states.get(client) or job.method.enter(down, data, ctx)
-        deployed = _deploy(job, down, known, client)
-        shown = job.rows([client], 0, test=True) if job.method.reads_test(job.hp) else data
-        return lambda rows: job.method.predict(deployed, known, shown, own[rows, 0], ctx)
+        deployed = deployed_model(job, client, down)
+        return lambda rows: deployed.scores(own[rows, 0])
 
     return evaluate_personal(
         model, job.data, job.clients,
@@ -140,13 +138,27 @@ def score_job(job: RunState) -> Evaluation:
     )  # fmt: skip
 
 
-def global_scores(job: RunState, down: Tree) -> Callable[[Tensor], Tensor]:
-    """Features [R, D] -> scores of the one model."""
-    first = job.eligible[0]
-    ctx, train = job.server_ctx(), np.asarray(job.training_clients[first].train, np.int64)
-    data = stack_clients(job.data.x, job.labels, [train], 0)
-    deployed = _deploy(job, down, {}, None)
-    return lambda x: job.method.predict(deployed, {}, data, x, ctx)
+def has_model(job: RunState, client: int) -> bool:
+    """Whether a client ever had anything to deploy: the public set has not, nor has a client without training rows."""
+    return bool(len(job.training_clients[client].train)) and client >= job.public
+
+
+def deployed_model(job: RunState, client: int | None, down: Tree | None = None) -> DeployedModel:
+    """What a run deploys now for one client with training rows, or (None) its one model.
+
+    ``down`` is what the server sends now, where the caller has it already.
+    """
+    down, method = job.down() if down is None else down, job.method
+    if client is None:
+        train = np.asarray(job.training_clients[job.eligible[0]].train, np.int64)
+        data = stack_clients(job.data.x, job.labels, [train], 0)
+        return DeployedModel(method, _deploy(job, down, {}, None), {}, data, job.server_ctx())
+    data, ctx = job.rows([client], 0), job.ctx([client], 0)
+    with torch.no_grad():
+        state = job.states.get(client) or method.enter(down, data, ctx)
+    deployed = _deploy(job, down, state, client)
+    shown = job.rows([client], 0, test=True) if method.reads_test(job.hp) else data
+    return DeployedModel(method, deployed, method.personal_part(deployed, state, shown, ctx), shown, ctx)
 
 
 def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:

@@ -110,6 +110,7 @@ Fit = Callable[[Tree, Tree, ClientData, Ctx], tuple[Tree, Tree]]
 Predict = Callable[[Tree, Tree, ClientData, Tensor, Ctx], Tensor]
 Server = Callable[[Tree, Ctx], Tree]
 Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
+PersonalPart = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 Diagnose = Callable[[Tree, Mapping[int, Tree], Mapping[int, Tensor], Ctx], dict[str, float]]
 Aggregate = Callable[[Tree, Tree, Ctx], Tree]
 DeclareUploads = Callable[[Tree, Ctx], Uploads]
@@ -128,6 +129,11 @@ def send_all(server: Tree, _ctx: Ctx) -> Tree:
 def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
     """What is trained is what is scored."""
     return down
+
+
+def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
+    """The client's tensors, less what training alone reads: optimiser state, and what is held about single rows."""
+    return {name: t for name, t in state.items() if not name.startswith(("opt/", "rows/"))}
 
 
 def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
@@ -187,7 +193,10 @@ class Method:
         fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
         uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared;
             None to have it derived from what ``fit`` makes of a few rows of noise.
-        predict: (down, state, data, x, ctx) -> scores [.., N, C]; with an empty state the global model.
+        personal_part: (down, state, data, ctx) -> all that a client's deployed model holds beside ``down``: tensors of
+            its state, a model adapted to its rows, or a cache of them. Made once per model, and saved with it.
+        predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part the global model. One that
+            reads ``data``, the client's rows, is evaluated and cannot be saved.
         enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
             names under ``rows/`` have one row per sample.
         broadcast: (server, ctx) -> down.
@@ -239,6 +248,7 @@ class Method:
     uploads: DeclareUploads | None = None
     enter: Enter = no_state
     deploy: Deploy = keep_down
+    personal_part: PersonalPart = less_training_state
     broadcast: Server = send_all
     pool: Callable[[Hp], Mapping[str, Pooling]] = average
     aggregate: Aggregate = replace_names

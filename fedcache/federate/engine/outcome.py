@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import Tree
 
@@ -245,6 +246,8 @@ class TrainingOutput:
     attackers: tuple[str, ...]  # names of the clients that lied
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
+    deployed: Callable[[int | None], DeployedModel | None]
+    """The model of a client by its number, or (None) the one for all; None for one that is not there."""
 
     @property
     def accuracy(self) -> float:

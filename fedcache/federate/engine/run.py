@@ -17,7 +17,8 @@ from torch import Tensor
 from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
 from fedcache.federate.engine.client_data import ClientRows, Data
-from fedcache.federate.engine.evaluate import global_scores, score_job
+from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_owned
@@ -300,9 +301,14 @@ def _outcome(
                 "Read evaluation.predictions, which are those of each client's model on its own test rows.",
             )
         rows = x[:, 0] if x.dim() == 3 else x
-        scores = global_scores(job, job.down())
+        model = deployed_model(job, None)
         with torch.no_grad():
-            return scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
+            return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
+
+    def deployed(client: int | None) -> DeployedModel | None:
+        if (protocol == "global") != (client is None) or (client is not None and not has_model(job, client)):
+            return None
+        return deployed_model(job, client)
 
     return TrainingOutput(
         method=job.method.name,
@@ -326,4 +332,5 @@ def _outcome(
         warnings=tuple(job.warnings),
         attackers=tuple(sorted(job.training_clients[c].name for c in job.liars)),
         predict=predict,
+        deployed=deployed,
     )

@@ -114,14 +114,19 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {k: up[k] for k in up if k not in ("values", "vectors", "target")} if personal(ctx.hp) else head(up, ctx)
 
 
-def scores(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """phi(x) W + b, [.., N, C]; with omega > 0 W solves A + omega A_i, B + omega B_i."""
-    if personal(ctx.hp):
-        omega, own = float(ctx.number("omega")), statistics(data, ctx)
-        down = head({k: t + omega * own[k] for k, t in down.items()}, ctx)
+def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """With omega > 0 the head of A + omega A_i, B + omega B_i."""
+    if not personal(ctx.hp):
+        return {}
+    omega, own = float(ctx.number("omega")), statistics(data, ctx)
+    return head({k: t + omega * own[k] for k, t in down.items()}, ctx)
+
+
+def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """phi(x) W + b, [.., N, C], of the client's own head where it has one."""
     if ctx.count("rff_dim"):
         x = feature_map(x, ctx).to(ctx.env.dtype)
-    return predict(down, state, data, x, ctx)
+    return predict({**down, **own}, {}, data, x, ctx)
 
 
 def personal(hp: Hp) -> bool:
@@ -154,7 +159,7 @@ METHOD = replace(
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
     fit=fit, uploads=uploads,
-    aggregate=aggregate, prepare=prepare, predict=scores,
+    aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,

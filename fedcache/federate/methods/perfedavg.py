@@ -85,9 +85,14 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
         )
 
 
-def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The adapted model; nothing where theta is deployed."""
+    return adapt(down, data, ctx) if ctx.count("adapt_steps") else {}
+
+
+def predict(down: Tree, adapted: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the adapted model."""
-    return logits(model.head_of(ctx.hp), adapt(down, data, ctx) if ctx.count("adapt_steps") else down, x)[0]
+    return logits(model.head_of(ctx.hp), {**down, **adapted}, x)[0]
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -113,6 +118,7 @@ METHOD = replace(
     fit=fit,
     enter=no_state,
     uploads=server_tensors(model.names),
+    personal_part=personal_part,
     predict=predict,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),

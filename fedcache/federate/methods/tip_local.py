@@ -49,11 +49,16 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
     return logits
 
 
-def predict(_down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """The logits with the client's own training rows as the cache."""
+def personal_part(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The cache: unit features F_n [.., n, D] of the client's training rows, and their labels [.., n]; -1 is padding."""
     rows, mask = data.full()
-    label = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype)
-    return cached_logits(x, normalize(rows, dim=-1), label * mask.unsqueeze(-1), ctx)
+    return {"keys": normalize(rows, dim=-1), "label": torch.where(mask > 0, data.labels(data.positions()), -1)}
+
+
+def predict(_down: Tree, cache: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+    """The logits with the client's own training rows as the cache."""
+    value = one_hot(cache["label"].clamp(min=0), ctx.env.classes) * (cache["label"] >= 0).unsqueeze(-1)
+    return cached_logits(x, cache["keys"], value.to(x.dtype), ctx)
 
 
 METHOD = replace(
@@ -63,6 +68,7 @@ METHOD = replace(
     summary="Zero-shot logits and a cache of the client's own labelled features; nothing is sent.",
     hparams=CACHE,
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
+    personal_part=personal_part,
     predict=predict,
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),

@@ -43,7 +43,7 @@ def test_without_sharpness_the_cache_counts_its_rows():  # T-K13
     client = CLIENTS[5]
     ctx = lanes("tip-local", {"a": 3.0, "b": 0.0}, text=DATA.text)
     data = stack_clients(DATA.x, DATA.y, [client.train], 0)
-    u = tip_local.predict({}, {}, data, DATA.x[:, 0], ctx)
+    u = tip_local.predict({}, tip_local.personal_part({}, {}, data, ctx), data, DATA.x[:, 0], ctx)
     count = torch.bincount(DATA.y[client.train], minlength=6)
     assert torch.allclose(u - 100.0 * DATA.x[:, 0] @ DATA.text.T, (3.0 * count.double()).expand_as(u), atol=1e-12)
 
@@ -63,10 +63,11 @@ def test_the_caches_of_several_clients_at_once_are_each_ones_own():
     x = DATA.x[:7, 0]
     ctx = lanes("tip-local", {}, lead=(3,), who=[c.name for c in group], text=DATA.text)
     data = stack_clients(DATA.x, DATA.y, [c.train for c in group], 1)
-    together = tip_local.predict({}, {}, data, x.expand(3, 7, 11), ctx)
+    together = tip_local.predict({}, tip_local.personal_part({}, {}, data, ctx), data, x.expand(3, 7, 11), ctx)
     for client, u in zip(group, together, strict=True):
         own = stack_clients(DATA.x, DATA.y, [client.train], 0)
-        alone = tip_local.predict({}, {}, own, x, lanes("tip-local", {}, text=DATA.text))
+        single = lanes("tip-local", {}, text=DATA.text)
+        alone = tip_local.predict({}, tip_local.personal_part({}, {}, own, single), own, x, single)
         assert torch.allclose(u, alone, atol=1e-12)
 
 

@@ -1,0 +1,45 @@
+"""What a run deploys: the tensors that predict, apart from the run that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedcache.errors import UsageError
+from fedcache.federate.engine.client_data import ClientData
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.method import Method
+from fedcache.heads.linear import Tree
+
+
+@dataclass(frozen=True)
+class DeployedModel:
+    """What a run deploys for one client, or one model for all."""
+
+    method: Method
+    down: Tree  # what the server sent, or what evaluation trained on it (a probe)
+    personal: Tree  # the client's own part; {} for one model for all
+    data: ClientData  # rows of the client, for methods of a user's own that read them to predict
+    ctx: Ctx  # without leading axes
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Features [R, D] (or images uint8 [R, H W 3]) -> scores [R, C]."""
+        return self.method.predict(self.down, self.personal, self.data, x, self.ctx)
+
+
+def no_training_rows(method: str) -> ClientData:
+    """The data of a model that was taken out of its run: whatever is asked of it raises UsageError."""
+    return cast(ClientData, _NoTrainingRows(method))
+
+
+class _NoTrainingRows:
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"predict of {self._method} reads the client's training rows, which a saved model does not hold.",
+            "Let personal_part of the method return what predict needs of them.",
+        )
