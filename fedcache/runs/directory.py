@@ -118,9 +118,15 @@ class RunDirectory:
         return {"kind": kind, "run": self.identity.digest, "seed": seed}
 
     def finish(
-        self, result: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+        self,
+        result: Mapping[str, Any],
+        rounds: Sequence[Mapping[str, Any]],
+        measured: Mapping[str, Any],
+        before: Callable[[Mapping[str, Any]], None] = lambda _result: None,
     ) -> dict[str, Any]:
         """Write rounds, measurements and last of all the result; then drop what only a resume needs.
+
+        ``before`` is called with the whole result before it is written: with it what is not there is no result.
 
         Returns:
             the result with ``files``: the digest of every other promise, of ``begin`` and of this call.
@@ -129,6 +135,7 @@ class RunDirectory:
         write_atomic(self.path / "rounds.jsonl", lines)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
         whole = {**result, "files": {**self._files, "rounds.jsonl": file_digest("rounds.jsonl", lines)}}
+        before(whole)
         write_result(self.path / "result.json", whole)
         self.restart()
         for left in self.path.glob(".*.partial"):  # of writers that were killed

@@ -18,7 +18,8 @@ from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.encoder import prompts
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.client_data import Data, FrozenEncoders, prepare
+from fedcache.federate.engine.client_data import Data, FrozenEncoders
+from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.partition.partition import Client, Partition
@@ -37,6 +38,9 @@ class RunFeatures:
     data: Data  # all rows
     digests: tuple[str, ...]  # of the arrays' recipes, of the text features, and of live encoders
     templates: tuple[str, ...] = ()  # of the text that is used
+    recipes: tuple[Mapping[str, Any], ...] = ()  # of the arrays: backbone, weights and all that determines a value
+    feat_post: str = "none"  # what was done to features
+    scaling: Scaling | None = None  # the numbers of ``feat_post=standardize``
 
 
 def read_store(
@@ -60,10 +64,12 @@ def read_store(
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
-    x = prepare(arrays, feat_post, train, views=min(views), scratch=Home.from_environment().root / "scratch")
+    scratch = Home.from_environment().root / "scratch"
+    x, scaling = prepare_features(arrays, feat_post, train, views=min(views), scratch=scratch)
     samples, widths = store.samples, tuple(a.shape[2] for a in arrays)
     label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
-    return with_text(method, hp, store, keys, x, label, domain, widths)
+    made = with_text(method, hp, store, keys, x, label, domain, widths)
+    return replace(made, feat_post=feat_post, scaling=scaling)
 
 
 def read_client_stores(
@@ -97,8 +103,9 @@ def read_client_stores(
     label, domain = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     for store, places in zip(stores, rows, strict=True):
         label[places], domain[places] = store.samples.label, store.samples.domain
-    x = prepare(arrays, feat_post, train)
-    return with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
+    x, scaling = prepare_features(arrays, feat_post, train)
+    made = with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
+    return replace(made, feat_post=feat_post, scaling=scaling)
 
 
 def with_text(
@@ -124,7 +131,8 @@ def with_text(
         widths=widths,
         domain=torch.from_numpy(domain),
     )
-    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates))
+    recipes = tuple(store.arrays[key].recipe for key in keys)
+    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes)
 
 
 def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[NDArray[np.float32] | None, list[str]]:
@@ -155,7 +163,8 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
         domain=torch.from_numpy(samples.domain.astype(np.int64)),
         image=(H, W),
     )
-    return RunFeatures(tuple(keys), data, tuple(str(store.arrays[key].digest) for key in keys))
+    digests, recipes = zip(*((str(store.arrays[key].digest), store.arrays[key].recipe) for key in keys), strict=True)
+    return RunFeatures(tuple(keys), data, digests, recipes=recipes)
 
 
 @dataclass(frozen=True)

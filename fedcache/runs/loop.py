@@ -38,6 +38,7 @@ from fedcache.runs.open_run import (
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
+from fedcache.runs.run_models import KeptModels, has_model
 from fedcache.runs.spec import check_config
 
 CHECKPOINT_EVERY = 2.0
@@ -113,6 +114,7 @@ def train(
     observer: Observer | None = None,
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
+    kept: KeptModels | None = None,
 ) -> Run:
     """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
 
@@ -131,6 +133,7 @@ def train(
         hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
             costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
+        kept: which models are saved; by default those of every seed.
     """
     observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
     check_config(config, partition)
@@ -138,7 +141,7 @@ def train(
         code_of(method)  # refused before anything is extracted
     preparation = Preparation(home, observer, stop, extract, repartition)
     inputs = prepare_run(config, row_source(config, partition, preparation), method, home.root / LEDGER)
-    return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop)
+    return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept)
 
 
 def train_run(
@@ -150,15 +153,18 @@ def train_run(
     observer: Observer,
     stop: Stop,
     position: GridPosition = ALONE,
+    kept: KeptModels | None = None,
 ) -> Run:
     """Train every seed of a prepared run and store the result. Raises FedcacheError, as ``train``.
 
     ``position`` is that of a grid's point; the others are as ``train`` takes them.
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
-    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position)
+    run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept)
     if run.stored is not None:
         note_stored(run.stored, observer)
+        if run.kept.which == "all" and not has_model(run.stored.path):
+            observer.note("The stored run has no model; --fresh trains it again and saves one.")
         replay_stored(observer, run.stored.path, run.stored.result, position)
         return run.stored
     forecast_run(inputs, spec)  # refuses what does not fit, before anything is written
@@ -187,6 +193,7 @@ def train_together(
     observer: Observer,
     stop: Stop,
     on_end: Callable[[int, Run | FedcacheError], None],
+    kept: KeptModels | None = None,
 ) -> None:
     """Train points that differ in floats alone at once, and store each as a run.
 
@@ -205,7 +212,7 @@ def train_together(
     for number, point in enumerate(points):
         notes = Silent() if opened else observer  # what is chosen is the same for all
         try:
-            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes)
+            run = _open_point(point, runs, fresh=fresh, observer=observer, notes=notes, kept=kept)
         except DamagedRunError as error:
             on_end(number, error)
             continue
@@ -222,15 +229,17 @@ def train_together(
         on_end(number, failed[place] if place in failed else run.finish(observer))
 
 
-def _open_point(point: PreparedPoint, runs: Path, *, fresh: bool, observer: Observer, notes: Observer) -> OpenRun:
+def _open_point(
+    point: PreparedPoint, runs: Path, *, fresh: bool, observer: Observer, notes: Observer, kept: KeptModels | None
+) -> OpenRun:
     """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
-    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position)
+    alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept)
     if alone.stored is not None:
         note_stored(alone.stored, notes)
         return alone
     spec = replace(spec, together=True)
-    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position)
+    return open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept)
 
 
 def train_seeds(

@@ -31,6 +31,7 @@ from fedcache.runs.privacy_ledger import Release, read_releases, record_release
 from fedcache.runs.results import SeedResult, describe_privacy, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
+from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
 from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
 from fedcache.store.files import digest_of
 
@@ -174,6 +175,7 @@ class OpenRun:
     stored: Run | None = None  # its result, when it is there already
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
+    kept: KeptModels = field(default_factory=KeptModels)  # which models are saved
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
@@ -193,6 +195,7 @@ class OpenRun:
         self.directory.begin(table, partitions if made_here else {}, note)
         if fresh:
             self.directory.restart()
+            drop(self.directory.path)
 
     def record_release(self, seed: int) -> None:
         """Write down that noise was drawn for a seed, and what a release of that many rounds costs.
@@ -230,6 +233,9 @@ class OpenRun:
     def restore_seed(self, seed: int) -> bool:
         """Take a seed that ended before the run was stopped; whether there is one."""
         found = self.directory.seed_result(seed, self.events.observer.warn)
+        if found is not None and found.get("model") and not whole_seed(self.directory.path, self.identity.digest, seed):
+            self.events.observer.warn(f"The model of seed {seed} is missing or damaged. Seed {seed} begins again.")
+            return False
         if found is not None:
             self.done[seed] = SeedResult.from_dict(found)
         return found is not None
@@ -246,7 +252,14 @@ class OpenRun:
     def end_seed(self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None) -> SeedResult:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
-        result = self.done[outcome.seed] = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
+        result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
+        if self.kept.wants(self.spec.method, result.accuracy, len(self.spec.seeds)):
+            result.model, notes = save_seed(
+                self.directory.path, self.inputs, self.spec, self.identity, outcome, self.kept
+            )
+            for note in dict.fromkeys(notes):
+                self.events.observer.note(note)
+        self.done[outcome.seed] = result
         return result
 
     def finish(
@@ -271,7 +284,12 @@ class OpenRun:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        whole = self.directory.finish(promised, [r for s in seeds for r in s.rounds], figures)
+        whole = self.directory.finish(
+            promised,
+            [r for s in seeds for r in s.rounds],
+            figures,
+            before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), self.kept),
+        )
         for warning in dict.fromkeys(w for s in seeds for w in s.warnings):
             observer.warn(warning)
         return Run(self.directory.path, whole, figures)
@@ -336,11 +354,18 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
 
 
 def open_run(
-    inputs: RunInputs, spec: ResolvedRun, runs: Path, *, fresh: bool, observer: Observer, position: GridPosition = ALONE
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    runs: Path,
+    *,
+    fresh: bool,
+    observer: Observer,
+    position: GridPosition = ALONE,
+    kept: KeptModels | None = None,
 ) -> OpenRun:
     """Find the directory of a run, and its result if it is there. Raises CorruptionError for a damaged result.
 
-    ``fresh`` opens it as if there were no result.
+    ``fresh`` opens it as if there were no result; ``kept`` says which models are saved, by default all.
     """
     identity = Identity(
         spec.to_identity(),
@@ -361,7 +386,8 @@ def open_run(
         "backbones": inputs.backbones,
         "hyperparameters": spec.hyperparameters,
     }
-    opened = OpenRun(inputs, spec, identity, directory, RunEvents(observer, directory.path, facts, position))
+    events = RunEvents(observer, directory.path, facts, position)
+    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels())
     result = None if fresh else directory.stored()
     if result is not None:
         opened.stored = Run(directory.path, result, measured_of(directory.path, result) or {}, reused=True)

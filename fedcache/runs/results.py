@@ -49,6 +49,7 @@ class SeedResult:
     measured: dict[str, Any]  # seconds per round; likewise
     attackers: list[str] = field(default_factory=list)  # names of the clients that lied
     confusion: list[list[int]] | None = None  # ``confusion_of``
+    model: bool = False  # whether its model was saved
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

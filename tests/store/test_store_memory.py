@@ -12,7 +12,7 @@ import pytest
 from toy_store import CHUNK, KEYS, ROWS, values, whole
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine.client_data import prepare
+from fedcache.federate.engine.feature_post import prepare
 from fedcache.store import machine as limit
 from fedcache.store import reader as reading
 from fedcache.store.machine import memory_limit, threads_for

@@ -50,7 +50,7 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
 
 
 def personal_part(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The cache: unit features F_n [.., n, D] of the client's training rows, and their labels [.., n]; -1 is padding."""
+    """The cache: unit features F_n [.., n, D] of the client's training rows, and their labels [.., n] (-1: padding)."""
     rows, mask = data.full()
     return {"keys": normalize(rows, dim=-1), "label": torch.where(mask > 0, data.labels(data.positions()), -1)}
 

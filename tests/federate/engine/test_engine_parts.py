@@ -12,8 +12,9 @@ from method_calls import lanes
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import local_training
-from fedcache.federate.engine.client_data import Data, prepare, stack_clients
+from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.context import ClientRng, dot, over
+from fedcache.federate.engine.feature_post import prepare
 from fedcache.federate.engine.local_training import batch_sizes, drawn_views, fold_batches, minibatches
 from fedcache.federate.engine.outcome import fairness, macro_f1
 from fedcache.federate.engine.run import choose

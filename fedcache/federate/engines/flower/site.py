@@ -19,8 +19,9 @@ from torch import Tensor
 import fedcache
 from fedcache.config import TrainConfig, resolve
 from fedcache.errors import CorruptionError, FedcacheError, FederatedRunError, StoreError, UsageError
-from fedcache.federate.engine.client_data import Data, prepare
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.evaluate import score_job
+from fedcache.federate.engine.feature_post import prepare
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Evaluation, classes_owned

@@ -1,0 +1,284 @@
+"""A trained head as one file: the tensors that predict, and all that says how their input is made.
+
+A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and whose tensors are
+
+    features/text            [C, D] class text features, where the method reads some
+    features/mean, scale     [D] float64, of ``feat_post=standardize``
+    server/NAME              what all clients share
+    client/NUMBER/down/NAME  what a client's model has in the place of the server's tensor of that name
+    client/NUMBER/own/NAME   what only a client's model has: a personal head, prototypes, a cache of its features
+
+Nothing else is needed but the frozen backbones, whose recipes and weights' digests are among the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcache.errors import CorruptionError, StoreError, UsageError, unknown
+from fedcache.extract.recipe import Recipe
+from fedcache.federate.engine.client_data import FrozenEncoders
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
+from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
+from fedcache.federate.engine.feature_post import Scaling, prepare_features
+from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.methods import METHODS, find_method
+from fedcache.heads.linear import Tree
+from fedcache.store.sealed import read_sealed, write_sealed
+
+FORMAT = 1
+KIND = {"kind": "model"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a saved model is, besides its tensors."""
+
+    run: str  # digest of the run that made it
+    seed: int  # of that run
+    dataset: str  # name of the dataset it was trained on
+    method: str
+    code: str  # digest of the code of the method
+    hp: Mapping[str, Any]  # resolved hyperparameters
+    protocol: str  # global | personalised | everywhere
+    rounds: int  # that were trained
+    dtype: str  # float32 | float64
+    classes: tuple[str, ...]  # names, in the order of scores
+    keys: tuple[str, ...]  # of the arrays in the store, in the order in which they are concatenated
+    recipes: tuple[Mapping[str, Any], ...]  # of these arrays
+    widths: tuple[int, ...]  # features of each
+    views: int  # stored views per row
+    feat_post: str  # what is done to features
+    clients: int  # of the partition
+    saved: Mapping[str, int]  # name -> number of the clients whose models are in the file
+    image: tuple[int, int] | None = None  # (H, W) of a model that reads images
+    names: tuple[str, ...] = ()  # class names as prompts have them, of a model with live encoders
+    template: str | None = None  # prompt template of live encoders
+    encoder: int | None = None  # which of ``recipes`` the live encoders are
+    # in what single clients differ: number -> columns and hyperparameters
+    overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """D, features of all backbones together, or the bytes of an image."""
+        return sum(self.widths)
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client has a model of its own, and there is no one model for all."""
+        return self.protocol != "global"
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Names, in the order in which features are concatenated."""
+        return tuple(str(recipe["backbone"]) for recipe in self.recipes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**plain, "format": FORMAT, "overrides": {str(c): asdict(o) for c, o in self.overrides.items()}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
+        """The inverse of ``to_dict``. Raises StoreError for another format."""
+        values = dict(data)
+        found = values.pop("format", None)
+        known = {f.name for f in fields(cls)}
+        if found != FORMAT or set(values) - known:
+            raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
+        for name in ("classes", "keys", "recipes", "widths", "names"):
+            values[name] = tuple(values[name])
+        values["image"] = None if values["image"] is None else tuple(values["image"])
+        values["overrides"] = {
+            int(c): ClientOverrides(tuple((a, b) for a, b in o["columns"]), o["hp"])
+            for c, o in values["overrides"].items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The models of one seed of a run: the server's, and those of the clients that have their own."""
+
+    facts: ModelFacts
+    tensors: dict[str, Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """That the tensors take."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the clients whose models are there; [] for one model for all."""
+        return list(self.facts.saved)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all; the same model has the same bytes."""
+        write_sealed(path, KIND, self.facts.to_dict(), self.tensors)
+
+    @classmethod
+    def load(cls, path: Path) -> SavedModel:
+        """Read a model file.
+
+        Raises StoreError for a file that is missing or of another format, CorruptionError for one that is not what was
+        written.
+        """
+        try:
+            found = read_sealed(path, KIND)
+        except CorruptionError as error:
+            raise CorruptionError(error.message, "Train the run again: --fresh.") from error
+        if found is None:
+            raise StoreError(f"There is no model at {path}.", "fedcache train saves one with every run.")
+        return cls(ModelFacts.from_dict(found.content), found.tensors)
+
+    def tree(self, prefix: str) -> Tree:
+        """The tensors whose names begin with ``prefix``, under the rest of their names."""
+        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    def find_method(self, own: Method | None = None) -> Method:
+        """The method that predicts: one of the package, or the user's ``own``.
+
+        Raises UsageError for a method that is not there.
+        """
+        if own is not None:
+            if own.name != self.facts.method:
+                raise UsageError(f"The model is of {self.facts.method}, not of {own.name}.", "Give that method.")
+            return own
+        if self.facts.method not in METHODS:
+            raise UsageError(
+                f"The model is of {self.facts.method}, a method of somebody's own.",
+                "Load it from Python:  fedcache.load_model(path, method=METHOD)",
+            )
+        return find_method(self.facts.method)
+
+    def number_of(self, client: str | None) -> int | None:
+        """The number of a client by its name; None for the one model for all.
+
+        Raises UsageError for a client that is not saved, one of a run with a single model, or none where each has its
+        own.
+        """
+        facts = self.facts
+        if not facts.personal:
+            if client is not None:
+                raise UsageError(
+                    f"{facts.method} trained one model for all clients; there is none of {client!r}.",
+                    "Leave --client out.",
+                )
+            return None
+        if client is None:
+            few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
+            raise UsageError(
+                f"{facts.method} trained a model for each client, and no client is named.",
+                f"--client NAME, one of: {few}" if self.clients else "Train with --save-clients all; none is saved.",
+            )
+        if client not in facts.saved:
+            if not self.clients:
+                raise StoreError(
+                    f"The run saved no client's model ({facts.clients:,} clients).",
+                    f"Train again with --fresh --save-clients {client}",
+                )
+            raise unknown("client", client, self.clients, hint=f"--client {self.clients[0]}")
+        return facts.saved[client]
+
+    def deployed(
+        self,
+        client: str | None = None,
+        *,
+        method: Method | None = None,
+        encoders: FrozenEncoders | None = None,
+        device: str = "cpu",
+    ) -> DeployedModel:
+        """The model of a client, or the one for all, as it was scored when the run ended.
+
+        Raises UsageError, StoreError, as ``number_of`` and ``find_method``.
+
+        Args:
+            client: its name; None for the one model for all.
+            method: one of the user's own.
+            encoders: live ones, for a model whose ``facts.encoder`` says which.
+            device: where it computes.
+        """
+        facts, number, used = self.facts, self.number_of(client), self.find_method(method)
+        dtype = getattr(torch, facts.dtype)
+        own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
+        env = RunConstants(
+            classes=len(facts.classes),
+            width=sum(b - a for a, b in own.columns) if own.columns else facts.width,
+            views=facts.views,
+            clients=facts.clients,
+            text=self._on(self.tensors.get("features/text"), device),
+            dtype=dtype,
+            device=torch.device(device),
+            names=facts.names,
+            image=facts.image,
+            towers=encoders,
+        )
+        name, ids = (SERVER, ()) if number is None else (str(client), (number,))
+        rng = ClientRng(facts.seed, facts.rounds, (name,), 0, dtype, torch.device(device))
+        ctx = Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
+        down = self.tree("server/") | self.tree(f"client/{number}/down/")
+        part = self.tree(f"client/{number}/own/")
+        down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
+        return DeployedModel(used, down, part, no_training_rows(used.name), ctx)
+
+    @staticmethod
+    def _on(t: Tensor | None, device: str) -> Tensor | None:
+        return None if t is None else t.to(device)
+
+    def read(self, arrays: Sequence[np.ndarray], client: str | None = None) -> Tensor:
+        """Rows as the model reads them.
+
+        Raises StoreError for another number of features than the model was trained on.
+
+        Args:
+            arrays: stored features [N, d] or [N, V, d] of each backbone, in the order of ``facts.keys``; for a model
+                that reads images uint8 [N, H, W, 3].
+            client: one whose model reads some columns only.
+
+        Returns:
+            view 0: [N, D] in the dtype of the model, or uint8 [N, H W 3].
+        """
+        facts = self.facts
+        if facts.image is not None:
+            return self._read_images(arrays[-1])
+        found = tuple(a.shape[-1] for a in arrays)
+        if found != facts.widths:
+            raise StoreError(
+                f"The model reads {' + '.join(map(str, facts.widths))} features ({' + '.join(facts.backbones)}), "
+                f"found {' + '.join(map(str, found))}.",
+                "Give features of the same backbones in the same order.",
+            )
+        scaling = None
+        if facts.feat_post == "standardize":
+            scaling = Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
+        whole = [np.asarray(a).reshape(len(a), -1, a.shape[-1])[:, :1] for a in arrays]
+        x = prepare_features(whole, facts.feat_post, scaling=scaling)[0][:, 0]
+        own = facts.overrides.get(facts.saved.get(client or "", -1), ClientOverrides())
+        if own.columns:
+            x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
+        return x.to(getattr(torch, facts.dtype))
+
+    def _read_images(self, images: np.ndarray) -> Tensor:
+        H, W = self.facts.image or (0, 0)
+        rows = np.asarray(images)
+        if rows.ndim == 5:
+            rows = rows[:, 0]
+        if rows.shape[1:] != (H, W, 3) or rows.dtype != np.uint8:
+            raise StoreError(
+                f"The model reads images uint8 [N, {H}, {W}, 3], found {rows.dtype} {list(rows.shape)}.",
+                f"Images of the recipe {self.recipes[-1].label}." if self.facts.recipes else "Give such images.",
+            )
+        return torch.from_numpy(np.ascontiguousarray(rows)).view(len(rows), -1)
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """How each backbone's features are made from an image."""
+        return [Recipe.from_dict(recipe) for recipe in self.facts.recipes]

@@ -1,0 +1,196 @@
+"""The trained models of a run: which are kept, written with each seed, sealed with the result, and read back.
+
+    RUN/models/seed-0.safetensors   the models of one seed (``models.saved_model``)
+    RUN/models/models.json          sealed: sha256 of each of these files, and of the result they belong to
+
+A seed's model is whole on disk before the seed counts as ended, and ``models.json`` is written just before
+``result.json``: a killed run is without a result, or has all of its models. They are no part of the result's digests,
+so a result has the same bits with and without them, and removing them damages nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.models.collect import collect
+from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.runs.directory import read_result
+from fedcache.runs.features import RunInputs
+from fedcache.runs.identity import Identity
+from fedcache.runs.spec import ResolvedRun
+from fedcache.store.files import digest_of, file_sha256, make_private
+from fedcache.store.sealed import read_sealed, write_sealed
+
+FOLDER, INDEX = "models", "models.json"
+KEPT = ("all", "best", "none")
+
+
+class KeptModels:
+    """Which models of the runs of one command are kept.
+
+    Args:
+        which: of a grid's points: all, the best of each method, or none.
+        clients: of personal models: all, none, or names; None for all up to ``collect.MOST_BYTES``.
+
+    Raises UsageError for another word.
+    """
+
+    def __init__(self, which: str = "all", clients: str | None = None) -> None:
+        if which not in KEPT:
+            raise unknown("--save-models", which, KEPT)
+        self.which, self.clients = which, clients
+        self._seen: dict[str, float] = {}  # the best accuracy of each method so far
+        self._best: dict[str, tuple[float, Path]] = {}  # the best run of each method that has ended
+
+    def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
+        """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
+        if self.which != "best" or seeds > 1:
+            return self.which != "none"
+        if accuracy is None or accuracy <= self._seen.get(method, -1.0):
+            return False
+        self._seen[method] = accuracy
+        return True
+
+    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+        """A run has its result: of a grid that keeps the best, the model of the other one goes."""
+        if self.which != "best":
+            return
+        method, mean = str(result["method"]), result["accuracy"]["mean"]
+        best = self._best.get(method)
+        if mean is not None and (best is None or mean > best[0]):
+            self._best[method] = (mean, path)
+            self._seen[method] = max(mean, self._seen.get(method, -1.0))
+            path = best[1] if best is not None else path
+        if path != self._best.get(method, (0.0, None))[1]:
+            drop_unless_asked_for(path, str(result["digest"]))
+
+
+def model_file(run: Path, seed: int) -> Path:
+    """Where the models of a seed lie."""
+    return run / FOLDER / f"seed-{seed}.safetensors"
+
+
+def facts_of(inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput) -> ModelFacts:
+    """What the models of a seed are."""
+    data, features = inputs.data, inputs.features
+    return ModelFacts(
+        run=identity.digest,
+        seed=out.seed,
+        dataset=str(inputs.dataset["slug"]),
+        method=out.method,
+        code=identity.code,
+        hp=out.hp,
+        protocol=out.protocol,
+        rounds=len(out.records),
+        dtype=spec.requested.dtype,
+        classes=tuple(inputs.classes),
+        keys=features.arrays,
+        recipes=features.recipes,
+        widths=data.widths or (data.x.shape[2],),
+        views=data.x.shape[1],
+        feat_post=features.feat_post,
+        clients=len(out.clients),
+        saved={},
+        image=data.image,
+        names=data.names,
+        template=None if data.towers is None else data.towers.template,
+        encoder=None if data.towers is None else 0,
+        overrides=inputs.overrides,
+    )
+
+
+def save_seed(
+    run: Path, inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput, kept: KeptModels
+) -> tuple[bool, list[str]]:
+    """Write the models of a seed that has just ended; whether there are some, and sentences on what is not saved.
+
+    Raises UsageError for a client to save that the run has not.
+    """
+    facts = facts_of(inputs, spec, identity, out)
+    try:
+        collected = collect(out, facts, inputs.data, inputs.features.scaling, kept.clients)
+    except UsageError as error:
+        if kept.clients not in (None, "all", "none"):
+            raise
+        return False, [f"No model is saved: {error.message} {error.hint}"]
+    if collected is None:
+        return False, []
+    make_private(run / FOLDER)
+    collected.model.save(model_file(run, out.seed))
+    return True, list(collected.notes)
+
+
+def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
+    """Write which models a result of that digest has; nothing where none was written."""
+    files = sorted((run / FOLDER).glob("seed-*.safetensors"))
+    if not files:
+        return
+    listed = {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files}
+    write_sealed(run / FOLDER / INDEX, _what(digest), {"result": result, "files": listed, "kept": kept.which})
+
+
+def has_model(run: Path) -> bool:
+    """Whether a run's directory says that it has models; nothing is read."""
+    return (run / FOLDER / INDEX).is_file()
+
+
+def whole_seed(run: Path, digest: str, seed: int) -> bool:
+    """Whether the model of a seed of an unfinished run is there and what was written."""
+    try:
+        facts = SavedModel.load(model_file(run, seed)).facts
+    except FedcacheError:
+        return False
+    return (facts.run, facts.seed) == (digest, seed)
+
+
+def load_seed(run: Path, seed: int | None = None) -> SavedModel:
+    """The models of one seed of a finished run; None is its first.
+
+    Raises StoreError for a run without models, UsageError for a seed that it has not, CorruptionError for files that
+    are not what was written, or belong to another result.
+    """
+    result = read_result(run / "result.json") if (run / "result.json").exists() else None
+    if result is None:
+        raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
+    again = f"fedcache train --config {run / 'config.toml'} --fresh"
+    folder, digest = run / FOLDER, str(result["digest"])
+    found = read_sealed(folder / INDEX, _what(digest))
+    if found is None:
+        raise StoreError(f"The run {run.name} has no model.", f"This trains it again and saves one:  {again}")
+    seeds = [int(s) for s in result["seeds"]]
+    if seed is not None and seed not in seeds:
+        raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
+    seed = seeds[0] if seed is None else seed
+    path = model_file(run, seed)
+    listed = found.content["files"].get(path.name)
+    if listed is None:
+        raise StoreError(f"The run has no model of seed {seed}.", f"This trains it again and saves one:  {again}")
+    if found.content["result"] != digest_of(result):
+        raise CorruptionError(f"{folder} holds the models of another result than {run / 'result.json'}.", again)
+    if not path.is_file() or file_sha256(path) != listed["sha256"]:
+        raise CorruptionError(f"{path} is missing or not what was written.", f"This trains it again:  {again}")
+    return SavedModel.load(path)
+
+
+def drop(run: Path) -> None:
+    """Remove the models of a run."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+
+
+def drop_unless_asked_for(run: Path, digest: str) -> None:
+    """Remove the models of a grid's point that is not the best, unless another command keeps them."""
+    try:
+        found = read_sealed(run / FOLDER / INDEX, _what(digest))
+    except CorruptionError:
+        return
+    if found is not None and found.content["kept"] == "best":
+        drop(run)
+
+
+def _what(digest: str) -> dict[str, Any]:
+    return {"kind": "models of a run", "run": digest}
