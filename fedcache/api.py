@@ -175,6 +175,7 @@ def train(
     dp_clip: float | None = None, dp_noise: float | None = None, dp_delta: float | None = None,
     dp_seed: int | None = None, dp_allow: str | None = None,
     observer: Observer | None = None, on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
+    save_model: bool = True, save_clients: str | None = None,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -208,6 +209,8 @@ def train(
             it raises, that is warned of, it is not called again, and the run goes on.
         track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``.
         fresh: run again although the result is there.
+        save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
+            whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
 
     Raises:
         FedcacheError: as the command, with its exit code and hint.
@@ -215,6 +218,7 @@ def train(
     given = fields_of(TrainConfig, locals())
     from fedcache.runs.events import tracking
     from fedcache.runs.loop import train as run_training
+    from fedcache.runs.run_models import KeptModels
 
     if not isinstance(method, str) and not hasattr(method, "fit"):
         raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
@@ -224,7 +228,8 @@ def train(
     config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
         every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
-        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh)
+        kept = KeptModels("all" if save_model else "none", save_clients)
+        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, kept=kept)
 
 
 def grid(
@@ -232,7 +237,7 @@ def grid(
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, observer: Observer | None = None,
     on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
     options: Mapping[str, Any] | None = None, sampler: str = "grid", exact: bool = False, jobs: int = 1,
-    **sweeps: Sequence[Any],
+    save_models: str = "best", save_clients: str | None = None, **sweeps: Sequence[Any],
 ) -> Grid:  # fmt: skip
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
@@ -240,7 +245,7 @@ def grid(
         methods: one name or several.
         store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
         options: other keywords of ``train``, the same for all points.
-        sampler, exact, jobs: as in ``fedcache grid --help``.
+        sampler, exact, jobs, save_models, save_clients: as in ``fedcache grid --help``.
         sweeps: hyperparameter, or rounds, participation, clients, alpha, ... -> values.
 
     Raises:
@@ -265,7 +270,10 @@ def grid(
         for key, values in sweeps.items()
     }
     with tracking(track, home, None, observer) as hooks:
-        request = grids.request_grid(names, words, config, home, fresh=fresh, sampler=sampler, exact=exact)
+        request = grids.request_grid(
+            names, words, config, home, fresh=fresh, sampler=sampler, exact=exact,
+            save_models=save_models, save_clients=save_clients,
+        )  # fmt: skip
         done = grids.grid(request, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
     lost = [*done.damaged, *done.failed]
     if lost:

@@ -54,6 +54,10 @@ COMMANDS = (
         "Train every combination of methods, sweeps and seeds; finished points are not run again.",
     ),
     CommandEntry(
+        "predict", "predict", MAIN,
+        "Classify images, rows of a store or embeddings with the model of a finished run.",
+    ),
+    CommandEntry(
         "compare", "compare", MAIN,
         "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),

@@ -63,6 +63,13 @@ class RunOptions:
         RESULTS,
         said="nowhere",
     )
+    no_model: bool = option(False, "Save no trained model, with which fedcache predict works.", RESULTS)
+    save_clients: str | None = option(
+        None,
+        "Clients whose own models are saved: all, none, or names, comma-separated.",
+        RESULTS,
+        said="all, up to 256 MB a seed",
+    )
     no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
     dry_run: bool = option(False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS)
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)

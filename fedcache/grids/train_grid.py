@@ -40,11 +40,13 @@ from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
+from fedcache.runs.forecast import forecast_programs, forecast_run
 from fedcache.runs.loop import PreparedPoint, train, train_run, train_together
-from fedcache.runs.open_run import forecast_programs, forecast_run, prepare_run, row_source
+from fedcache.runs.open_run import prepare_run, row_source
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
+from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import check_config, parse_participation, policy_from_config
 
 
@@ -61,6 +63,12 @@ class GridRequest:
     extract: bool = True  # whether to run the extraction that is missing
     fresh: bool = False  # train points although their results are there
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
+    save_models: str = "best"  # of which points models are kept: the best of each method, all or none
+    save_clients: str | None = None  # of personal models: all, none or names; None for all up to a limit
+
+    def kept_models(self) -> KeptModels:
+        """The models of which points are kept, before any has ended. Raises UsageError for another word."""
+        return KeptModels(self.save_models, self.save_clients)
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""
@@ -116,7 +124,7 @@ def request_grid(
     extract: bool = True,
     fresh: bool = False,
     sampler: str = "grid",
-    exact: bool = False,
+    **fields: Any,
 ) -> GridRequest:
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
@@ -125,7 +133,8 @@ def request_grid(
     """
     points = tuple(sampled(sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
-                          extract, fresh, exact)  # fmt: skip
+                          extract, fresh, **fields)  # fmt: skip
+    request.kept_models()
     request.check()
     return request
 
@@ -190,6 +199,7 @@ class GridRun:
         self.request, self.observer, self.stop = request, observer, stop
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
+        self._kept = request.kept_models()
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -245,12 +255,14 @@ class GridRun:
                 for n, config in zip(group, configs, strict=True)
             ]
             train_together(points, request.runs, cache=self._shared, fresh=request.fresh, observer=self.observer,
-                           stop=self.stop, on_end=lambda i, out: self.end_point(group[i], out))  # fmt: skip
+                           stop=self.stop, on_end=lambda i, out: self.end_point(group[i], out),
+                           kept=self._kept)  # fmt: skip
             return
         for n, config in zip(group, configs, strict=True):
             try:
                 run = train_run(first.with_settings_of(config), config, request.runs, fresh=request.fresh,
-                                observer=self.observer, stop=self.stop, position=self.position_of(n))  # fmt: skip
+                                observer=self.observer, stop=self.stop, position=self.position_of(n),
+                                kept=self._kept)  # fmt: skip
             except FedcacheError as error:
                 if not ends_one_point(error):
                     raise
@@ -279,6 +291,7 @@ class GridRun:
         if isinstance(out, FedcacheError):
             self.observer.warn(out.message)
             return
+        self._kept.ended(out.path, out.result)
         mean, points = out.accuracy["mean"], len(self.request.points)
         if mean is not None and mean > self._best and points > 1:
             self._best = mean
@@ -358,6 +371,7 @@ def _train_point(request: GridRequest, number: int) -> Run | FedcacheError:
             repartition=request.repartition,
             extract=False,
             fresh=request.fresh,
+            kept=request.kept_models(),
         )
     except FedcacheError as error:
         return error

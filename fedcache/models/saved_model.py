@@ -195,6 +195,7 @@ class SavedModel:
         method: Method | None = None,
         encoders: FrozenEncoders | None = None,
         device: str = "cpu",
+        one_for_all: bool = False,
     ) -> DeployedModel:
         """The model of a client, or the one for all, as it was scored when the run ended.
 
@@ -205,8 +206,10 @@ class SavedModel:
             method: one of the user's own.
             encoders: live ones, for a model whose ``facts.encoder`` says which.
             device: where it computes.
+            one_for_all: the server's model of a method that trains personal ones beside it.
         """
-        facts, number, used = self.facts, self.number_of(client), self.find_method(method)
+        facts, used = self.facts, self.find_method(method)
+        number = None if one_for_all else self.number_of(client)
         dtype = getattr(torch, facts.dtype)
         own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
         env = RunConstants(
@@ -227,7 +230,10 @@ class SavedModel:
         down = self.tree("server/") | self.tree(f"client/{number}/down/")
         part = self.tree(f"client/{number}/own/")
         down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
-        return DeployedModel(used, down, part, no_training_rows(used.name), ctx)
+        made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
+        if one_for_all and facts.personal:
+            _check_global(made)
+        return made
 
     @staticmethod
     def _on(t: Tensor | None, device: str) -> Tensor | None:
@@ -282,3 +288,17 @@ class SavedModel:
     def recipes(self) -> list[Recipe]:
         """How each backbone's features are made from an image."""
         return [Recipe.from_dict(recipe) for recipe in self.facts.recipes]
+
+
+def _check_global(model: DeployedModel) -> None:
+    """Refuse a method whose server has nothing that predicts by itself; UsageError."""
+    size = model.ctx.env.width if model.ctx.env.image is None else 3 * model.ctx.env.image[0] * model.ctx.env.image[1]
+    row = torch.zeros(1, size, dtype=model.ctx.env.dtype if model.ctx.env.image is None else torch.uint8)
+    try:
+        with torch.no_grad():
+            model.scores(row.to(model.ctx.env.device))
+    except KeyError:
+        raise UsageError(
+            f"{model.method.name} has no model for all: its server holds what clients share, and no classifier.",
+            "--client NAME takes the model of a client.",
+        ) from None

@@ -160,6 +160,17 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     return kept, [LeftOut(e.path, "is the same run by older code", hint) for e in entries if e.path not in names]
 
 
+def find_one(name: str, root: Path) -> Path:
+    """The directory of the one run that a path or the first letters of a digest name.
+
+    Raises UsageError for none or several.
+    """
+    found = _named(name, root)
+    if len(found) != 1:
+        raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache ls --runs`.")
+    return found[0]
+
+
 def several(runs: object) -> list[RunQuery]:
     """What a call was given, one by one; [] for None, which means all.
 

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import MachineError, UsageError
-from fedcache.extract import backbones as registry
+from fedcache.errors import UsageError
 from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.encoder import prompts
-from fedcache.extract.planning.plan import memory_of
+from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import Data, FrozenEncoders
 from fedcache.federate.engine.feature_post import Scaling, prepare_features
@@ -205,23 +204,10 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
     Raises MachineError, when the weights are not here or are other ones; UsageError, for a text tower that cannot read
     trained prompts.
     """
-    recipe = Recipe.from_dict(store.arrays[key].recipe)
-    backbone = registry.lookup(recipe.backbone, home=home.root)
-    weights = registry.locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
-    if weights.path is None and weights.download is not None:
-        raise MachineError(
-            f"The weights of {backbone.name} are not here; its features were made elsewhere.",
-            f"fedcache backbones pull {backbone.name}",
-        )
-    if weights.sha256 != recipe.weights:
-        raise MachineError(
-            f"{key} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
-            f" {weights.sha256[:12]}.",
-            f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",
-        )
-    known = store.templates(backbone.name)
-    template = known[0] if known else backbone.template or "a photo of a {}."
-    return clip_towers.load_towers(backbone, weights, recipe, template)
+    item = locate_recipe(Recipe.from_dict(store.arrays[key].recipe), home)
+    known = store.templates(item.backbone.name)
+    template = known[0] if known else item.backbone.template or "a photo of a {}."
+    return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)
 
 
 @dataclass(frozen=True)

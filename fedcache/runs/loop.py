@@ -24,17 +24,9 @@ from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import ALONE, GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
+from fedcache.runs.forecast import forecast_run, training_run
 from fedcache.runs.identity import code_of
-from fedcache.runs.open_run import (
-    OpenRun,
-    forecast_run,
-    note_stored,
-    open_run,
-    prepare_run,
-    resolve_inputs,
-    row_source,
-    training_run,
-)
+from fedcache.runs.open_run import OpenRun, note_stored, open_run, prepare_run, resolve_inputs, row_source
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run

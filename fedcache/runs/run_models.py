@@ -148,15 +148,35 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
     return (facts.run, facts.seed) == (digest, seed)
 
 
+def seeds_of(run: Path, asked: str | None) -> list[int]:
+    """The seeds of a run that are asked for: a number, ``all``, or None for the first.
+
+    Raises StoreError for a run without a result, UsageError for what is no number.
+    """
+    seeds = [int(s) for s in _result(run)["seeds"]]
+    if asked is None:
+        return seeds[:1]
+    if asked == "all":
+        return seeds
+    try:
+        return [int(asked)]
+    except ValueError:
+        raise UsageError(f"--seed {asked!r} is no seed.", f"One of {', '.join(map(str, seeds))}, or all.") from None
+
+
+def _result(run: Path) -> dict[str, Any]:
+    if not (run / "result.json").exists():
+        raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
+    return read_result(run / "result.json")
+
+
 def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     """The models of one seed of a finished run; None is its first.
 
     Raises StoreError for a run without models, UsageError for a seed that it has not, CorruptionError for files that
     are not what was written, or belong to another result.
     """
-    result = read_result(run / "result.json") if (run / "result.json").exists() else None
-    if result is None:
-        raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
+    result = _result(run)
     again = f"fedcache train --config {run / 'config.toml'} --fresh"
     folder, digest = run / FOLDER, str(result["digest"])
     found = read_sealed(folder / INDEX, _what(digest))

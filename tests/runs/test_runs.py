@@ -155,10 +155,8 @@ def test_the_configuration_of_an_unfinished_run_is_the_users(store: Path) -> Non
 def test_a_result_in_the_directory_of_another_run_is_not_returned(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     other = Path(ok("train", "--method", "fedncm", *IID).data["path"])
-    for file in path.iterdir():
-        file.unlink()
-    for file in other.iterdir():
-        shutil.copy(file, path)
+    shutil.rmtree(path)
+    shutil.copytree(other, path)
     assert fedcache(*FED3R, "--json").code == 5
 
 

@@ -27,7 +27,8 @@ from fedcache.federate.engines.flower.site_rows import SiteRows
 from fedcache.federate.engines.flower.sites import Sites, Transport
 from fedcache.progress import Observer
 from fedcache.runs.events import GridPosition
-from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run, training_run
+from fedcache.runs.forecast import training_run
+from fedcache.runs.open_run import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
 from fedcache.store.files import digest_of
 

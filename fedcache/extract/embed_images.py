@@ -1,0 +1,150 @@
+"""Features of images that belong to no dataset: whatever a person names, through backbones with given recipes.
+
+The images go through the same workers, batches and code as an extraction, into a store of their own that is removed
+when the features have been read. So a row has the value that ``extract`` would give it, and a folder of any size needs
+the memory of a few batches.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import MachineError, UsageError
+from fedcache.extract import backbones as registry
+from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
+from fedcache.extract.datasets import archives, tree
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, Source
+from fedcache.extract.how import jobs_of, resolve_compute
+from fedcache.extract.images import EXTENSIONS
+from fedcache.extract.planning.plan import PlannedArray, memory_of
+from fedcache.extract.recipe import Recipe
+from fedcache.store.files import make_private
+from fedcache.store.samples import Samples
+from fedcache.store.store import Store
+
+PREFIX = "predict-"
+"""How the temporary stores in ``$FEDCACHE_HOME/scratch`` are called; one that a killed process left is named by gc."""
+
+ARCHIVES = (".zip", ".tar")
+
+
+@dataclass(frozen=True)
+class NamedImages:
+    """Images in the order in which a person named them."""
+
+    names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
+    source: Source  # row -> encoded image
+
+
+class _Joined:
+    """Reads each row from the source it came from."""
+
+    def __init__(self, parts: Sequence[tuple[Source, int]]) -> None:
+        self.sources = [source for source, _ in parts]
+        self.ends = np.cumsum([count for _, count in parts])
+
+    def read(self, row: int) -> bytes | np.ndarray:
+        """The image of a row; raises ``BadImage``."""
+        part = int(np.searchsorted(self.ends, row, side="right"))
+        before = int(self.ends[part - 1]) if part else 0
+        return self.sources[part].read(row - before)
+
+
+def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
+    """The images of files, folders (all levels, sorted by name), zip and tar archives, in the order given.
+
+    Raises UsageError for a path that is not there or holds no image, CorruptionError for a damaged archive. A file that
+    turns out to be no image keeps its row and is told apart when it is read.
+    """
+    names: list[str] = []
+    parts: list[tuple[Source, int]] = []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(
+                f"There is no {str(path)!r} (seen from {Path.cwd()}).", "Name images, folders, .zip or .tar."
+            )
+        if path.is_file() and path.suffix.lower() not in ARCHIVES:
+            if archives.is_compressed_tar(path):
+                raise archives.refuse_compressed(path)
+            names.append(str(path))
+            parts.append((tree.FilesSource(path.parent.absolute(), [path.name], None), 1))
+            continue
+        found = tree.scan(path, None if follow_links else path)
+        if not found.paths:
+            raise UsageError(
+                f"{path} holds no images{tree.ignored_text(found.ignored)}.",
+                f"Expected files ending in {', '.join(sorted(EXTENSIONS))}.",
+            )
+        spelled = [tree.name_of(p) for p in found.paths]
+        order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
+        names += [f"{path}/{spelled[i]}" for i in order]
+        if found.entries is None:
+            within = None if follow_links else path
+            parts.append((tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within), len(order)))
+        else:
+            parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
+    return NamedImages(tuple(names), parts[0][0] if len(parts) == 1 else _Joined(parts))
+
+
+def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None) -> PlannedArray:
+    """The backbone of a recipe with the very weights that the recipe names.
+
+    Raises MachineError, when the weights are not here or are other ones. ``given`` are files by backbone, that of
+    ``--weights``.
+    """
+    backbone = registry.lookup(recipe.backbone, home=home.root)
+    weights = registry.locate(backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline)
+    if weights.path is None and weights.download is not None:
+        raise MachineError(
+            f"The weights of {backbone.name} are not here; its features were made elsewhere.",
+            f"fedcache backbones pull {backbone.name}",
+        )
+    if weights.sha256 != recipe.weights:
+        raise MachineError(
+            f"{recipe.label} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
+            f" {weights.sha256[:12]}.",
+            f"fedcache backbones import FILE --as {backbone.name}  puts the right file first.",
+        )
+    return PlannedArray(backbone, weights, recipe)
+
+
+@contextmanager
+def embedded(
+    images: NamedImages, planned: Sequence[PlannedArray], config: ExtractConfig, home: Home, options: ExtractionOptions
+) -> Iterator[Store]:
+    """A store with view 0 of every image through every backbone, for as long as the context lasts.
+
+    Row i is the i-th image; arrays have the keys of the recipes with one view. Raises as ``extract``.
+    """
+    N = len(images.names)
+    one_view = [replace(p, recipe=replace(p.recipe, views=1, view_seed=0)) for p in planned]
+    uid = np.zeros((N, 16), np.uint8)
+    uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
+    numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
+    unlabelled, whole = np.full(N, -1, np.int32), np.zeros(N, np.uint8)
+    data = Dataset(
+        spec="images", slug="images", classes=(), domains=(ONE_DOMAIN,), names=numbers, label=unlabelled,
+        domain=np.zeros(N, np.int16), split=whole, uid=uid, template=None, reading="", source=images.source,
+    )  # fmt: skip
+    samples = Samples(
+        uid=uid, name=numbers, label=unlabelled, domain=data.domain, split=whole, ok=np.ones(N, np.uint8),
+        classes=(), domains=(ONE_DOMAIN,),
+    )  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=make_private(home.root / "scratch")))
+    try:
+        device, settings = resolve_compute(config)
+        options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
+        store = Store.create(folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest})
+        extract_arrays(store, data, jobs_of(one_view, data, device, settings), settings, options, earlier=None, text={})
+        yield Store.open(store.path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,158 @@
+"""Predictions of saved models: scores of rows, probabilities, and the images behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcache.config import Home
+from fedcache.errors import StoreError, UsageError
+from fedcache.extract.backbones import clip_towers
+from fedcache.extract.embed_images import locate_recipe
+from fedcache.federate.engine.client_data import FrozenEncoders
+from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.evaluate import BLOCK
+from fedcache.federate.engine.method import Method
+from fedcache.models.saved_model import SavedModel
+from fedcache.store.store import Store
+
+Rows = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One saved model, or several seeds of it as an ensemble, on one device.
+
+    The scores of a method are what its paper's classifier maximises: logits, negative distances or similarities.
+    Probabilities are their softmax over classes after division by ``temperature``; an ensemble's are the means of its
+    members'.
+    """
+
+    members: tuple[SavedModel, ...]  # one per seed, of the same run
+    client: str | None = None  # whose model; None for the one for all
+    temperature: float = 1.0  # > 0
+    device: str = "cpu"
+    method: Method | None = None  # a user's own
+    encoders: FrozenEncoders | None = field(default=None, repr=False)  # live ones, for methods that run some
+    one_for_all: bool = False  # the server's model of a method that trains personal ones beside it
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise UsageError("An ensemble needs a model.", "Name a seed of the run.")
+        if not self.temperature > 0.0:
+            raise UsageError(f"The temperature is {self.temperature}, expected more than 0.", "For example 1.0")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of scores."""
+        return self.members[0].facts.classes
+
+    @cached_property
+    def deployed(self) -> tuple[DeployedModel, ...]:
+        """The members' models, ready to score."""
+        return tuple(
+            m.deployed(
+                self.client,
+                method=self.method,
+                encoders=self.encoders,
+                device=self.device,
+                one_for_all=self.one_for_all,
+            )
+            for m in self.members
+        )
+
+    def checked(self) -> Predictor:
+        """Itself, with every member's model made. Raises UsageError, StoreError, as ``SavedModel.deployed``."""
+        _ = self.deployed
+        return self
+
+    def scores(self, *arrays: Rows) -> NDArray[np.float64]:
+        """Scores of stored features (one array [N, d] per backbone) or images.
+
+        Returns:
+            float64 [E, N, C] for E members; NaN for a row that is NaN.
+        """
+        N = len(arrays[0])
+        out = np.empty((len(self.members), N, len(self.classes)))
+        for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
+            for start in range(0, N, BLOCK):
+                x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
+                with torch.no_grad():
+                    out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
+                if x.is_floating_point():  # a missing row has no scores, whatever a method makes of NaN
+                    out[e, start : start + BLOCK][torch.isnan(x).any(-1).cpu().numpy()] = np.nan
+        return out
+
+    def probabilities(self, *arrays: Rows) -> NDArray[np.float64]:
+        """Class probabilities [N, C]; NaN for a row without features."""
+        return self.mean_probability(self.scores(*arrays))
+
+    def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[E, N, C] scores -> [N, C] probabilities."""
+        p: Tensor = torch.from_numpy(scores / self.temperature).softmax(-1).mean(0)
+        found: NDArray[np.float64] = p.numpy()
+        return found
+
+    def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+        """[E, N, C] scores -> int64 [N]: the class of the highest score, or probability in an ensemble; -1 for NaN."""
+        decided = scores[0] if len(scores) == 1 else self.mean_probability(scores)
+        lost = np.isnan(decided).any(-1)
+        return np.where(lost, -1, np.where(np.isnan(decided), -np.inf, decided).argmax(-1))
+
+    def over_store(
+        self, store: Store, rows: NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """(rows, scores [E, n, C]) of a store that has the model's arrays, block by block.
+
+        Raises StoreError for a store that lacks one.
+        """
+        keys = array_keys(self.members[0], store)
+        readers = [store.reader(key) for key in keys]
+        wanted = np.arange(store.rows) if rows is None else np.asarray(rows, np.int64)
+        for start in range(0, len(wanted), BLOCK):
+            part = wanted[start : start + BLOCK]
+            yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
+
+
+def array_keys(model: SavedModel, store: Store) -> list[str]:
+    """The arrays of a store that hold what a model reads: those of its recipes, with any number of views.
+
+    Raises StoreError, naming the backbone that lacks and the command that extracts it.
+    """
+    found = []
+    for recipe in model.recipes:
+        same = [key for key, a in store.arrays.items() if _same_value(a.recipe, recipe.to_dict())]
+        if not same:
+            raise StoreError(
+                f"{store.path.name} has no features of {recipe.label} as the model was trained on "
+                f"(weights {recipe.weights[:12]}).",
+                f"fedcache extract --dataset ... --backbones {recipe.backbone}",
+            )
+        found.append(recipe.key if recipe.key in same else same[0])
+    return found
+
+
+def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether view 0 of two recipes is the same value."""
+    apart = ("views", "view_seed")
+    return {k: v for k, v in found.items() if k not in apart} == {k: v for k, v in wanted.items() if k not in apart}
+
+
+def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:
+    """The live encoders of a model that runs some, with the weights that its recipe names; None for the others.
+
+    Raises MachineError, as ``locate_recipe``.
+    """
+    if model.facts.encoder is None:
+        return None
+    item = locate_recipe(model.recipes[model.facts.encoder], home, given)
+    template = model.facts.template or "a photo of a {}."
+    return clip_towers.load_towers(item.backbone, item.weights, item.recipe, template)

@@ -1,0 +1,140 @@
+"""Where the rows that a model predicts come from: images, a store, or a file of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.extract.compute_features import ExtractionOptions
+from fedcache.extract.datasets.dataset import SPLIT_WORDS
+from fedcache.extract.embed_images import embedded, find_images, locate_recipe
+from fedcache.extract.recipe import Recipe
+from fedcache.models.predictions import Prediction, best_of
+from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import SavedModel
+from fedcache.process import Stop
+from fedcache.progress import Observer
+from fedcache.store.catalog import resolve_path
+from fedcache.store.embedding_files import read_embeddings
+from fedcache.store.store import Store
+
+
+def read_recipes(model: SavedModel) -> list[Recipe]:
+    """How each input of a model is made from an image, in the order in which ``Predictor.scores`` takes them.
+
+    Raises StoreError for a model of embeddings whose backbone fedcache does not know.
+    """
+    recipes = model.recipes[-1:] if model.facts.image is not None else model.recipes
+    if not recipes or any(not recipe.weights for recipe in recipes):
+        raise StoreError(
+            f"The model was trained on embeddings of {' + '.join(model.facts.backbones) or 'no known backbone'}, and "
+            "how they are made from images is not known here.",
+            "fedcache predict RUN --embeddings FILE   takes such embeddings.",
+        )
+    return recipes
+
+
+def predict_images(
+    predictor: Predictor,
+    paths: Sequence[Path],
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
+    *,
+    top: int = 1,
+    weights: Mapping[str, Path] | None = None,
+) -> Iterator[Prediction]:
+    """Every image named by ``paths``, in that order.
+
+    Raises UsageError for a path without images, MachineError for weights that are not those of the model, StoppedError
+    after a stop. ``top`` is the number of classes to name; ``weights`` are files by backbone.
+    """
+    model = predictor.members[0]
+    planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(model)]
+    images = find_images(paths, follow_links=config.follow_links)
+    options = ExtractionOptions(
+        workers=config.workers, chunk_rows=None, max_bad=len(images.names), wait=False, fresh=False, stop=stop,
+        observer=observer,
+    )  # fmt: skip
+    with embedded(images, planned, config, home, options) as store:
+        reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
+        for rows, scores in predictor.over_store(store):
+            yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)
+
+
+def predict_store(
+    predictor: Predictor, home: Home, place: Path, split: str | None, *, top: int = 1
+) -> Iterator[Prediction]:
+    """Every row of a store, or those of a split (train, test, validation).
+
+    Raises UsageError for another split, StoreError for a store without the model's arrays.
+    """
+    store = Store.open(resolve_path(home, place))
+    rows = rows_of_split(store, split)
+    reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
+    for part, scores in predictor.over_store(store, rows):
+        yield from _named(predictor, [store.samples.name[r] for r in part], part, scores, top, reasons)
+
+
+def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
+    """The rows of a split; None is all. Raises UsageError for an unknown split, StoreError for an empty one."""
+    if split is not None and split not in SPLIT_WORDS:
+        raise unknown("split", split, SPLIT_WORDS)
+    codes = store.samples.split
+    rows = np.arange(store.rows) if split is None else np.flatnonzero(codes == SPLIT_WORDS.index(split))
+    if not len(rows):
+        raise StoreError(f"{store.path.name} has no rows of split {split}.", "Leave --split out.")
+    return rows.astype(np.int64)
+
+
+def predict_embeddings(predictor: Predictor, path: Path, *, top: int = 1) -> Iterator[Prediction]:
+    """Every row of a file of features: one column per backbone, or one matrix of all of them side by side.
+
+    Raises UsageError for a file that cannot be read, StoreError for another number of features.
+    """
+    model, held = predictor.members[0], read_embeddings(path)
+    arrays = arrays_of_file(model, {name: values[:, 0] for name, values in held.features.items()}, path)
+    rows = np.arange(len(held.names))
+    yield from _named(predictor, held.names, rows, predictor.scores(*arrays), top, {})
+
+
+def arrays_of_file(model: SavedModel, columns: Mapping[str, np.ndarray], path: Path) -> list[np.ndarray]:
+    """The features of a file in the order of the model's backbones."""
+    facts = model.facts
+    if facts.image is not None:
+        raise UsageError(f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg")
+    names = [*facts.keys], [*facts.backbones], [r.label for r in model.recipes]
+    for known in names:
+        if known and all(name in columns for name in known):
+            return [columns[name] for name in known]
+    if len(columns) == 1:
+        (whole,) = columns.values()
+        if whole.shape[-1] == facts.width:
+            return [*np.split(whole, np.cumsum(facts.widths)[:-1], axis=-1)]
+    if len(columns) == len(facts.widths):
+        return [*columns.values()]
+    raise StoreError(
+        f"{path} has features {', '.join(f'{n} [{v.shape[-1]}]' for n, v in columns.items())}, the model reads "
+        f"{', '.join(f'{n} [{w}]' for n, w in zip(facts.backbones or facts.keys, facts.widths, strict=True))}.",
+        "Name the columns features/<backbone>, or give one matrix of all backbones side by side.",
+    )
+
+
+def _named(
+    predictor: Predictor,
+    names: Sequence[str],
+    rows: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    top: int,
+    reasons: Mapping[int, str],
+) -> Iterator[Prediction]:
+    lost = {i: reasons[int(row)] for i, row in enumerate(rows) if int(row) in reasons}
+    yield from best_of(
+        names, predictor.classes, predictor.predicted(scores), predictor.mean_probability(scores), top, lost
+    )

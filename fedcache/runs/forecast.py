@@ -1,0 +1,84 @@
+"""One seed of a prepared run as the engine takes it, and what computing it would need of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcache.federate.engine.method import clients_per_round
+from fedcache.federate.engine.run import TrainingRun, plan
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
+from fedcache.runs.features import RunInputs
+from fedcache.runs.spec import ResolvedRun
+from fedcache.store.files import digest_of
+
+
+def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun:
+    """One seed of a run as the engine takes it."""
+    return TrainingRun(
+        inputs.method,
+        inputs.data,
+        inputs.partitions[seed].clients,
+        rounds=spec.rounds,
+        participation=spec.participation,
+        seed=seed,
+        dtype=spec.dtype,
+        eval_every=spec.requested.eval_every,
+        overrides=inputs.overrides,
+        trust=spec.trust,
+        identity=digest_of_data(inputs, spec, seed),
+        execution=spec.execution,
+    )
+
+
+def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
+    """Digest of one seed of a run, less its hyperparameters and how it is computed; simulated noise is keyed by it.
+
+    So noise is the same for every execution and for a point of a grid and the run alone, and differs between all runs
+    that differ in what clients send, or in what is made of it.
+    """
+    free = {"set", "seeds", "execution", "together", "device", "engine"}
+    words = {k: v for k, v in spec.to_identity().items() if k not in free}
+    return digest_of([words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest])
+
+
+def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
+    """How that many points would be computed, and what they would need of memory.
+
+    Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
+    carry; MachineError when the peak does not fit into memory.
+    """
+    spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
+    execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
+    found = forecast(
+        load,
+        execution,
+        opt=str(inputs.settings.get("opt", "sgd")),
+        stacked="stack" in inputs.method.pool(inputs.settings).values(),
+        closed=not inputs.method.gradient,
+    )
+    if inputs.data.x.device.type == "cpu":
+        refuse_too_much(found, load, execution, free_memory(), loaded=True)
+    return execution, found
+
+
+def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
+    """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
+
+    A program is inputs, specification and number of points.
+    """
+    plans = []
+    for inputs, spec, points in programs:
+        execution, found = forecast_run(inputs, spec, points)
+        plans.append(
+            {
+                "method": inputs.method.name,
+                "points": points,
+                "execution": execution.name,
+                "clients_at_once": execution.chunk,
+                "points_at_once": execution.points if execution.name != "sequential" else 1,
+                "memory": found.to_dict(),
+                "words": found.words(),
+            }
+        )
+    return {"programs": plans}
