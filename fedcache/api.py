@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fedcache.config import ExtractConfig, Home, TrainConfig, resolve
+from fedcache.config import ExtractConfig, Home, SaveModels, TrainConfig, resolve
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Observer, Silent
@@ -218,7 +218,6 @@ def train(
     given = fields_of(TrainConfig, locals())
     from fedcache.runs.events import tracking
     from fedcache.runs.loop import train as run_training
-    from fedcache.runs.run_models import KeptModels
 
     if not isinstance(method, str) and not hasattr(method, "fit"):
         raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
@@ -228,8 +227,8 @@ def train(
     config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
         every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
-        kept = KeptModels("all" if save_model else "none", save_clients)
-        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, kept=kept)
+        save = SaveModels("all" if save_model else "none", save_clients)
+        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save)
 
 
 def grid(
@@ -272,7 +271,7 @@ def grid(
     with tracking(track, home, None, observer) as hooks:
         request = grids.request_grid(
             names, words, config, home, fresh=fresh, sampler=sampler, exact=exact,
-            save_models=save_models, save_clients=save_clients,
+            save=SaveModels(save_models, save_clients),
         )  # fmt: skip
         done = grids.grid(request, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
     lost = [*done.damaged, *done.failed]

@@ -281,6 +281,14 @@ class Home:
         return self.root / "last.json"
 
 
+@dataclass(frozen=True)
+class SaveModels:
+    """Which trained models are kept: of all points of a grid, the best of each method, or none; of which clients."""
+
+    which: str = "all"  # all | best | none
+    clients: str | None = None  # all | none | names, comma-separated; None for all up to a limit in bytes
+
+
 C = TypeVar("C")
 
 

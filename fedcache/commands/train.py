@@ -24,7 +24,7 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import COMPUTING, RESULTS, Home, PartitionConfig, TrainConfig, read_file
+from fedcache.config import COMPUTING, RESULTS, Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
@@ -60,7 +60,6 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
         request = grids.request_grid([resolved.method], {}, resolved, home, partition=partition)
         return plan_answer(grids.grid_plan(request, observer))
     from fedcache.runs.loop import train as run
-    from fedcache.runs.run_models import KeptModels
 
     stop, runs = Stop(), given["runs"] and Path(given["runs"])
     keep_freed_memory()
@@ -76,7 +75,7 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
             observer=observer,
             hooks=hooks,
             stop=stop,
-            kept=KeptModels("none" if given["no_model"] else "all", given["save_clients"]),
+            save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
         )
     return CommandResult(done.to_dict(), result_lines(done.result, done.measured, str(done.path)))
 
@@ -127,7 +126,7 @@ Jobs = Annotated[
         rich_help_panel=COMPUTING,
     ),
 ]
-SaveModels = Annotated[
+WhichModels = Annotated[
     str,
     typer.Option(
         "--save-models",
@@ -154,7 +153,7 @@ def grid(
     sampler: Sampler = "grid",
     exact: Exact = False,
     jobs: Jobs = 1,
-    save_models: SaveModels = "best",
+    save_models: WhichModels = "best",
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     config: ConfigFile = None,
@@ -196,8 +195,7 @@ def grid(
         fresh=given["fresh"],
         sampler=sampler,
         exact=exact,
-        save_models="none" if given["no_model"] else save_models,
-        save_clients=given["save_clients"],
+        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))

@@ -11,13 +11,13 @@ import multiprocessing
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.engine.run import executors
@@ -63,12 +63,7 @@ class GridRequest:
     extract: bool = True  # whether to run the extraction that is missing
     fresh: bool = False  # train points although their results are there
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    save_models: str = "best"  # of which points models are kept: the best of each method, all or none
-    save_clients: str | None = None  # of personal models: all, none or names; None for all up to a limit
-
-    def kept_models(self) -> KeptModels:
-        """The models of which points are kept, before any has ended. Raises UsageError for another word."""
-        return KeptModels(self.save_models, self.save_clients)
+    save: SaveModels = field(default_factory=lambda: SaveModels("best"))  # of which points models are kept
 
     def config_of(self, number: int) -> TrainConfig:
         """What ``train`` would be asked for a point."""
@@ -134,7 +129,7 @@ def request_grid(
     points = tuple(sampled(sampler, combinations(methods, sweeps)))
     request = GridRequest(points, config, partition or PartitionConfig(), home, runs or home.runs, repartition,
                           extract, fresh, **fields)  # fmt: skip
-    request.kept_models()
+    KeptModels(request.save)
     request.check()
     return request
 
@@ -199,7 +194,7 @@ class GridRun:
         self.request, self.observer, self.stop = request, observer, stop
         self.ended: dict[int, Run | FedcacheError] = {}
         self._inputs, self._shared, self._best = InputCache(), GridCache(), -1.0
-        self._kept = request.kept_models()
+        self._kept = KeptModels(request.save)
 
     def position_of(self, number: int) -> GridPosition:
         """Where a point stands among all points now."""
@@ -371,7 +366,7 @@ def _train_point(request: GridRequest, number: int) -> Run | FedcacheError:
             repartition=request.repartition,
             extract=False,
             fresh=request.fresh,
-            kept=request.kept_models(),
+            save=request.save,
         )
     except FedcacheError as error:
         return error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import FedcacheError, StoppedError
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
@@ -106,7 +106,7 @@ def train(
     observer: Observer | None = None,
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
-    kept: KeptModels | None = None,
+    save: SaveModels | None = None,
 ) -> Run:
     """Train a method on cached features, over seeds; a finished run of the same configuration is returned as it is.
 
@@ -125,7 +125,7 @@ def train(
         hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
             costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
-        kept: which models are saved; by default those of every seed.
+        save: which models are kept; by default those of every seed.
     """
     observer, stop, partition = with_hooks(observer, hooks), stop or Stop(), partition or PartitionConfig()
     check_config(config, partition)
@@ -133,6 +133,7 @@ def train(
         code_of(method)  # refused before anything is extracted
     preparation = Preparation(home, observer, stop, extract, repartition)
     inputs = prepare_run(config, row_source(config, partition, preparation), method, home.root / LEDGER)
+    kept = KeptModels(save or SaveModels())
     return train_run(inputs, config, runs or home.runs, fresh=fresh, observer=observer, stop=stop, kept=kept)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedcache.config import PartitionConfig, TrainConfig
+from fedcache.config import PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import InternalError, UsageError
 from fedcache.extract.device import resolve_device
 from fedcache.federate.engine.method import Method, clients_per_round
@@ -102,7 +102,7 @@ class OpenRun:
     stored: Run | None = None  # its result, when it is there already
     done: dict[int, SeedResult] = field(default_factory=dict)  # its seeds that have ended
     fresh: bool = False  # whether what was computed of it before was to be forgotten
-    kept: KeptModels = field(default_factory=KeptModels)  # which models are saved
+    kept: KeptModels = field(default_factory=lambda: KeptModels(SaveModels()))  # which models are saved
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
@@ -314,7 +314,7 @@ def open_run(
         "hyperparameters": spec.hyperparameters,
     }
     events = RunEvents(observer, directory.path, facts, position)
-    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels())
+    opened = OpenRun(inputs, spec, identity, directory, events, kept=kept or KeptModels(SaveModels()))
     result = None if fresh else directory.stored()
     if result is not None:
         opened.stored = Run(directory.path, result, measured_of(directory.path, result) or {}, reused=True)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcache.config import SaveModels
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.models.collect import collect
@@ -31,19 +32,12 @@ KEPT = ("all", "best", "none")
 
 
 class KeptModels:
-    """Which models of the runs of one command are kept.
+    """Which models of the runs of one command are kept, as runs end. Raises UsageError for a word that is none."""
 
-    Args:
-        which: of a grid's points: all, the best of each method, or none.
-        clients: of personal models: all, none, or names; None for all up to ``collect.MOST_BYTES``.
-
-    Raises UsageError for another word.
-    """
-
-    def __init__(self, which: str = "all", clients: str | None = None) -> None:
-        if which not in KEPT:
-            raise unknown("--save-models", which, KEPT)
-        self.which, self.clients = which, clients
+    def __init__(self, asked: SaveModels) -> None:
+        if asked.which not in KEPT:
+            raise unknown("--save-models", asked.which, KEPT)
+        self.which, self.clients = asked.which, asked.clients
         self._seen: dict[str, float] = {}  # the best accuracy of each method so far
         self._best: dict[str, tuple[float, Path]] = {}  # the best run of each method that has ended
 

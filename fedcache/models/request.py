@@ -1,0 +1,51 @@
+"""What may be asked of the model of a run, as options of ``predict`` and ``evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedcache.config import option
+
+MODEL, ROWS, RESULT = "Model", "Rows", "Result"
+"""Panels of the help."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model of a run."""
+
+    client: str | None = option(
+        None, "Whose model, of a method that trains one for each client.", MODEL, said="the one for all"
+    )
+    one_for_all: bool = option(
+        False, "The server's model, where a method trains personal ones beside it.", MODEL, names=("--global",)
+    )
+    seed: str | None = option(None, "A seed of the run, or all: their mean probability.", MODEL, said="the run's first")
+    temperature: float = option(1.0, "Scores are divided by it before the softmax.", MODEL)
+    weights: Mapping[str, str] = option(
+        {}, "NAME=FILE, a backbone's local weights; repeatable.", MODEL, said="looked for by name"
+    )
+    runs: str | None = option(
+        None, "Directory of the runs, instead of the one under FEDCACHE_HOME.", MODEL, path=True,
+        said="$FEDCACHE_HOME/runs",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Which rows, and where what is said of them goes."""
+
+    store: str | None = option(
+        None, "Rows of a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
+    )
+    split: str | None = option(
+        None, "Of the rows of --store.", ROWS, choices=("train", "test", "validation"), said="all"
+    )
+    embeddings: str | None = option(
+        None, "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.", ROWS, path=True, said="none"
+    )
+    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
+    out: str | None = option(
+        None, "Write all rows here: FILE.csv, .jsonl or .parquet.", RESULT, short="-o", path=True, said="nowhere"
+    )

@@ -1,0 +1,76 @@
+"""The model of a run, found and made ready, and what it says of the rows that a person names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import UsageError
+from fedcache.extract.device import resolve_device
+from fedcache.models.predictions import Prediction
+from fedcache.models.predictor import Predictor, encoders_of
+from fedcache.models.request import ModelOptions, PredictOptions
+from fedcache.models.saved_model import SavedModel
+from fedcache.models.sources import predict_embeddings, predict_images, predict_store
+from fedcache.process import Stop
+from fedcache.progress import Observer
+from fedcache.runs.run_models import load_seed, seeds_of
+
+
+def open_predictor(place: Path, asked: ModelOptions, home: Home, device: str = "auto") -> Predictor:
+    """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
+
+    Args:
+        place: the directory of a run, or a model file.
+        asked: client, seed and temperature.
+        home: where weights of live encoders are looked for.
+        device: auto, cpu or cuda, which never falls back.
+
+    Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
+    encoders that are not here.
+    """
+    if asked.one_for_all and asked.client is not None:
+        raise UsageError("--client and --global are two models.", "Leave one out.")
+    if place.suffix == ".safetensors":
+        members: tuple[SavedModel, ...] = (SavedModel.load(place),)
+    else:
+        members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+    where = "cpu" if device == "auto" else resolve_device(device).kind
+    encoders = encoders_of(members[0], home, weights_of(asked))
+    return Predictor(
+        members,
+        asked.client,
+        asked.temperature,
+        device=where,
+        encoders=None if encoders is None else encoders.to(where),
+        one_for_all=asked.one_for_all,
+    ).checked()
+
+
+def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
+    """The weights files that were named, by backbone."""
+    return {name: Path(path).expanduser() for name, path in asked.weights.items()}
+
+
+def predict_run(
+    place: Path,
+    images: Sequence[Path],
+    asked: ModelOptions,
+    rows: PredictOptions,
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
+) -> list[Prediction]:
+    """What the model of a run says of images, or of the rows that ``rows`` names.
+
+    Raises as ``open_predictor`` and ``models.sources``. ``config`` says how images are computed.
+    """
+    predictor = open_predictor(place, asked, home, config.device)
+    if images:
+        weights = weights_of(asked)
+        return list(predict_images(predictor, images, config, home, observer, stop, top=rows.top, weights=weights))
+    if rows.store is not None:
+        return list(predict_store(predictor, home, Path(rows.store), rows.split, top=rows.top))
+    return list(predict_embeddings(predictor, Path(str(rows.embeddings)), top=rows.top))
