@@ -116,7 +116,8 @@ def test_a_point_is_called_by_what_tells_it_from_the_others(
 
 
 def made(mean: float | None) -> Run:
-    return Run(Path(), {"accuracy": {"mean": mean, "std": None}}, {})
+    result = {"method": "fedavg", "digest": "d" * 64, "accuracy": {"mean": mean, "std": None}}
+    return Run(Path("nowhere"), result, {})
 
 
 def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far() -> None:
