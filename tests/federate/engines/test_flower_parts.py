@@ -404,6 +404,17 @@ def test_a_site_that_comes_late_joins_and_one_that_comes_back_takes_its_place(si
     assert [m["round"] for m in run.result["federation"]["missed"]] == [2, 3]
 
 
+def test_a_site_that_is_ended_while_it_is_asked_what_it_has_takes_part_when_it_is_back(
+    sites: Path, tmp_path: Path
+) -> None:
+    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+    grid.meddle[100] = lambda kind, n, packed: "its node went away" if (kind, n) == ("facts", 1) else packed
+    (run,) = together(dataclasses.replace(plan("fedavg"), wait=60.0), grid, tmp_path, heard)
+    assert heard.said("a node says nothing of itself: its node went away")
+    assert run.result["federation"]["sites"] == ["client-0", "client-1", "client-2"]
+    assert run.result["federation"]["missed"] == []
+
+
 def test_a_method_that_keeps_a_place_for_each_site_takes_no_late_one(sites: Path, tmp_path: Path) -> None:
     grid, heard = grid_of(sites, tmp_path / "state"), Heard()
     grid.hidden = {101: 4}

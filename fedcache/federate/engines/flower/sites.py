@@ -103,6 +103,9 @@ BOUND_HINT = (
     "fedcache flower site --name NAME."
 )
 
+GONE = "its node went away"
+"""Why a node does not answer that was ended while it was asked."""
+
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
 
@@ -244,7 +247,9 @@ class Sites:
         here = self.transport.nodes()
         new = sorted(set(here) - self._met)
         for node, answer in self.ask("facts", {n: SiteMessage(self._question) for n in new}).items():
-            self._met.add(node)
+            # A site that was ended meanwhile is asked again when it is back: its key makes it the same node.
+            if answer != GONE:
+                self._met.add(node)
             if isinstance(answer, str):
                 lacking.append(answer)
                 self.say(f"warning: a node says nothing of itself: {answer}.")

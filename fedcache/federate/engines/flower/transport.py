@@ -17,7 +17,7 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.secure_aggregation import secure_sum
-from fedcache.federate.engines.flower.sites import SecureSum
+from fedcache.federate.engines.flower.sites import GONE, SecureSum
 from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
@@ -32,7 +32,7 @@ PULL_EVERY = 0.5
 WHY = {
     1: "its app could not be loaded: is the same fedcache installed there?",
     2: "its app ended with an exception; its log has it",
-    5: "its node went away",
+    5: GONE,
     8: "its app was killed",
 }
 """Flower's error codes, in words."""
