@@ -6,58 +6,26 @@ that compute are imported when a function is called, so that importing fedcache 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fedcache.config import ExtractConfig, Home, SaveModels, TrainConfig, resolve
-from fedcache.errors import FedcacheError, UsageError, unknown
-from fedcache.federate.methods import METHODS
-from fedcache.progress import Observer, Silent
+from fedcache.calls.keywords import fields_of, names_checked
+from fedcache.config import ExtractConfig, SaveModels, TrainConfig
+from fedcache.progress import Observer
 
 if TYPE_CHECKING:
+    from fedcache.calls.runs import Queries
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.points import Grid
     from fedcache.report.compare import Comparisons
-    from fedcache.report.find_runs import RunQuery
     from fedcache.report.page import Report
     from fedcache.runs.events import OnRound
     from fedcache.runs.run import Run
     from fedcache.store.store import Store
 
     AnyStore = Store | str | Path
-    Queries = RunQuery | Iterable[RunQuery] | None
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a misspelt keyword with "did you mean"; ``lift`` is the former name of ``execution``."""
-    known = inspect.signature(function).parameters
-
-    @wraps(function)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
-        words: dict[str, Any] = given
-        if "execution" in known:
-            words = current_names(words)
-        for name in words:
-            if name not in known:
-                raise unknown("option", name, known)
-        return function(*args, **words)
-
-    return checked
-
-
-def current_names(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with ``lift`` called ``execution``. Raises UsageError for both."""
-    if "lift" in words and "execution" in words:
-        raise UsageError("lift and execution are one option, and both are given.", "Leave lift out.")
-    return {"execution" if name == "lift" else name: value for name, value in words.items()}
 
 
 @names_checked
@@ -94,11 +62,9 @@ def extract(
         FedcacheError: as the command, with its exit code and hint.
     """
     given = fields_of(ExtractConfig, locals())
-    from fedcache.extract.extract_dataset import extract as run_extraction
+    from fedcache.calls import stores
 
-    config = resolve(ExtractConfig, given, {}, "extract()")
-    place = Path(store) if store else None
-    return run_extraction(config, Home.from_environment(), store=place, observer=observer).store
+    return stores.extract(given, store, observer)
 
 
 @names_checked
@@ -121,10 +87,9 @@ def ingest(
     Raises:
         UsageError, StoreError, CorruptionError.
     """
-    from fedcache.extract.planning.ingest import ingest_file
+    from fedcache.calls import stores
 
-    place = Path(store) if store else None
-    return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
+    return stores.ingest(file, name, store, replace=replace, observer=observer)
 
 
 def partition(
@@ -142,9 +107,9 @@ def partition(
     Raises:
         UsageError for an argument that the scheme does not have, or that the rows do not allow.
     """
-    from fedcache.runs.partitions import make_partition
+    from fedcache.calls import stores
 
-    return make_partition(opened(store), scheme, seed=seed, name=name, **arguments)
+    return stores.partition(store, scheme, seed, name, **arguments)
 
 
 def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = None) -> Path:
@@ -155,11 +120,9 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
         parts: who holds which rows.
         out: directory, instead of one beside the store.
     """
-    if isinstance(parts, str):
-        raise UsageError(f"parts is {parts!r}, expected a partition.", "fc.shard(store, fc.partition(store, 'iid'))")
-    from fedcache.runs.partitions import write_shards
+    from fedcache.calls import stores
 
-    return write_shards(opened(store), parts, out, Silent())
+    return stores.shard(store, parts, out)
 
 
 @names_checked
@@ -216,19 +179,12 @@ def train(
         FedcacheError: as the command, with its exit code and hint.
     """
     given = fields_of(TrainConfig, locals())
-    from fedcache.runs.events import tracking
-    from fedcache.runs.loop import train as run_training
+    from fedcache.calls import training
 
-    if not isinstance(method, str) and not hasattr(method, "fit"):
-        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
-    # A method that comes along is meant by its name; any other object takes the place of the one that is named.
-    name = method if isinstance(method, str) else method.name
-    own = None if isinstance(method, str) or METHODS.get(name) is method else method
-    config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
-    with tracking(track, home, None, observer) as hooks:
-        every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
-        save = SaveModels("all" if save_model else "none", save_clients)
-        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save)
+    return training.train(
+        method, store, parts, seeds, settings, given, SaveModels("all" if save_model else "none", save_clients),
+        observer=observer, on_round=on_round, track=track, fresh=fresh,
+    )  # fmt: skip
 
 
 def grid(
@@ -251,33 +207,14 @@ def grid(
         Once all other points are trained and kept: CorruptionError when a stored point is damaged,
         FederatedRunError when one could not be trained.
     """
-    from fedcache.grids import train_grid as grids
-    from fedcache.runs.events import tracking
-
-    names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
-    if not names:
-        raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
-    if mine := next((m for m in names if not isinstance(m, str)), None):
-        raise UsageError(
-            f"grid() takes methods by name, and got the Method {getattr(mine, 'name', mine)}.",
-            "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
-        )
     given = fields_of(TrainConfig, options or {}, strict=True)
-    config, home = train_config(store, parts, seeds, settings, given), Home.from_environment()
-    words = {
-        key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
-        for key, values in sweeps.items()
-    }
-    with tracking(track, home, None, observer) as hooks:
-        request = grids.request_grid(
-            names, words, config, home, fresh=fresh, sampler=sampler, exact=exact,
-            save=SaveModels(save_models, save_clients),
-        )  # fmt: skip
-        done = grids.grid(request, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
-    lost = [*done.damaged, *done.failed]
-    if lost:
-        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
-    return done
+    from fedcache.calls import training
+
+    return training.grid(
+        methods, training.train_config(store, parts, seeds, settings, given), sweeps, observer=observer,
+        on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampler=sampler, exact=exact,
+        save=SaveModels(save_models, save_clients),
+    )  # fmt: skip
 
 
 def compare(
@@ -296,11 +233,9 @@ def compare(
     Raises:
         UsageError.
     """
-    from fedcache.report.compare import compare_entries
-    from fedcache.report.find_runs import gather, several
+    from fedcache.calls import runs as finished
 
-    found = gather(several(runs), Path(root) if root is not None else Home.from_environment().runs)
-    return compare_entries(found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    return finished.compare(runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
 
 
 def report(runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca") -> Report:
@@ -316,74 +251,6 @@ def report(runs: Queries = None, out: str | Path = "report.html", *, title: str 
     Raises:
         UsageError, MachineError.
     """
-    from fedcache.report.find_runs import several
-    from fedcache.report.page import write_report
+    from fedcache.calls import runs as finished
 
-    return write_report(several(runs), Path(out), Home.from_environment().runs, title=title, embed=embed)
-
-
-def fields_of(config: type, given: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
-    """Those of some keywords that are fields of a configuration and were given, as its values.
-
-    Args:
-        config: the dataclass.
-        given: keywords.
-        strict: whether others are refused.
-
-    Raises:
-        UsageError, for another keyword under ``strict``.
-    """
-    known: Mapping[str, Any] = config.__dataclass_fields__  # type: ignore[attr-defined]
-    given = current_names(given)
-    if strict and (wrong := [name for name in given if name not in known]):
-        raise unknown("option", wrong[0], known)
-    made = {name: given[name] for name in known if name not in ("method", "store", "seeds", "set") and name in given}
-    # A template holds commas, so a text is one value; lists of names may be written with commas.
-    made["text"] = (made["text"],) if isinstance(made.get("text"), str) else made.get("text")
-    made = {k: str(v) if isinstance(v, Path) else tuple(v) if isinstance(v, list) else v for k, v in made.items()}
-    return {k: v for k, v in made.items() if v is not None}
-
-
-def opened(store: AnyStore | None) -> Store:
-    """A store, also by its path; None is the one last used."""
-    if store is not None and not isinstance(store, str | Path):
-        return store
-    from fedcache.extract.planning.find_store import need_store
-
-    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
-
-
-def train_config(
-    store: AnyStore | None,
-    parts: Partition | str | None,
-    seeds: int | Iterable[int],
-    settings: Mapping[str, Any] | None,
-    given: Mapping[str, Any],
-) -> TrainConfig:
-    """The configuration of ``train``; a partition that the store does not hold is saved in it."""
-    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
-    if not chosen:
-        raise UsageError("seeds is empty.", "For example seeds=range(3)")
-    if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
-        raise UsageError(
-            f"parts is {parts!r}, expected a partition or the name of a saved one.", "fc.partition(store, 'iid')"
-        )
-    if not (settings is None or hasattr(settings, "items")):
-        raise UsageError(f"settings is {settings!r}, expected names and values.", "For example settings={'lr': 0.1}")
-    path = store if store is None or isinstance(store, str | Path) else store.path
-    flags: dict[str, Any] = {
-        **given,
-        "seeds": ",".join(map(str, chosen)),
-        "set": dict(settings or {}),
-        "store": str(path) if path is not None else None,
-    }
-    if isinstance(parts, str):
-        flags["partition"] = parts
-    elif parts is not None:
-        held = opened(store)
-        name = parts.default_name()
-        if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
-            name = f"{name}-{parts.digest[:8]}"
-            held.put_partition(name, parts.to_payload())
-        flags["partition"] = name
-    return resolve(TrainConfig, flags, {}, "train()")
+    return finished.report(runs, out, title, embed)

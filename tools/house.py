@@ -24,6 +24,7 @@ LAYERS = (
     ("cli", "__main__"),
     ("commands",),
     ("api", "__init__"),
+    ("calls",),
     ("reproduce",),
     ("report",),
     ("federate/engines",),

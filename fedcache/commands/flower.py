@@ -18,6 +18,7 @@ from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
 from fedcache.federate.engines.flower.network import Address, run_app
 from fedcache.federate.engines.flower.processes import need_flower
+from fedcache.federate.engines.flower.site_names import names_of
 from fedcache.process import stop_on_signals
 
 flower = typer.Typer(
@@ -192,8 +193,6 @@ def names(
 
     Example: fedcache flower names --forget north
     """
-    from fedcache.federate.engines.flower.serving import names_of
-
     table = names_of(port or 8000, Home.from_environment())
     gone = split_list(forget, "--forget")
     if gone:

@@ -33,6 +33,7 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import check_config
 from fedcache.runs.events import tracking
+from fedcache.runs.trust_words import describe_trust
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid
@@ -273,8 +274,6 @@ TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
     """A result for a person."""
-    from fedcache.runs.results import describe_trust
-
     accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
     spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
     what = PROTOCOLS[result["protocol"]]

@@ -26,11 +26,12 @@ from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release
-from fedcache.runs.results import SeedResult, describe_privacy, seed_result, summarise
+from fedcache.runs.results import SeedResult, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
 from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
+from fedcache.runs.trust_words import describe_privacy
 from fedcache.store.files import digest_of
 
 

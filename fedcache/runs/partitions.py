@@ -265,7 +265,7 @@ def client_overrides(
         widths: of each.
         clients: their number.
     """
-    from fedcache.federate.engine.method import ClientOverrides, check_mixed
+    from fedcache.federate.engine import method as contract
 
     stops = np.cumsum(widths)
     place = {key: (int(stop) - width, int(stop)) for key, stop, width in zip(keys, stops, widths, strict=False)}
@@ -282,10 +282,10 @@ def client_overrides(
     values: Mapping[str, list[str]] = {key: str(words).split(",") for key, words in train.client_set.items()}
     typed = {key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()}
     own = {
-        i: ClientOverrides(
+        i: contract.ClientOverrides(
             columns[i % len(columns)] if columns else (), {key: words[i % len(words)] for key, words in typed.items()}
         )
         for i in range(clients)
     }
-    check_mixed(method, own, int(stops[-1]), clients)
+    contract.check_mixed(method, own, int(stops[-1]), clients)
     return own

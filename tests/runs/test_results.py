@@ -10,7 +10,8 @@ import pytest
 
 from fedcache.federate.engine.outcome import Evaluation
 from fedcache.runs import results
-from fedcache.runs.results import SeedResult, confusion_of, describe_privacy, describe_trust, mean_std, trust_section
+from fedcache.runs.results import SeedResult, confusion_of, mean_std, trust_section
+from fedcache.runs.trust_words import describe_privacy, describe_trust
 
 
 def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:

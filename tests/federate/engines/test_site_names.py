@@ -22,8 +22,7 @@ from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.keys import Keys
 from fedcache.federate.engines.flower.network import Address, start_superlink
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.serving import names_of
-from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames
+from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
 from fedcache.progress import Silent
 from fedcache.runs.run import Run
 from fedcache.store.store import Store

@@ -25,7 +25,7 @@ from fedcache.federate.engines.flower.network import (
 from fedcache.federate.engines.flower.plan import Plan, write_app
 from fedcache.federate.engines.flower.processes import Process, free_port, need_flower, stop_all
 from fedcache.federate.engines.flower.site import state_of
-from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
+from fedcache.federate.engines.flower.site_names import server_folder
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
 
@@ -52,7 +52,7 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
         Address(where, port).need_loopback(
             f"fedcache flower keys --out KEYS --sites a,b --host {where}, then --keys KEYS"
         )
-    folder = _folder(home, _server(port) + ("" if known is not None else "-insecure"))
+    folder = _folder(home, server_folder(port) + ("" if known is not None else "-insecure"))
     process = start_superlink(Address(where, port), known, folder)
     try:
         local = Address("127.0.0.1" if where == EVERYWHERE else where, port, None if known is None else known.ca)
@@ -63,15 +63,6 @@ def serve(keys: Path | None, host: str | None, port: int, home: Home, say: Say, 
         _stay(process, asked, {})
     finally:
         process.stop()
-
-
-def names_of(port: int, home: Home) -> SiteNames:
-    """Whose name is whose at the server with keys that listens, or has listened, at a port of this machine."""
-    return SiteNames(home.root / "flower" / _server(port) / TABLE)
-
-
-def _server(port: int) -> str:
-    return f"server-{port}"
 
 
 def attend(

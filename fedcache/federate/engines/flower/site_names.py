@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from fedcache.config import Home
 from fedcache.errors import CorruptionError, unknown
 from fedcache.store.lock import hold_lock
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -71,3 +72,13 @@ class SiteNames:
             changed = change(known)
             if changed != known:
                 write_sealed(self.path, WHAT, dict(sorted(changed.items())))
+
+
+def names_of(port: int, home: Home) -> SiteNames:
+    """Whose name is whose at the server with keys that listens, or has listened, at a port of this machine."""
+    return SiteNames(home.root / "flower" / server_folder(port) / TABLE)
+
+
+def server_folder(port: int) -> str:
+    """Name of the folder of the server at a port, below ``flower`` of the home."""
+    return f"server-{port}"

@@ -1,0 +1,25 @@
+"""Finished runs, as ``compare`` and ``report`` of the Python API read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import Home
+from fedcache.report.compare import Comparisons, compare_entries
+from fedcache.report.find_runs import RunQuery, gather, several
+from fedcache.report.page import Report, write_report
+
+Queries = RunQuery | Iterable[RunQuery] | None
+
+
+def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
+    """Comparisons of runs below ``root``, or of the home; ``how`` are options of ``compare_entries``."""
+    found = gather(several(runs), Path(root) if root is not None else Home.from_environment().runs)
+    return compare_entries(found, **how)
+
+
+def report(runs: Queries, out: str | Path, title: str, embed: str) -> Report:
+    """The written report of runs."""
+    return write_report(several(runs), Path(out), Home.from_environment().runs, title=title, embed=embed)

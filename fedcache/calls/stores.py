@@ -1,0 +1,51 @@
+"""Stores and partitions, as ``extract``, ``ingest``, ``partition`` and ``shard`` of the Python API make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.errors import UsageError
+from fedcache.extract.extract_dataset import extract as extract_dataset
+from fedcache.extract.planning.find_store import need_store
+from fedcache.extract.planning.ingest import ingest_file
+from fedcache.federate.partition.partition import Partition
+from fedcache.progress import Observer, Silent
+from fedcache.runs.partitions import make_partition, write_shards
+from fedcache.store.store import Store
+
+
+def opened(store: Store | str | Path | None) -> Store:
+    """A store, also by its path; None is the one last used."""
+    if store is not None and not isinstance(store, str | Path):
+        return store
+    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
+
+
+def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
+    """The store of an extraction; ``given`` are fields of ``ExtractConfig``."""
+    config = resolve(ExtractConfig, given, {}, "extract()")
+    place = Path(store) if store else None
+    return extract_dataset(config, Home.from_environment(), store=place, observer=observer).store
+
+
+def ingest(
+    file: str | Path, name: str, store: str | Path | None, *, replace: bool, observer: Observer | None
+) -> Store:  # fmt: skip
+    """The store of embeddings from a file."""
+    place = Path(store) if store else None
+    return ingest_file(Home.from_environment(), Path(file), name, place, replace=replace, observer=observer)
+
+
+def partition(store: Store | str | Path | None, scheme: str, seed: int, name: str | None, **options: Any) -> Partition:
+    """A partition, saved in the store; ``options`` are those of the scheme."""
+    return make_partition(opened(store), scheme, seed=seed, name=name, **options)
+
+
+def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
+    """The directory of one store per client. Raises UsageError for the name of a partition in its place."""
+    if isinstance(parts, str):
+        raise UsageError(f"parts is {parts!r}, expected a partition.", "fc.shard(store, fc.partition(store, 'iid'))")
+    return write_shards(opened(store), parts, out, Silent())

@@ -1,0 +1,101 @@
+"""Runs and grids, as ``train`` and ``grid`` of the Python API start them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcache.calls.stores import opened
+from fedcache.config import Home, SaveModels, TrainConfig, resolve
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.federate.engine.method import Method
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import Partition
+from fedcache.grids import train_grid as grids
+from fedcache.grids.points import Grid
+from fedcache.progress import Observer
+from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.loop import train as run_training
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+
+def train_config(
+    store: Store | str | Path | None,
+    parts: Partition | str | None,
+    seeds: int | Iterable[int],
+    settings: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+) -> TrainConfig:
+    """The configuration of ``train``; a partition that the store does not hold is saved in it."""
+    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    if not chosen:
+        raise UsageError("seeds is empty.", "For example seeds=range(3)")
+    if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
+        raise UsageError(
+            f"parts is {parts!r}, expected a partition or the name of a saved one.", "fc.partition(store, 'iid')"
+        )
+    if not (settings is None or hasattr(settings, "items")):
+        raise UsageError(f"settings is {settings!r}, expected names and values.", "For example settings={'lr': 0.1}")
+    path = store if store is None or isinstance(store, str | Path) else store.path
+    flags: dict[str, Any] = {
+        **given,
+        "seeds": ",".join(map(str, chosen)),
+        "set": dict(settings or {}),
+        "store": str(path) if path is not None else None,
+    }
+    if isinstance(parts, str):
+        flags["partition"] = parts
+    elif parts is not None:
+        held = opened(store)
+        name = parts.default_name()
+        if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
+            name = f"{name}-{parts.digest[:8]}"
+            held.put_partition(name, parts.to_payload())
+        flags["partition"] = name
+    return resolve(TrainConfig, flags, {}, "train()")
+
+
+def train(
+    method: str | Method, store: Store | str | Path | None, parts: Partition | str | None, seeds: int | Iterable[int],
+    settings: Mapping[str, Any] | None, given: Mapping[str, Any], save: SaveModels, *,
+    observer: Observer | None, on_round: OnRound | None, track: str | None, fresh: bool,
+) -> Run:  # fmt: skip
+    """One run; ``given`` are fields of ``TrainConfig``, the other arguments as of ``fedcache.train``."""
+    if not isinstance(method, str) and not hasattr(method, "fit"):
+        raise UsageError(f"method is {method!r}, expected the name of a method or a Method.", "fedcache methods list")
+    # A method that comes along is meant by its name; any other object takes the place of the one that is named.
+    name = method if isinstance(method, str) else method.name
+    own = None if isinstance(method, str) or METHODS.get(name) is method else method
+    config, home = train_config(store, parts, seeds, settings, {**given, "method": name}), Home.from_environment()
+    with tracking(track, home, None, observer) as hooks:
+        every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
+        return run_training(config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save)
+
+
+def grid(
+    methods: str | Sequence[str], config: TrainConfig, sweeps: Mapping[str, Any], *,
+    observer: Observer | None, on_round: OnRound | None, track: str | None, jobs: int, **request: Any,
+) -> Grid:  # fmt: skip
+    """A trained grid; ``request`` are options of ``request_grid``. Raises as ``fedcache.grid``."""
+    names = tuple(methods) if isinstance(methods, list | tuple) else (methods,)
+    if not names:
+        raise UsageError("No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)")
+    if mine := next((m for m in names if not isinstance(m, str)), None):
+        raise UsageError(
+            f"grid() takes methods by name, and got the Method {getattr(mine, 'name', mine)}.",
+            "A method of your own is trained point by point: fc.train(method, store, parts, settings={'lr': 0.1})",
+        )
+    words = {
+        key: tuple(str(v) for v in (values if isinstance(values, list | tuple | range) else [values]))
+        for key, values in sweeps.items()
+    }
+    home = Home.from_environment()
+    with tracking(track, home, None, observer) as hooks:
+        asked = grids.request_grid(names, words, config, home, **request)
+        done = grids.grid(asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else [])))
+    lost = [*done.damaged, *done.failed]
+    if lost:
+        raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+    return done
