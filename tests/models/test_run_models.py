@@ -1,0 +1,252 @@
+"""Models of runs on disk: which are kept, that they are whole or refused, and that they say what the run scored."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Done, fedcache, ok
+from pictures import folder
+from pyarrow import parquet
+
+import fedcache as fc
+from fedcache.models.saved_model import SavedModel
+from fedcache.runs import open_run
+from fedcache.runs.run_models import model_file
+
+IID = ("--scheme", "iid", "--clients", 3)
+FED3R = ("train", "--method", "fed3r", *IID)
+FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--set", "dim=4")
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(done.data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
+
+
+def trained(*words: object) -> Path:
+    return Path(ok(*words).data["path"])
+
+
+def accuracy_of(store: Path, done: Done) -> float:
+    """The share of rows whose class is the label, which the name of an image begins with."""
+    held = fc.Store.open(store)
+    labels = {name: held.samples.classes[c] for name, c in zip(held.samples.name, held.samples.label, strict=True)}
+    right = [labels[row["name"].removeprefix(f"{folder_of(row['name'], labels)}/")] == row["class"]
+             for row in done.data["rows"]]  # fmt: skip
+    return sum(right) / len(right)
+
+
+def folder_of(name: str, labels: dict[str, str]) -> str:
+    """The folder before the part of a path that is a row's name; "" for a row of a store."""
+    known = next((n for n in labels if name.endswith(n)), name)
+    return name[: -len(known)].rstrip("/") if name != known else ""
+
+
+def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store: Path, tmp_path: Path) -> None:
+    run = trained(*FED3R)
+    stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
+    rows = ok("predict", run.name[:6], "--store", store, "--split", "test")
+    assert accuracy_of(store, rows) == stored
+    held = fc.Store.open(store)
+    tests = [n for n, s in zip(held.samples.name, held.samples.split, strict=True) if s == 1]
+    root = folder(tmp_path / "shapes", train=12, test=4)  # the same images again
+    images = ok("predict", run.name, *[root / name for name in tests], "--workers", 0)
+    assert [row["class"] for row in images.data["rows"]] == [row["class"] for row in rows.data["rows"]]
+    assert [row["name"] for row in images.data["rows"]] == [str(root / name) for name in tests]
+
+
+def test_every_client_of_a_personal_method_has_its_own_model(store: Path) -> None:
+    run = trained(*FEDPCL)
+    result = json.loads((run / "result.json").read_text())
+    model = SavedModel.load(model_file(run, 0))
+    assert model.clients == result["clients"]
+    parts = json.loads((run / "partition-0.json").read_text())
+    for client, stored in zip(model.clients, result["accuracy"]["per_client"], strict=True):
+        held = fc.Store.open(store)
+        done = ok("predict", run, "--client", client, "--store", store)
+        said = {row["name"]: row["class"] for row in done.data["rows"]}
+        (mine,) = [c for c in parts["clients"] if c["name"] == client]
+        tests = parts["test"] if mine["test"] is None else mine["test"]  # iid: the same rows for all
+        right = [said[held.samples.name[r]] == held.samples.classes[held.samples.label[r]] for r in tests]
+        assert sum(right) / len(right) == stored
+    assert fedcache("predict", run, "--store", store).code == 2  # no client is named
+    assert fedcache("predict", run, "--client", "nobody", "--store", store).code == 2
+    assert fedcache("predict", run, "--global", "--store", store).code == 2  # fedpcl has no model for all
+
+
+def test_the_same_run_has_the_same_model_to_the_byte(store: Path) -> None:
+    run = trained(*FEDPCL, "--seeds", "0,1")
+    before = {seed: model_file(run, seed).read_bytes() for seed in (0, 1)}
+    assert trained(*FEDPCL, "--seeds", "0,1", "--fresh") == run
+    assert {seed: model_file(run, seed).read_bytes() for seed in (0, 1)} == before
+    assert before[0] != before[1]
+
+
+def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store: Path) -> None:
+    run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
+    path = model_file(run, 0)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(bytes(raw))
+    found = fedcache("predict", run, "--store", store, "--json")
+    assert (found.code, found.envelope["status"]) == (5, "error")
+    assert "--fresh" in found.envelope["error"]["hint"]
+    assert fedcache("predict", path, "--store", store).code == 5  # the file by itself too
+    shutil.copy(model_file(other, 0), path)
+    assert fedcache("predict", run, "--store", store).code == 5
+    shutil.rmtree(run / "models")
+    shutil.copytree(other / "models", run / "models")
+    assert fedcache("predict", run, "--store", store).code == 5
+
+
+def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Path) -> None:
+    run = trained(*FED3R, "--no-model")
+    assert not (run / "models").exists()
+    found = fedcache("predict", run, "--store", store, "--json")
+    assert found.code == 4
+    assert f"fedcache train --config {run / 'config.toml'} --fresh" in found.envelope["error"]["hint"]
+    before = (run / "result.json").read_bytes()
+    assert "--fresh" in fedcache(*FED3R).err  # the stored run is returned, and it is said that it has no model
+    ok("train", "--config", run / "config.toml", "--fresh")
+    assert ok("predict", run, "--store", store).data["rows"]
+    assert (run / "result.json").read_bytes() == before  # a result has the same bits with and without a model
+
+
+def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
+    run = trained(*FEDPCL)
+    first, second, _ = SavedModel.load(model_file(run, 0)).clients
+    trained(*FEDPCL, "--fresh", "--save-clients", second)
+    assert SavedModel.load(model_file(run, 0)).clients == [second]
+    found = fedcache("predict", run, "--client", first, "--store", store)
+    assert found.code == 2
+    trained(*FEDPCL, "--fresh", "--save-clients", "none")
+    found = fedcache("predict", run, "--client", first, "--store", store, "--json")
+    assert found.code == 4
+    assert f"--save-clients {first}" in found.envelope["error"]["hint"]
+    assert fedcache(*FEDPCL, "--fresh", "--save-clients", "nobody").code == 2
+
+
+@pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
+def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left: int) -> None:
+    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.5,0.1,0.0001", *IID, "--rounds", 2)
+    done = ok(*words, "--save-models", keep)
+    points = done.data["points"]
+    kept = [p for p in points if (Path(p["path"]) / "models" / "models.json").exists()]
+    assert len(kept) == left
+    if keep == "best":
+        assert kept[0]["accuracy"]["mean"] == max(p["accuracy"]["mean"] for p in points)
+    assert not [p for p in points if (Path(p["path"]) / "models").exists() and p not in kept]
+    again = ok(*words, "--save-models", keep)
+    assert [p["path"] for p in again.data["points"] if (Path(p["path"]) / "models").exists()] == [
+        p["path"] for p in kept
+    ]
+    assert fedcache(*words, "--save-models", "some").code == 2
+
+
+def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(open_run, "seal", fails)
+        assert fedcache(*FEDPCL, "--seeds", "0,1").code != 0
+    (run,) = list((store.parents[1] / "runs").iterdir())
+    assert not (run / "result.json").exists()
+    whole = model_file(run, 0).read_bytes()
+    model_file(run, 1).write_bytes(whole[:100])  # torn: its seed begins again
+    assert trained(*FEDPCL, "--seeds", "0,1") == run
+    assert model_file(run, 0).read_bytes() == whole
+    assert ok("predict", run, "--seed", "all", "--client", "client-0", "--store", store).data["rows"]
+
+
+def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_path: Path) -> None:
+    model = SavedModel.load(model_file(trained(*FED3R), 0))
+    (recipe,) = model.facts.recipes
+    other = replace(model, facts=replace(model.facts, recipes=({**recipe, "weights": "seed:7"},)))
+    other.save(tmp_path / "other.safetensors")
+    images = folder(tmp_path / "shapes", train=1, test=1)
+    found = fedcache("predict", tmp_path / "other.safetensors", images, "--workers", 0, "--json")
+    assert (found.code, found.envelope["error"]["code"]) == (6, 6)
+    assert "seed:7" in found.envelope["error"]["message"]
+
+
+def test_another_number_of_features_is_refused_and_the_same_number_is_taken(store: Path, tmp_path: Path) -> None:
+    run = trained(*FED3R)
+    held = fc.Store.open(store)
+    (key,) = held.arrays
+    x = held.reader(key).all()[:, 0].astype(np.float32)
+    np.savez(tmp_path / "same.npz", X=x)
+    np.savez(tmp_path / "fewer.npz", X=x[:, :-1])
+    rows = ok("predict", run, "--store", store).data["rows"]
+    found = ok("predict", run, "--embeddings", tmp_path / "same.npz").data["rows"]
+    assert [row["class"] for row in found] == [row["class"] for row in rows]
+    assert fedcache("predict", run, "--embeddings", tmp_path / "fewer.npz").code == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((), 2),
+        (("nowhere.jpg",), 2),
+        (("--store", "s", "photo.jpg"), 2),
+        (("--embeddings", "no.npz"), 2),
+        (("photo.jpg", "-o", "out.xlsx"), 2),
+        (("photo.jpg", "--temperature", "0"), 2),
+        (("photo.jpg", "--seed", "7"), 2),
+        (("photo.jpg", "--seed", "x"), 2),
+        (("photo.jpg", "--client", "a", "--global"), 2),
+        (("empty",), 2),
+        (("photo.jpg",), 5),  # it is no image, and there is no other
+    ],
+)
+def test_what_cannot_be_predicted_is_one_sentence(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
+) -> None:
+    run = trained(*FED3R)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(b"no image")
+    (tmp_path / "empty").mkdir()
+    found = fedcache("predict", run, *words)
+    assert found.code == code
+    assert "Traceback" not in found.err
+    if code == 2:
+        assert len(found.err.strip().splitlines()) <= 2
+
+
+def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -> None:
+    run = trained(*FED3R)
+    images = folder(tmp_path / "shapes", train=1, test=1)
+    (images / "zz.png").write_bytes(b"no image")
+    said = {}
+    for ending in ("csv", "jsonl", "parquet"):
+        out = tmp_path / f"out.{ending}"
+        done = fedcache("predict", run, images, "--top", 2, "-o", out, "--workers", 0, "--json")
+        assert done.code == 3  # one image could not be read
+        said[ending] = done.data["rows"]
+    table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert list(table[0]) == ["name", "class", "probability", "class_2", "probability_2", "reason"]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    columns = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert lines == said["jsonl"]
+    assert [row["class"] or None for row in table] == [row["class"] for row in columns] == [r["class"] for r in lines]
+    assert [row["reason"] for row in table] == [row["reason"] for row in columns] == [r["reason"] for r in lines]
+    for row, line in zip(columns, lines, strict=True):
+        assert [row["probability"], row["probability_2"]] == [p for _, p in line["top"]] or row["reason"]
+        assert sum(p for _, p in line["top"]) <= 1.0 + 1e-9
+    assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())  # nothing is left over
