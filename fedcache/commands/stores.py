@@ -17,6 +17,7 @@ from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
 from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
+from fedcache.runs.directory import bytes_of_models
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
 from fedcache.runs.store_choice import chosen_arrays
@@ -102,6 +103,7 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
             "seeds": list(e.result["seeds"]),
             "accuracy": e.result["accuracy"]["mean"],
             "claimed": e.claimed,
+            "model_bytes": bytes_of_models(e.path),
         }
         for e in found.entries
     ]
@@ -118,14 +120,15 @@ def list_runs(observer: TerminalObserver, dataset: str | None) -> CommandResult:
             str(e["rounds"]),
             str(len(e["seeds"])),
             "-" if e["accuracy"] is None else f"{100 * e['accuracy']:.2f}",
+            "-" if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}",
             *([("sites claim" if e["claimed"] else "measured")] if some_claimed else []),
         )
         for e in entries
     ]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.left_out]
-    names = ["run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %"]
+    names = ["run", "method", "dataset", "backbones", "partition", "rounds", "seeds", "accuracy %", "model MB"]
     names += ["accuracy is"] if some_claimed else []
-    shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %"))] if rows else []
+    shown = [TextTable("", names, rows, right=("rounds", "seeds", "accuracy %", "model MB"))] if rows else []
     lines = [] if rows else [f"No result under {root} yet.", "fedcache train --method fed3r"]
     return CommandResult({"entries": entries, "left_out": left_out}, lines, Exit.OK, shown)
 
@@ -334,7 +337,8 @@ def gc(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind", help="leftovers | given-up | old-runs | old-stores, comma-separated; default leftovers,given-up."
+            "--kind",
+            help="leftovers | given-up | old-runs | old-stores | models, comma-separated; default leftovers,given-up.",
         ),
     ] = None,
     days: Annotated[
@@ -347,7 +351,8 @@ def gc(
     """List what nothing will read again; --delete removes it.
 
     Leftovers are files of killed processes and files that no manifest knows; given-up runs have no result and are idle;
-    old-runs are results of other code; old-stores hold what a dataset of the same name no longer is.
+    old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
+    trained heads of finished runs, whose results stay.
 
     Example: fedcache gc --kind leftovers,given-up,old-runs
     """

@@ -31,7 +31,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
-from fedcache.runs.directory import check_config
+from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import tracking
 from fedcache.runs.trust_words import describe_trust
 
@@ -78,7 +78,10 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
             stop=stop,
             save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
         )
-    return CommandResult(done.to_dict(), result_lines(done.result, done.measured, str(done.path)))
+    lines = result_lines(done.result, done.measured, str(done.path))
+    return CommandResult(
+        {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}, [*lines, *model_lines(done.path)]
+    )
 
 
 POINTS = "Points"
@@ -319,6 +322,12 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     return lines
 
 
+def model_lines(path: Path) -> list[str]:
+    """How the model of a run is used; [] for a run without one."""
+    size = bytes_of_models(path)
+    return [] if size is None else [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
+
+
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     """A grid for a person: every point, the best one, and what was lost."""
     best = done.best()
@@ -343,6 +352,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
     last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
     lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
+    lines += model_lines(best.run.path)
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
     for spent in done.privacy():

@@ -31,8 +31,8 @@ from fedcache.store.files import make_private
 from fedcache.store.samples import Samples
 from fedcache.store.store import Store
 
-PREFIX = "predict-"
-"""How the temporary stores in ``$FEDCACHE_HOME/scratch`` are called; one that a killed process left is named by gc."""
+SCRATCH = "scratch"
+"""Where in a home the temporary stores lie. A killed process may leave one; its name says so, and gc removes it."""
 
 ARCHIVES = (".zip", ".tar")
 
@@ -139,7 +139,8 @@ def embedded(
         uid=uid, name=numbers, label=unlabelled, domain=data.domain, split=whole, ok=np.ones(N, np.uint8),
         classes=(), domains=(ONE_DOMAIN,),
     )  # fmt: skip
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=make_private(home.root / "scratch")))
+    place = make_private(home.root / SCRATCH)
+    folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
     try:
         device, settings = resolve_compute(config)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")

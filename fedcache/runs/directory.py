@@ -30,6 +30,9 @@ FORMAT = 1
 MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
 
+MODELS = "models"
+"""The folder of a run's trained models (``run_models``)."""
+
 MINUTE = 60.0
 PLACES = ("dataset", "store", "partition", "clients_from")
 """Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
@@ -138,7 +141,7 @@ class RunDirectory:
         before(whole)
         write_result(self.path / "result.json", whole)
         self.restart()
-        for left in self.path.glob(".*.partial"):  # of writers that were killed
+        for left in (*self.path.glob(".*.partial"), *self.path.glob(f"{MODELS}/.*.partial")):  # of killed writers
             with suppress(OSError):  # and not of another process that makes the same run at this moment
                 if left.stat().st_mtime < time.time() - MINUTE:
                     left.unlink()
@@ -246,6 +249,12 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(folder / name, "is missing or unreadable") from None
         if not whole:
             raise DamagedRunError(folder / name)
+
+
+def bytes_of_models(path: Path) -> int | None:
+    """What the trained models of a run take on disk; None for a run without."""
+    files = list((path / MODELS).glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) if files else None
 
 
 def rounds_of(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.methods import NAMES
-from fedcache.runs.directory import read_result
+from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
 
@@ -22,7 +22,7 @@ IDLE_DAYS = 7.0
 PARTIAL = ".*.partial"
 """Names under which files are written before they have their own: ``store.files.write_atomic``."""
 
-KINDS = ("leftovers", "given-up", "old-runs", "old-stores")
+KINDS = ("leftovers", "given-up", "old-runs", "old-stores", "models")
 DEFAULT = ("leftovers", "given-up")
 
 
@@ -45,7 +45,8 @@ def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
     knows; given-up are runs without a result that nothing has touched for ``idle_days``; old-runs are results of other
-    code than this, which no command finds again; old-stores hold content that a dataset of the same name no longer has.
+    code than this, which no command finds again; old-stores hold content that a dataset of the same name no longer has;
+    models are those of every finished run, whose results stay.
     A store that is being written is left alone, and so is a damaged one.
     """
     found: dict[Path, Garbage] = {}
@@ -54,6 +55,7 @@ def find_garbage(home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float
         "given-up": lambda: _given_up(home, idle_days),
         "old-runs": lambda: _old_runs(home),
         "old-stores": lambda: old_stores(home),
+        "models": lambda: _models(home),
     }
     for kind in kinds:
         for path, why in finders[kind]():
@@ -83,8 +85,8 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
 
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
-    flat = (home.root, home.stores, home.runs, *folders_in(home.runs), home.digests)
-    deep = (home.root / name for name in ("recipes", "weights", "flower"))
+    flat = (home.root, home.stores, home.runs, *folders_in(home.runs), home.digests, home.root / "scratch")
+    deep = (*(home.root / name for name in ("recipes", "weights", "flower")), *home.runs.glob(f"*/{MODELS}"))
     written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
     for path in sorted(path for found in written for path in found):
         if not is_being_written(path):
@@ -99,6 +101,12 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
         days = (time.time() - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)) / DAY
         if days >= idle_days:
             yield run, f"it has no result and was left {days:,.0f} days ago"
+
+
+def _models(home: Home) -> Iterator[tuple[Path, str]]:
+    for run in folders_in(home.runs):
+        if (run / "result.json").exists() and (run / MODELS).is_dir():
+            yield run / MODELS, "the trained models of a finished run, which --fresh trains again"
 
 
 def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:

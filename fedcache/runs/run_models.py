@@ -20,14 +20,14 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageErr
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.models.collect import collect
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.runs.directory import read_result
+from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
 from fedcache.store.files import digest_of, file_sha256, make_private
 from fedcache.store.sealed import read_sealed, write_sealed
 
-FOLDER, INDEX = "models", "models.json"
+INDEX = "models.json"
 KEPT = ("all", "best", "none")
 
 
@@ -66,7 +66,7 @@ class KeptModels:
 
 def model_file(run: Path, seed: int) -> Path:
     """Where the models of a seed lie."""
-    return run / FOLDER / f"seed-{seed}.safetensors"
+    return run / MODELS / f"seed-{seed}.safetensors"
 
 
 def facts_of(inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: TrainingOutput) -> ModelFacts:
@@ -114,23 +114,23 @@ def save_seed(
         return False, [f"No model is saved: {error.message} {error.hint}"]
     if collected is None:
         return False, []
-    make_private(run / FOLDER)
+    make_private(run / MODELS)
     collected.model.save(model_file(run, out.seed))
     return True, list(collected.notes)
 
 
 def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
     """Write which models a result of that digest has; nothing where none was written."""
-    files = sorted((run / FOLDER).glob("seed-*.safetensors"))
+    files = sorted((run / MODELS).glob("seed-*.safetensors"))
     if not files:
         return
     listed = {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files}
-    write_sealed(run / FOLDER / INDEX, _what(digest), {"result": result, "files": listed, "kept": kept.which})
+    write_sealed(run / MODELS / INDEX, _what(digest), {"result": result, "files": listed, "kept": kept.which})
 
 
 def has_model(run: Path) -> bool:
     """Whether a run's directory says that it has models; nothing is read."""
-    return (run / FOLDER / INDEX).is_file()
+    return (run / MODELS / INDEX).is_file()
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:
@@ -172,7 +172,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     """
     result = _result(run)
     again = f"fedcache train --config {run / 'config.toml'} --fresh"
-    folder, digest = run / FOLDER, str(result["digest"])
+    folder, digest = run / MODELS, str(result["digest"])
     found = read_sealed(folder / INDEX, _what(digest))
     if found is None:
         raise StoreError(f"The run {run.name} has no model.", f"This trains it again and saves one:  {again}")
@@ -193,13 +193,13 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 def drop(run: Path) -> None:
     """Remove the models of a run."""
-    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    shutil.rmtree(run / MODELS, ignore_errors=True)
 
 
 def drop_unless_asked_for(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
-        found = read_sealed(run / FOLDER / INDEX, _what(digest))
+        found = read_sealed(run / MODELS / INDEX, _what(digest))
     except CorruptionError:
         return
     if found is not None and found.content["kept"] == "best":

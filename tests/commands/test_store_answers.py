@@ -133,12 +133,25 @@ def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
     assert first["digest"].startswith(entry.pop("name"))
     assert entry == {
         "path": first["path"], "method": "fed3r", "dataset": "mine", "backbones": ["mine"], "partition": "iid",
-        "rounds": 1, "seeds": [0, 1, 2], "accuracy": first["accuracy"]["mean"],
+        "rounds": 1, "seeds": [0, 1, 2], "accuracy": first["accuracy"]["mean"], "claimed": False,
+        "model_bytes": first["model_bytes"],
     }  # fmt: skip
+    files = list(Path(first["path"], "models").glob("*.safetensors"))
+    assert first["model_bytes"] == sum(file.stat().st_size for file in files)
+    assert len(files) == 3
     assert entries[second["path"]]["partition"] == "thirds"
     shown = [line.split() for line in fedcache("ls", "--runs").out.splitlines() if " fed3r " in line]
     assert [row[1:] for row in shown if row[4] == "iid"] == [
-        ["fed3r", "mine", "mine", "iid", "1", "3", f"{100 * first['accuracy']['mean']:.2f}"]
+        [
+            "fed3r",
+            "mine",
+            "mine",
+            "iid",
+            "1",
+            "3",
+            f"{100 * first['accuracy']['mean']:.2f}",
+            f"{first['model_bytes'] / 1e6:.2f}",
+        ]
     ]
     Path(second["path"], "result.json").write_text(json.dumps({"method": "fed3r"}))
     left = ok("ls", "--runs")

@@ -12,6 +12,8 @@ import pytest
 from command import fedcache, ok
 from pictures import folder
 
+from fedcache.config import Home
+from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
 from fedcache.store.verify import verify
 
@@ -144,3 +146,27 @@ def test_wrong_words(words: tuple[str, ...], said: str) -> None:
     assert done.code == 2
     assert said in done.out
     assert "Traceback" not in done.err
+
+
+def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home: Path) -> None:
+    run, unfinished = own_home / "runs" / "a", own_home / "runs" / "b"
+    for path in (run, unfinished):
+        (path / "models").mkdir(parents=True)
+        (path / "models" / "seed-0.safetensors").write_bytes(bytes(70))
+    (run / "result.json").write_text("{}")
+    (run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial").write_bytes(b"torn")
+    home = Home(own_home)
+    assert [g.path for g in find_garbage(home)] == [run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial"]
+    (found,) = find_garbage(home, ["models"])
+    assert (found.path, found.kind, found.bytes) == (run / "models", "models", 74)
+    remove([found])
+    assert (run / "result.json").exists()
+    assert not (run / "models").exists()
+
+
+def test_a_store_that_a_killed_predict_left_is_named(own_home: Path) -> None:
+    dead, alive = (own_home / "scratch" / f".predict.{pid}-x.partial" for pid in (2**22 + 1, os.getpid()))
+    for path in (dead, alive):
+        path.mkdir(parents=True)
+        (path / "chunk").write_bytes(bytes(10))
+    assert [g.path for g in find_garbage(Home(own_home))] == [dead]
