@@ -13,6 +13,7 @@ import typer
 
 from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.train import model_lines
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys
@@ -287,6 +288,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         shown = "not scored" if mean is None else f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
+        lines += model_lines(Path(run["path"]))
     return CommandResult({"runs": last["done"]}, lines)
 
 

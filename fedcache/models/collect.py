@@ -32,7 +32,7 @@ class Collected:
 def collect(
     out: TrainingOutput, facts: ModelFacts, data: Data, scaling: Scaling | None, clients: str | None = None
 ) -> Collected | None:
-    """The models of a seed; None with a run that deploys none.
+    """The models of a seed; None where the one model for all is not there.
 
     Raises UsageError for a client in ``clients`` that the run has not.
 
@@ -57,32 +57,33 @@ def collect(
         tensors |= {f"server/{name}": t for name, t in one.down.items()}
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
-    shared: Tree | None = None
-    left_out = 0
+    shared, left_out = out.broadcast(), 0
+    tensors |= {f"server/{name}": t for name, t in shared.items()}
     for number in chosen_clients(out.clients, clients):
         own = out.deployed(number)
         if own is None:
             continue
-        if shared is None:
+        if not saved:
             check_saved(own, data)
-            shared = own.down
-            tensors |= {f"server/{name}": t for name, t in shared.items()}
-        one_client = {f"down/{k}": t for k, t in own.down.items() if t is not shared.get(k)}
-        one_client |= {f"own/{k}": t for k, t in own.personal.items()}
+        one_client = client_tensors(own, shared, number)
         size = sum(t.numel() * t.element_size() for t in one_client.values())
         if clients is None and not saved and size * len(out.clients) > MOST_BYTES:
             left_out = size * len(out.clients)
             break
         saved[out.clients[number]] = number
-        tensors |= owned({f"client/{number}/{k}": t for k, t in one_client.items()})
+        tensors |= owned(one_client)
     if left_out:
         notes.append(
             f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
             "--save-clients all, or the names of some, saves them."
         )
-    if shared is None and clients != "none":
-        return None
     return Collected(SavedModel(replace(facts, saved=saved), owned(tensors)), tuple(notes))
+
+
+def client_tensors(model: DeployedModel, shared: Tree, number: int) -> Tree:
+    """What a client's model has beside, or in the place of, what all clients share."""
+    own = {f"client/{number}/down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
+    return own | {f"client/{number}/own/{k}": t for k, t in model.personal.items()}
 
 
 def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:

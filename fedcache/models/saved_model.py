@@ -173,6 +173,8 @@ class SavedModel:
                     "Leave --client out.",
                 )
             return None
+        if client is None and len(facts.saved) == 1:
+            return next(iter(facts.saved.values()))
         if client is None:
             few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
             raise UsageError(
@@ -187,6 +189,9 @@ class SavedModel:
                 )
             raise unknown("client", client, self.clients, hint=f"--client {self.clients[0]}")
         return facts.saved[client]
+
+    def _name_of(self, number: int) -> str:
+        return next(name for name, known in self.facts.saved.items() if known == number)
 
     def deployed(
         self,
@@ -224,7 +229,7 @@ class SavedModel:
             image=facts.image,
             towers=encoders,
         )
-        name, ids = (SERVER, ()) if number is None else (str(client), (number,))
+        name, ids = (SERVER, ()) if number is None else (self._name_of(number), (number,))
         rng = ClientRng(facts.seed, facts.rounds, (name,), 0, dtype, torch.device(device))
         ctx = Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
         down = self.tree("server/") | self.tree(f"client/{number}/down/")
@@ -267,7 +272,8 @@ class SavedModel:
             scaling = Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
         whole = [np.asarray(a).reshape(len(a), -1, a.shape[-1])[:, :1] for a in arrays]
         x = prepare_features(whole, facts.feat_post, scaling=scaling)[0][:, 0]
-        own = facts.overrides.get(facts.saved.get(client or "", -1), ClientOverrides())
+        number = None if client is None and len(facts.saved) != 1 else self.number_of(client)
+        own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
         if own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))

@@ -248,6 +248,8 @@ class TrainingOutput:
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
     deployed: Callable[[int | None], DeployedModel | None]
     """The model of a client by its number, or (None) the one for all; None for one that is not there."""
+    broadcast: Callable[[], Tree]
+    """What the server sends after the last round; the tensors that all clients' models share."""
 
     @property
     def accuracy(self) -> float:

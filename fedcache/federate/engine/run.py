@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -31,7 +31,6 @@ from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load
 from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.heads.linear import Tree
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.
@@ -306,14 +305,12 @@ def _outcome(
         with torch.no_grad():
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
-    sent: list[Tree] = []  # one broadcast for all, so that what clients share is seen to be shared
+    broadcast = cache(job.down)  # one for all, so that what clients share is seen to be shared
 
     def deployed(client: int | None) -> DeployedModel | None:
         if (protocol == "global") != (client is None) or (client is not None and not has_model(job, client)):
             return None
-        if not sent:
-            sent.append(job.down())
-        return deployed_model(job, client, sent[0])
+        return deployed_model(job, client, broadcast())
 
     return TrainingOutput(
         method=job.method.name,
@@ -338,4 +335,5 @@ def _outcome(
         attackers=tuple(sorted(job.training_clients[c].name for c in job.liars)),
         predict=predict,
         deployed=deployed,
+        broadcast=broadcast,
     )

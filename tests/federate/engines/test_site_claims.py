@@ -38,13 +38,15 @@ from fedcache.federate.engines.flower.site_facts import SiteFacts
 from fedcache.federate.engines.flower.sites import Member, RowLimits, Sites, Terms
 from fedcache.progress import Silent
 from fedcache.runs.run import Run
+from fedcache.store.files import digest_of
 from fedcache.store.store import Store
 
 C, D, SITES, LIAR = 4, 8, 6, "client-3"
 
 GOOD = SiteFacts(
     name="north", number=None, train=30, test=10, owned=2, tests="ab", classes=("a", "b", "c", "d"), domains=("x",),
-    keys=("mine-1",), backbones=("mine",), recipes=("9f",), widths=(8,), views=1, text="", templates=(),
+    keys=("mine-1",), backbones=("mine",), recipes=(digest_of({"backbone": "mine"}),),
+    made_from=('{"backbone":"mine"}',), widths=(8,), views=1, text="", templates=(),
     feat_post="none", dataset="cd", parent="", slug="s", rows=50, ok=45, code="ef", version="1",
 )  # fmt: skip
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError, UsageError
+from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
@@ -296,6 +298,14 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
     return counts
 
 
+def _server_model(run: RunState) -> DeployedModel | None:
+    """The one model for all; None where it is made of rows that the server has not, or every site has its own."""
+    method = run.method
+    if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
+        return None
+    return DeployedModel(method, run.down(), {}, no_training_rows(method.name), run.server_ctx())
+
+
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     """What the in-process engine returns of a run."""
     run, evaluation = job.run, job.evaluation
@@ -326,5 +336,6 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         warnings=tuple(run.warnings),
         attackers=(),
         predict=predict,
-        deployed=lambda _client: None,
+        deployed=lambda client: _server_model(run) if client is None else None,
+        broadcast=run.down,
     )

@@ -30,6 +30,7 @@ from fedcache.federate.engines.flower.masking import Masking
 from fedcache.federate.engines.flower.messages import SiteMessage, refused
 from fedcache.federate.engines.flower.plan import check_suited
 from fedcache.federate.engines.flower.site_facts import SiteFacts
+from fedcache.federate.engines.flower.site_models import SiteModels
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
@@ -39,7 +40,7 @@ from fedcache.progress import Silent
 from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.store_choice import arrays_for, feat_post_for
-from fedcache.store.files import digest_of, make_private, sha256_hex
+from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
 from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
 
@@ -84,6 +85,7 @@ class Site:
     client: Client  # its name, and which of the rows train and test
     memory: StoredClientMemory  # what it keeps between rounds
     domains: int = 1  # how many the site's rows may have
+    models: SiteModels | None = None  # where it keeps the models it deploys; None for nowhere
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
@@ -98,6 +100,8 @@ class Site:
                 run.round = job.round
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
                 trees.append({"counts": counts_of(score_job(run), self.data, self.domains)})
+                if self.models is not None:
+                    self.models.keep(run, job.id, job.seed, job.hp)
                 told.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
@@ -213,7 +217,9 @@ class ShardSite:
             data, client = request.data(str(message.words["feat_post"])), request.client(self.name)
             domains = len(request.store.samples.domains)
             memory = StoredClientMemory(self.state, str(request.store.dataset["digest"]), client.name)
-            return Site(request.method, data, client, memory, domains).answer(kind, message)
+            feat_post = str(message.words["feat_post"])
+            models = SiteModels(self.state, request.store, tuple(request.keys), feat_post, client.name)
+            return Site(request.method, data, client, memory, domains, models).answer(kind, message)
         except FedcacheError as error:
             return refused(error)
 
@@ -287,6 +293,7 @@ class SiteRequest:
             keys=tuple(keys),
             backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
             recipes=tuple(self.recipes),
+            made_from=tuple(canonical_json(dict(store.arrays[key].recipe)).decode() for key in keys),
             widths=tuple(int(store.arrays[key].shape[2]) for key in keys),
             views=min(views),
             text="" if text is None else sha256_hex(text.tobytes()),

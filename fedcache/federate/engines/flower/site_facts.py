@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.store.files import sha256_hex
+
 COUNTS = {
     "train": (0, 2**53), "test": (0, 2**53), "owned": (0, 100_000), "views": (1, 10_000), "rows": (0, 2**53),
     "ok": (0, 2**53),
@@ -23,7 +25,7 @@ TEXTS = {"name": 200, "tests": 200, "text": 200, "feat_post": 40, "dataset": 200
 """Fact -> the most characters that it may have."""
 
 LISTS = {"classes": (100_000, 1000), "domains": (10_000, 1000), "keys": (100, 1000), "backbones": (100, 1000),
-         "recipes": (100, 200), "templates": (1000, 10_000)}  # fmt: skip
+         "recipes": (100, 200), "made_from": (100, 20_000), "templates": (1000, 10_000)}  # fmt: skip
 """Fact -> the most texts that it may hold, and the most characters of each."""
 
 WIDTHS, WIDEST = 100, 1_000_000
@@ -45,6 +47,7 @@ class SiteFacts:
     keys: tuple[str, ...]  # arrays it would train on
     backbones: tuple[str, ...]  # their names
     recipes: tuple[str, ...]  # their recipes' digests, in that order
+    made_from: tuple[str, ...]  # these recipes, as canonical JSON
     widths: tuple[int, ...]  # features of each
     views: int  # stored views per row
     text: str  # digest of the class text features, "" for none
@@ -69,6 +72,8 @@ class SiteFacts:
             raise ValueError(f"name is {made.name!r:.60}, expected printable characters without '/'")
         if not made.keys or len({len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}) > 1:
             raise ValueError("it does not have one backbone, recipe and width for each array")
+        if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
+            raise ValueError("its recipes do not have the digests that it says")
         if made.train + made.test > made.ok or made.ok > made.rows:
             raise ValueError(
                 f"it trains on {made.train:,} rows and is scored on {made.test:,}, of a store of {made.rows:,}, "

@@ -24,6 +24,7 @@ from fedcache.federate.engine.outcome import Evaluation
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.flower.site_facts import RowCounts, SiteFacts
 from fedcache.federate.partition.partition import Client, Partition
+from fedcache.parsing import parse_json
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of
 
@@ -74,7 +75,8 @@ class SiteRows:
             domain=torch.empty(0, dtype=torch.int64),
         )
         digests = (*first.recipes, *((first.text,) if first.text else ()))
-        return RunFeatures(tuple(arrays), data, digests, first.templates)
+        recipes = tuple(parse_json(text.encode()) for text in first.made_from)
+        return RunFeatures(tuple(arrays), data, digests, first.templates, recipes, first.feat_post)
 
     def overrides(self, method: Method, features: RunFeatures, clients: int) -> dict[int, ClientOverrides]:
         """None: they were refused."""
