@@ -128,15 +128,16 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
     Raises StoreError, naming the backbone that lacks and the command that extracts it.
     """
     found = []
-    for recipe in model.recipes:
-        same = [key for key, a in store.arrays.items() if _same_value(a.recipe, recipe.to_dict())]
+    for wanted, recipe in model.facts.inputs:
+        same = [key for key, a in store.arrays.items() if _same_value(a.recipe, recipe)]
         if not same:
+            name, weights = str(recipe.get("backbone", wanted)), str(recipe.get("weights", ""))
             raise StoreError(
-                f"{store.path.name} has no features of {recipe.label} as the model was trained on "
-                f"(weights {recipe.weights[:12]}).",
-                f"fedcache extract --dataset ... --backbones {recipe.backbone}",
+                f"{store.path.name} has no features of {name} as the model was trained on"
+                f"{f' (weights {weights[:12]})' if weights else ''}; it has {', '.join(store.arrays) or 'none'}.",
+                f"fedcache extract --dataset ... --backbones {name}" if weights else "Name a store that has them.",
             )
-        found.append(recipe.key if recipe.key in same else same[0])
+        found.append(wanted if wanted in same else same[0])
     return found
 
 

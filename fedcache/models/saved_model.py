@@ -71,6 +71,12 @@ class ModelFacts:
         return sum(self.widths)
 
     @property
+    def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Key and recipe of each array that is read to predict: of a model that reads images that of the images."""
+        every = tuple(zip(self.keys, self.recipes, strict=True))
+        return every if self.image is None else every[-1:]
+
+    @property
     def personal(self) -> bool:
         """Whether every client has a model of its own, and there is no one model for all."""
         return self.protocol != "global"
@@ -78,7 +84,7 @@ class ModelFacts:
     @property
     def backbones(self) -> tuple[str, ...]:
         """Names, in the order in which features are concatenated."""
-        return tuple(str(recipe["backbone"]) for recipe in self.recipes)
+        return tuple(str(recipe.get("backbone", key)) for recipe, key in zip(self.recipes, self.keys, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -286,7 +292,7 @@ class SavedModel:
         if rows.shape[1:] != (H, W, 3) or rows.dtype != np.uint8:
             raise StoreError(
                 f"The model reads images uint8 [N, {H}, {W}, 3], found {rows.dtype} {list(rows.shape)}.",
-                f"Images of the recipe {self.recipes[-1].label}." if self.facts.recipes else "Give such images.",
+                "Give images of that size.",
             )
         return torch.from_numpy(np.ascontiguousarray(rows)).view(len(rows), -1)
 

@@ -29,14 +29,14 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
 
     Raises StoreError for a model of embeddings whose backbone fedcache does not know.
     """
-    recipes = model.recipes[-1:] if model.facts.image is not None else model.recipes
-    if not recipes or any(not recipe.weights for recipe in recipes):
+    told = [recipe for _, recipe in model.facts.inputs]
+    if not told or any("weights" not in recipe for recipe in told):
         raise StoreError(
             f"The model was trained on embeddings of {' + '.join(model.facts.backbones) or 'no known backbone'}, and "
             "how they are made from images is not known here.",
             "fedcache predict RUN --embeddings FILE   takes such embeddings.",
         )
-    return recipes
+    return [Recipe.from_dict(recipe) for recipe in told]
 
 
 def predict_images(
@@ -109,8 +109,7 @@ def arrays_of_file(model: SavedModel, columns: Mapping[str, np.ndarray], path: P
     facts = model.facts
     if facts.image is not None:
         raise UsageError(f"{facts.method} reads images, not embeddings.", "fedcache predict RUN photo.jpg")
-    names = [*facts.keys], [*facts.backbones], [r.label for r in model.recipes]
-    for known in names:
+    for known in (facts.keys, facts.backbones):
         if known and all(name in columns for name in known):
             return [columns[name] for name in known]
     if len(columns) == 1:

@@ -250,3 +250,30 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
         assert [row["probability"], row["probability_2"]] == [p for _, p in line["top"]] or row["reason"]
         assert sum(p for _, p in line["top"]) <= 1.0 + 1e-9
     assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())  # nothing is left over
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedavg-scratch", ("epochs=1", "channels=4")), ("tpfl", ("epochs=1", "n_ctx=2", "vp_size=2"))],
+)
+def test_models_that_read_images_predict_images_as_they_predict_the_store(
+    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path, method: str, settings: tuple[str, ...]
+) -> None:
+    def made(place: Path) -> Path:
+        images = folder(place / "shapes", train=6, test=3)
+        words = ("--backbones", "pixels,glyph-clip", "--recipe", "pixels:size=32,pixels:resize=squash", "--workers", 0)
+        return Path(ok("extract", "--dataset", f"folder:{images}", *words).data["path"])
+
+    store = once(made)
+    held = fc.Store.open(store)
+    backbone = "pixels" if method == "fedavg-scratch" else "glyph-clip"
+    hp = [word for setting in settings for word in ("--set", setting)]
+    run = trained("train", "--method", method, "--backbones", backbone, *IID, "--rounds", 1, *hp)
+    stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
+    rows = ok("predict", run, "--store", store, "--split", "test")
+    assert accuracy_of(store, rows) == stored
+    tests = [n for n, s in zip(held.samples.name, held.samples.split, strict=True) if s == 1]
+    root = folder(tmp_path / "again", train=6, test=3)
+    images = ok("predict", run, *[root / name for name in tests], "--workers", 0)
+    assert [row["class"] for row in images.data["rows"]] == [row["class"] for row in rows.data["rows"]]
+    assert fedcache("predict", run, "--embeddings", tmp_path / "x.npz").code == 2

@@ -132,6 +132,7 @@ WRONG = [
     {"name": "a/b"}, {"name": "x" * 201}, {"name": "north\u202e"}, {"name": 5}, {"owned": 5}, {"train": 45, "test": 1},
     {"ok": 51}, {"number": 0.5}, {"number": True}, {"keys": []}, {"recipes": ["a", "b"]}, {"code": None},
     {"text": ["x"]}, {"templates": ["x" * 10_001]}, {"domains": [1]}, {"version": "x" * 101}, {"rows": None},
+    {"made_from": []}, {"made_from": ["{}"]},
 ]  # fmt: skip
 
 

@@ -1,0 +1,80 @@
+"""Models of a federation: the server's predicts as that of a run in process, and every site keeps its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from fake_grid import grid_of
+from test_site_claims import federated, node_of, shards
+
+from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import SavedModel
+from fedcache.runs.run_models import load_seed
+from fedcache.store.store import Store
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(once(shards), tmp_path / "sites")
+
+
+def features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of a shard, labels, and which of them test."""
+    store = Store.open(path)
+    (key,) = store.arrays
+    return store.reader(key).all()[:, 0], store.samples.label, np.flatnonzero(store.samples.split == 1)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedncm"])
+def test_the_server_saves_the_model_that_a_run_in_process_saves(method: str, sites: Path, tmp_path: Path) -> None:
+    settings = {"fedavg": {"head": "linear", "lr": 0.1, "opt": "sgd"}}.get(method, {})
+    run = federated(grid_of(sites, tmp_path / "state"), tmp_path, method=method, set=settings, rounds=2)
+    words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
+    here = ok("train", "--method", method, "--clients-from", sites, "--rounds", 2, *words, "--participation", "all")
+    far, near = load_seed(run.path), load_seed(Path(here.data["path"]))
+    assert far.facts.recipes == near.facts.recipes
+    assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
+    for shard in sorted(sites.glob("*.zarr")):
+        x, _, _ = features(shard)
+        one, other = Predictor((far,)).scores(x), Predictor((near,)).scores(x)
+        assert np.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "ditto", "solo", "perfedavg"])
+def test_a_site_keeps_the_model_that_it_was_scored_with(method: str, sites: Path, tmp_path: Path) -> None:
+    grid = grid_of(sites, tmp_path / "state")
+    run = federated(grid, tmp_path, method=method, set={}, rounds=2)
+    assert load_seed(run.path).clients == []  # no client's model is at the server
+    for name, claimed in zip(run.result["clients"], run.result["accuracy"]["per_client"], strict=True):
+        site = grid.sites[node_of(grid, name)]
+        (file,) = (site.state / "models").glob("*.safetensors")
+        model = SavedModel.load(file)
+        assert (model.clients, model.facts.method, model.facts.rounds) == ([name], method, 2)
+        x, label, test = features(site.path)
+        predictor = Predictor((model,))
+        guess = predictor.predicted(predictor.scores(x[test]))
+        assert float((guess == label[test]).mean()) == claimed
+    out = ok("predict", file, "--store", site.path)  # the file alone is enough, and its one client need not be named
+    assert len(out.data["rows"]) == len(x)
+
+
+def test_where_all_sites_have_the_servers_model_none_keeps_one(sites: Path, tmp_path: Path) -> None:
+    federated(grid_of(sites, tmp_path / "state"), tmp_path, rounds=1)
+    assert not list((tmp_path / "state").rglob("models"))
+
+
+def test_a_model_of_a_site_that_was_changed_is_refused(sites: Path, tmp_path: Path) -> None:
+    federated(grid_of(sites, tmp_path / "state"), tmp_path, method="fedproto", set={}, rounds=1)
+    file = next((tmp_path / "state").rglob("models/*.safetensors"))
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(bytes(raw))
+    found = fedcache("predict", file, "--store", next(sites.glob("*.zarr")), "--json")
+    assert found.code == 5
+    assert json.loads(found.out)["error"]["name"] == "CORRUPT"
