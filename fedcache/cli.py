@@ -58,6 +58,10 @@ COMMANDS = (
         "Classify images, rows of a store or embeddings with the model of a finished run.",
     ),
     CommandEntry(
+        "evaluate", "evaluate", MAIN,
+        "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
+    ),
+    CommandEntry(
         "compare", "compare", MAIN,
         "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),

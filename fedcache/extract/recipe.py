@@ -140,6 +140,20 @@ class Recipe:
                 changed[name] = text if name in _CHOICES else _number(name, text)
         return replace(self, **changed)
 
+    def departures(self, native: Recipe) -> dict[str, str]:
+        """The options with which ``native.override`` gives this recipe, up to the weights.
+
+        >>> native = Recipe("clip-rn50", "", size=224)
+        >>> native.override({"size": "96", "norm": "clip"}).departures(native)
+        {'size': '96', 'norm': 'clip'}
+        """
+        plain = [name for name in (*_RANGES, *_CHOICES) if name != "norm"]
+        found = {k: str(getattr(self, k)) for k in plain if getattr(self, k) != getattr(native, k)}
+        norm = (self.mean, self.std)
+        if norm != (native.mean, native.std):
+            found |= {"norm": next((name for name, values in NORMS.items() if values == norm), "unknown")}
+        return found
+
 
 def _number(name: str, text: str) -> int | float:
     low, high = _RANGES[name]

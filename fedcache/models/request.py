@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedcache.config import option
+from fedcache.config import DATASET, option
 
 MODEL, ROWS, RESULT = "Model", "Rows", "Result"
 """Panels of the help."""
@@ -48,4 +48,21 @@ class PredictOptions:
     top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
     out: str | None = option(
         None, "Write all rows here: FILE.csv, .jsonl or .parquet.", RESULT, short="-o", path=True, said="nowhere"
+    )
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """On which labelled rows models are evaluated, and where the figures go."""
+
+    dataset: str | None = option(None, DATASET, ROWS, short="-d", said="none")
+    store: str | None = option(
+        None, "Rows of a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
+    )
+    embeddings: str | None = option(
+        None, "Features with labels: .npz, .h5, .parquet or .safetensors.", ROWS, path=True, said="none"
+    )
+    split: str = option("all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation"))
+    out: str | None = option(
+        None, "Write everything here: FILE.html, .csv or .json.", RESULT, short="-o", path=True, said="nowhere"
     )

@@ -279,6 +279,37 @@ def recipes_of(source: RunStore | str) -> dict[str, str]:
 
 
 def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], title: str) -> str:
+    accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
+    return render_page(
+        title, sections, len(found.entries),
+        across=grids.matrix("across", accuracy, [s.title for s in sections]),
+        left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
+        recipes=recipes,
+        trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+    )  # fmt: skip
+
+
+def render_page(
+    title: str,
+    sections: Sequence[Section],
+    count: int,
+    *,
+    across: Plot | None = None,
+    left_out: Sequence[tuple[str, str, str]] = (),
+    recipes: Mapping[str, str] | None = None,
+    trained: Sequence[str] = (),
+) -> str:
+    """A page as one file that loads nothing.
+
+    Args:
+        title: heading.
+        sections: in order.
+        count: runs that are shown.
+        across: a figure of all sections.
+        left_out: (run, why, what helps) of runs that are not shown.
+        recipes: array -> its recipe in words.
+        trained: versions of torch.
+    """
     import jinja2
 
     place = files("fedcache.report")
@@ -289,8 +320,6 @@ def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], 
     env.filters["csv"] = _csv
     env.filters["code"] = _code
     env.globals["markup"] = _safe
-    accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
-    across = grids.matrix("across", accuracy, [s.title for s in sections])
     template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
@@ -299,11 +328,11 @@ def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], 
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         sections=sections,
         across=across,
-        left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
-        count=len(found.entries),
-        recipes=sorted(recipes.items()),
+        left_out=left_out,
+        count=count,
+        recipes=sorted((recipes or {}).items()),
         versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
-        trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
+        trained=trained,
     )
 
 

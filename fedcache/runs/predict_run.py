@@ -30,12 +30,20 @@ def open_predictor(place: Path, asked: ModelOptions, home: Home, device: str = "
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
+    return predictor_of(open_members(place, asked), asked, home, device)
+
+
+def open_members(place: Path, asked: ModelOptions) -> tuple[SavedModel, ...]:
+    """The models of the seeds that are asked for; arguments and errors as ``open_predictor``."""
     if asked.one_for_all and asked.client is not None:
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
-        members: tuple[SavedModel, ...] = (SavedModel.load(place),)
-    else:
-        members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+        return (SavedModel.load(place),)
+    return tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+
+
+def predictor_of(members: tuple[SavedModel, ...], asked: ModelOptions, home: Home, device: str) -> Predictor:
+    """Models that were read, ready to score; arguments and errors as ``open_predictor``."""
     where = "cpu" if device == "auto" else resolve_device(device).kind
     encoders = encoders_of(members[0], home, weights_of(asked))
     return Predictor(

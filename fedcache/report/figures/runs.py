@@ -203,6 +203,11 @@ def confusion(ident: str, label: str, entry: StoredRun) -> Plot | None:
         return None
     table = np.array(counts, np.int64)
     names = entry.result.get("class_names") or [str(i) for i in range(len(table))]
+    return confusion_matrix(ident, label, table, names)
+
+
+def confusion_matrix(ident: str, label: str, table: np.ndarray, names: Sequence[str]) -> Plot | None:
+    """Counts [C, C] of rows by true and predicted class; of many classes the most frequent mistakes, None without."""
     rows: list[list[Cell]] = [[names[i], names[j], int(table[i, j])] for i, j in zip(*np.nonzero(table), strict=True)]
     total = table.sum(1, keepdims=True)
     share = 100 * table / np.maximum(total, 1)

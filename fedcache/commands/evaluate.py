@@ -1,0 +1,108 @@
+"""``fedcache evaluate``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands.options import Given, command, flags_of, pick
+from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.predict import find_model
+from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.errors import Exit, UsageError
+from fedcache.models.measures import RunEvaluation
+from fedcache.models.request import EvaluateOptions, ModelOptions
+from fedcache.process import Stop, stop_on_signals
+from fedcache.report.drawing import percent
+from fedcache.report.evaluation import check_out, write_evaluations
+
+COMPUTED = pick(
+    ExtractConfig, "layout", "limit", "data", "max_bad", "device", "batch", "workers", "threads", "follow_links"
+)
+SHOWN = 12
+"""Classes and domains that are printed; -o writes all of them."""
+
+RunNames = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Directories, first letters of digests, or model files.")
+]
+
+
+@command("evaluate", COMPUTED, pick(ModelOptions), pick(EvaluateOptions))
+def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
+    """Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.
+
+    Classes are matched by name. Of a dataset, what the models read is extracted first, with the very recipes and
+    weights of the run. A method that trains a model for each client is measured with each of them on all rows, unless
+    --client or --global names one.
+
+    Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
+    """
+    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
+    wanted = resolve(EvaluateOptions, {}, flags_of(EvaluateOptions, given))
+    config = replace(resolve(ExtractConfig, {}, flags_of(ExtractConfig, given)), dataset=wanted.dataset)
+    named = (("--dataset", wanted.dataset), ("--store", wanted.store), ("--embeddings", wanted.embeddings))
+    asked = [name for name, value in named if value]
+    if len(asked) != 1:
+        raise UsageError(
+            f"--dataset, --store or --embeddings says what is evaluated on; found {' and '.join(asked) or 'none'}.",
+            "For example  fedcache evaluate RUN --dataset folder:photos",
+        )
+    out = None if wanted.out is None else Path(wanted.out)
+    if out is not None:
+        check_out(out)
+    places = [find_model(name, model) for name in run]
+    from fedcache.runs.evaluate_run import evaluate_runs
+
+    home, stop = Home.from_environment(), Stop()
+    with stop_on_signals(stop.ask, observer.note):
+        found = evaluate_runs(places, model, wanted, config, home, observer, stop)
+    if out is not None:
+        write_evaluations(out, found)
+    return evaluation_answer(found, out)
+
+
+def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandResult:
+    """Evaluations for a person: a table of all runs, and of a single one its classes and domains."""
+    lines = list(dict.fromkeys(f"On {e.rows}." for e in found))
+    columns = ("run", "method", "model", "rows", "accuracy %", "95 % interval", "macro-F1 %", "ECE %", "NLL",
+               "best temperature")  # fmt: skip
+    right = ("rows", *columns[4:])
+    tables = [TextTable("", columns, [_cells(e) for e in found], right)]
+    for e in found:
+        prefix = f"{e.label}: " if len(found) > 1 else ""
+        lines += [prefix + sentence for sentence in e.sentences()]
+    if len(found) == 1:
+        tables += details(found[0])
+    if out is not None:
+        lines.append(str(out))
+    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": None if out is None else str(out)}
+    return CommandResult(data, lines, Exit.OK, tables)
+
+
+def _cells(e: RunEvaluation) -> list[Any]:
+    m = e.measures
+    if e.clients is not None:
+        spread = e.clients.std
+        interval = "" if spread is None else f"std {100 * spread:.2f}"
+    else:
+        interval = "" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
+    best = "" if m.temperature is None else f"{m.temperature.value:.4g}"
+    accuracy = m.all.accuracy if e.clients is None else e.clients.mean
+    return [e.run[:8], e.method, e.model, f"{m.all.rows:,}", percent(accuracy), interval, percent(m.macro_f1),
+            percent(m.ece), f"{m.nll:.4f}", best]  # fmt: skip
+
+
+def details(e: RunEvaluation) -> list[TextTable]:
+    """Domains, the classes that are right least often, and the most frequent mistakes."""
+    made = []
+    if len(e.measures.by_domain) > 1:
+        domains = [(n, f"{d.rows:,}", percent(d.accuracy)) for n, d in list(e.measures.by_domain.items())[:SHOWN]]
+        made.append(TextTable("", ("domain", "rows", "accuracy %"), domains, ("rows", "accuracy %")))
+    worst = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)[:SHOWN]
+    rows = [(c.name, f"{c.rows:,}", percent(c.recall), percent(c.precision), percent(c.f1)) for c in worst]
+    columns = ("class", "rows", "accuracy %", "precision %", "F1 %")
+    title = f"The {SHOWN} classes that are right least often" if len(e.measures.by_class) > SHOWN else ""
+    return [*made, TextTable(title, columns, rows, columns[1:])]

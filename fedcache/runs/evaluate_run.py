@@ -1,0 +1,170 @@
+"""The models of runs on labelled rows: a dataset, whose missing features are extracted first, a store, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedcache.config import ExtractConfig, Home
+from fedcache.errors import StoppedError, StoreError
+from fedcache.extract.datasets import peek
+from fedcache.extract.embed_images import locate_recipe
+from fedcache.extract.extract_dataset import extract
+from fedcache.extract.planning.find_store import ingested_path, locate_store
+from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.models.evaluate import LabelledRows, measure, measure_clients, rows_of_file, rows_of_store
+from fedcache.models.measures import RunEvaluation
+from fedcache.models.predictor import Predictor, array_keys
+from fedcache.models.request import EvaluateOptions, ModelOptions
+from fedcache.models.saved_model import SavedModel
+from fedcache.models.sources import read_recipes
+from fedcache.process import Stop
+from fedcache.progress import Observer
+from fedcache.runs.directory import read_result
+from fedcache.runs.predict_run import open_members, predictor_of, weights_of
+from fedcache.store.catalog import recall_last, remember_last
+from fedcache.store.store import Store
+
+
+def evaluate_runs(
+    places: Sequence[Path],
+    asked: ModelOptions,
+    wanted: EvaluateOptions,
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
+) -> list[RunEvaluation]:
+    """Each run's model on the rows that ``wanted`` names.
+
+    Raises as ``predict_run.open_predictor``, ``extract`` and ``models.evaluate``; StoppedError after a stop.
+
+    Args:
+        places: directories of runs, or model files.
+        asked: which of a run's models.
+        wanted: a dataset, a store or a file, and which of its rows.
+        config: how what is missing is extracted.
+        home: where stores and weights are looked for.
+        observer: told the story.
+        stop: asked between the models of clients and the chunks of an extraction.
+    """
+    return [evaluate_run(place, asked, wanted, config, home, observer, stop) for place in places]
+
+
+def evaluate_run(
+    place: Path,
+    asked: ModelOptions,
+    wanted: EvaluateOptions,
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
+) -> RunEvaluation:
+    """One run; as ``evaluate_runs``."""
+    members = open_members(place, asked)
+    facts = members[0].facts
+    each = facts.personal and asked.client is None and not asked.one_for_all
+    names = members[0].clients if each else [asked.client]
+    if not names:
+        raise StoreError(
+            f"The run saved no client's model ({facts.clients:,} clients).",
+            "Train again with --fresh --save-clients all, or take --global.",
+        )
+    first = predictor_of(members, replace(asked, client=names[0]), home, config.device)
+    rows = rows_wanted(place, first, asked, wanted, config, home, observer, stop)
+
+    def models() -> Iterator[tuple[str, Predictor]]:
+        observer.start("evaluating", len(names), "clients")
+        try:
+            for name in names:
+                if stop.requested:
+                    raise StoppedError("Stopped before every client's model was evaluated.", "Run it again.")
+                yield str(name), replace(first, client=name).checked()
+                observer.advance(1)
+        finally:
+            observer.stop()
+
+    figures, spread = measure_clients(models(), rows) if each else (measure(first, rows), None)
+    which = f"{len(names)} clients' own, each on all rows" if each else f"of client {asked.client}"
+    if not each and asked.client is None:
+        which = "the server's" if facts.personal else "one for all"
+    if len(members) > 1:
+        which += f", mean probability of {len(members)} seeds"
+    return RunEvaluation(
+        run=place.name, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
+        backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members), softmax_temperature=asked.temperature,
+        rows=rows.name, left_out=rows.left_out, measures=figures, clients=spread,
+    )  # fmt: skip
+
+
+def rows_wanted(
+    place: Path,
+    predictor: Predictor,
+    asked: ModelOptions,
+    wanted: EvaluateOptions,
+    config: ExtractConfig,
+    home: Home,
+    observer: Observer,
+    stop: Stop,
+) -> LabelledRows:
+    """The labelled rows for a model; arguments as ``evaluate_run``."""
+    split = None if wanted.split == "all" else wanted.split
+    if wanted.embeddings is not None:
+        return rows_of_file(Path(wanted.embeddings), split, predictor)
+    if wanted.store is not None:
+        path = locate_store(home, path=Path(wanted.store))
+        store = Store.open(path if path is not None else Path(wanted.store))
+    else:
+        store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
+    if split in (None, "train") and trained_on(place, store):
+        observer.warn(f"{place.name} was trained on rows of {store.path.name}: --split test leaves them out.")
+    return rows_of_store(store, split, predictor.classes)
+
+
+def trained_on(place: Path, store: Store) -> bool:
+    """Whether a run's clients held rows of a store's dataset."""
+    if not (place / "result.json").is_file():
+        return False
+    return str(read_result(place / "result.json")["dataset"]["digest"]) == store.dataset.get("digest")
+
+
+def store_with_features(
+    model: SavedModel, asked: ModelOptions, config: ExtractConfig, home: Home, observer: Observer, stop: Stop
+) -> Store:
+    """The store of a dataset with what a model reads; what is missing is extracted with the model's own recipes.
+
+    Which dataset was extracted last stays as it was: ``train`` must not take what models are evaluated on.
+
+    Raises MachineError for weights that are not those of the model; as ``extract``.
+    """
+    spec = str(config.dataset)
+    known = ingested_path(home, spec)
+    if known is None:
+        found = peek(
+            spec, memory=memory_of(home), roots=roots_of(config, home), data=home.data, layout=config.layout,
+            limit=config.limit, follow_links=config.follow_links,
+        )  # fmt: skip
+        known = None if found is None else home.store(*found)
+    if known is not None and known.exists():
+        store = Store.open(known)
+        try:
+            array_keys(model, store)
+            return store
+        except StoreError:
+            if ingested_path(home, spec) is not None:
+                raise
+    one_view = [replace(recipe, views=1, view_seed=0) for recipe in read_recipes(model)]
+    planned = [locate_recipe(recipe, home, weights_of(asked)) for recipe in one_view]
+    last = recall_last(home)
+    try:
+        for item in planned:
+            name = item.backbone.name
+            weights = {k: v for k, v in asked.weights.items() if k == name}
+            options = item.recipe.departures(item.backbone.recipe)
+            one = replace(config, backbones=(name,), recipe=options, weights=weights)
+            store = extract(one, home, observer=observer, stop=stop, keep_text=True).store
+    finally:
+        if last is not None:
+            remember_last(home, *last)
+    return store

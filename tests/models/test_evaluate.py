@@ -1,0 +1,168 @@
+"""Figures of labelled rows: against scikit-learn, by hand, and with what may not be scored left out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
+
+from fedcache.errors import StoreError
+from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
+from fedcache.models.measures import BINS, LeftOutRows, calibration_error
+from fedcache.models.predictor import Predictor
+
+
+class Fixed(Predictor):
+    """A predictor whose scores are given."""
+
+    def __init__(self, classes):
+        members = (SimpleNamespace(facts=SimpleNamespace(classes=classes)),)
+        super().__init__(members)
+
+
+class Given(LabelledRows):
+    """Rows whose scores are known, in blocks of seven."""
+
+    def scores(self, predictor):
+        for start in range(0, self.source.shape[1], 7):
+            yield self.source[:, start : start + 7]
+
+
+def given_rows(scores, label, domain=None):
+    n = len(label)
+    domain = np.zeros(n, np.int64) if domain is None else domain
+    return Given("r", np.arange(n), np.asarray(label), domain, ("d0", "d1"), LeftOutRows(), scores)
+
+
+def drawn(seed, n=60, C=4, members=1):
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, C, n)
+    scores = rng.normal(size=(members, n, C)) * 2
+    scores[:, np.arange(n), label] += 1.5
+    return scores, label, rng.integers(0, 2, n)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(2, 5))
+@examples(20, 300)
+def test_figures_are_those_of_scikit_learn(seed, n, C):
+    scores, label, domain = drawn(seed, n, C)
+    names = tuple(f"c{i}" for i in range(C))
+    m = measure(Fixed(names), given_rows(scores, label, domain))
+    p, guess = softmax(scores[0], -1), scores[0].argmax(-1)
+    assert m.all.accuracy == (guess == label).mean()
+    there = np.unique(label)
+    assert m.macro_f1 == pytest.approx(f1_score(label, guess, average="macro", labels=there, zero_division=0))
+    assert m.nll == pytest.approx(log_loss(label, p, labels=range(C)))
+    found = precision_recall_fscore_support(label, guess, labels=there, zero_division=0)
+    for c, precision, recall, f1, rows in zip(m.by_class, *found, strict=True):
+        assert (c.precision or 0.0, c.recall, c.f1, c.rows) == (
+            pytest.approx(precision), pytest.approx(recall), pytest.approx(f1), rows
+        )  # fmt: skip
+    table = confusion_matrix(label, guess, labels=range(C))
+    assert {(i, j): k for i, j, k in m.confusion} == {
+        (names[i], names[j]): table[i, j] for i in range(C) for j in range(C) if table[i, j]
+    }
+    for d in (0, 1):
+        if (domain == d).any():
+            assert m.by_domain[f"d{d}"].accuracy == (guess == label)[domain == d].mean()
+    low, high = m.all.interval
+    assert 0 <= low <= m.all.accuracy + 1e-12
+    assert m.all.accuracy - 1e-12 <= high <= 1
+
+
+def test_calibration_error_by_hand():
+    """Two rows in (13/15, 14/15] at 0.9, one right; one row at 1.0, right: 2/3 |0.5 - 0.9| + 1/3 |1 - 1| = 4/15."""
+    p = np.array([[0.9, 0.1], [0.9, 0.1], [1 - 1e-15, 1e-15]])
+    m = measure(Fixed(("a", "b")), given_rows(np.log(p)[None], np.array([0, 1, 0])))
+    assert m.ece == pytest.approx(4 / 15)
+    assert [n for n, *_ in m.bins] == [0] * 13 + [2, 1]
+    assert len(m.bins) == BINS
+    assert np.isnan(calibration_error(np.zeros((BINS, 3))))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3))
+@examples(10, 100)
+def test_no_temperature_has_less_nll_than_the_fitted_one(seed, members):
+    scores, label, _ = drawn(seed, members=members)
+    t = fit_temperature(scores, label)
+    assert t is not None
+
+    def nll(value):
+        return log_loss(label, softmax(scores / value, -1).mean(0), labels=range(4))
+
+    assert t.nll == pytest.approx(nll(t.value))
+    for other in np.geomspace(0.05, 50, 40):
+        assert t.nll <= nll(other) + 1e-9
+    assert measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label)).temperature == t
+
+
+def test_a_temperature_undoes_a_scale():
+    scores, label, _ = drawn(3)
+    plain, hot = fit_temperature(scores, label), fit_temperature(scores * 100, label)
+    assert plain is not None
+    assert hot is not None
+    assert hot.value == pytest.approx(100 * plain.value, rel=1e-3)
+    assert not hot.at_limit
+    right = fit_temperature(np.array([[[1.0, 0.0]]]), np.array([0]))  # the colder the better
+    assert right is not None
+    assert right.at_limit or right.nll < 1e-12
+    assert fit_temperature(np.array([[[0.0, -np.inf]]]), np.array([1])) is None
+    assert fit_temperature(np.zeros((1, 0, 2)), np.zeros(0, np.int64)) is None
+
+
+def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
+    label = np.array([0, 1, 2, 2, -1, 0, 1])
+    readable = np.array([1, 1, 1, 1, 1, 0, 1], bool)
+    codes, names = (label, np.zeros(7, np.int64)), (("dog", "cat", "emu"), ("one",))
+    rows = matched("r", np.arange(10, 17), codes, readable, names, ("cat", "cow", "dog"), [])
+    assert rows.rows.tolist() == [10, 11, 16]
+    assert rows.label.tolist() == [2, 0, 0]
+    assert rows.left_out == LeftOutRows(unlabelled=1, unreadable=1, unknown={"emu": 2})
+    told = " ".join(rows.left_out.sentences())
+    assert "2 rows of classes that the model does not know are not scored: emu (2)." in told
+    with pytest.raises(StoreError, match=r"no row has a label that the model knows; its classes are cow"):
+        matched("r", np.arange(7), codes, readable, names, ("cow",), [])
+
+
+def test_rows_without_a_score_are_counted_and_not_right():
+    scores = np.array([[[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]]])
+    m = measure(Fixed(("a", "b")), given_rows(scores, np.array([0, 0, 0])))
+    assert (m.all.rows, m.all.right, m.unscored) == (2, 1, 1)
+    assert m.temperature is not None
+    assert m.temperature.rows == 2
+
+
+def test_clients_models_are_counted_together_and_their_accuracies_apart():
+    names, (first, label, domain), (second, *_) = ("a", "b", "c", "d"), drawn(1), drawn(2)
+    one = measure(Fixed(names), given_rows(first, label, domain))
+    other = measure(Fixed(names), given_rows(second, label, domain))
+    pending = iter((first, second))
+
+    class Turns(Given):
+        def scores(self, predictor):
+            yield next(pending)
+
+    rows = given_rows(first, label, domain)
+    turns = Turns(rows.name, rows.rows, rows.label, rows.domain, rows.domains, rows.left_out, first)
+    both, spread = measure_clients([("x", Fixed(names)), ("y", Fixed(names))], turns)
+    assert spread.clients == {"x": one.all.accuracy, "y": other.all.accuracy}
+    assert both.all.rows == 120
+    assert both.all.accuracy == pytest.approx(spread.mean)
+    assert both.all.interval is None  # rows that several models predict are not independent
+    assert both.temperature is None
+    assert both.macro_f1 == pytest.approx((one.macro_f1 + other.macro_f1) / 2)
+    assert both.nll == pytest.approx((one.nll + other.nll) / 2)
+    assert sum(n for *_, n in both.confusion) == 120
+    assert sum(n for n, *_ in both.bins) == 120
+    for i, c in enumerate(both.by_class):
+        assert (c.rows, c.right) == tuple(
+            getattr(one.by_class[i], k) + getattr(other.by_class[i], k) for k in ("rows", "right")
+        )
+    with pytest.raises(StoreError, match="saved no client"):
+        measure_clients([], turns)
