@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 # bound over their names and stay bound: importing a package that is there already binds nothing.
 import fedcache.extract
 import fedcache.report  # noqa: F401
-from fedcache.api import compare, extract, grid, ingest, partition, report, shard, train
+from fedcache.api import compare, extract, grid, ingest, load_model, partition, report, shard, train
 from fedcache.errors import FedcacheError
 from fedcache.progress import Round
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method as Method
     from fedcache.federate.partition.partition import Partition as Partition
     from fedcache.grids.points import Grid as Grid
+    from fedcache.models.model import Model as Model
     from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
@@ -38,6 +39,7 @@ _CLASSES = {
     "Extraction": "fedcache.extract.result",
     "Grid": "fedcache.grids.points",
     "Method": "fedcache.federate.engine.method",
+    "Model": "fedcache.models.model",
     "Partition": "fedcache.federate.partition.partition",
     "Recipe": "fedcache.extract.recipe",
     "Run": "fedcache.runs.run",
@@ -46,7 +48,7 @@ _CLASSES = {
 
 __all__ = [
     *_CLASSES, "FedcacheError", "Round", "__version__",
-    "compare", "extract", "grid", "ingest", "partition", "report", "shard", "train",
+    "compare", "extract", "grid", "ingest", "load_model", "partition", "report", "shard", "train",
 ]  # fmt: skip
 
 

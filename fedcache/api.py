@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.calls.keywords import fields_of, names_checked
 from fedcache.config import ExtractConfig, SaveModels, TrainConfig
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.points import Grid
+    from fedcache.models.model import Model
     from fedcache.report.compare import Comparisons
     from fedcache.report.page import Report
     from fedcache.runs.events import OnRound
@@ -215,6 +216,29 @@ def grid(
         on_round=on_round, track=track, jobs=jobs, fresh=fresh, sampler=sampler, exact=exact,
         save=SaveModels(save_models, save_clients),
     )  # fmt: skip
+
+
+def load_model(
+    source: str | Path | Run, client: str | None = None, seed: int | Literal["all"] | None = None,
+    method: Method | None = None, *, one_for_all: bool = False,
+) -> Model:  # fmt: skip
+    """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
+
+    Args:
+        source: a ``Run``, the directory of one, or a model file.
+        client: whose model, where a method trains one for each client.
+        seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
+        method: the ``Method`` of your own that the run was of.
+        one_for_all: the server's model, where a method trains personal ones beside it.
+
+    Raises:
+        UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
+        file that is not what was written.
+    """
+    from fedcache.runs import predict_run
+
+    path = source if isinstance(source, str | Path) else source.path
+    return predict_run.load_model(path, client, seed, method, one_for_all=one_for_all)
 
 
 def compare(

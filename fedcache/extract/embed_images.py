@@ -14,8 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError
@@ -24,7 +27,7 @@ from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, Source
 from fedcache.extract.how import jobs_of, resolve_compute
-from fedcache.extract.images import EXTENSIONS
+from fedcache.extract.images import EXTENSIONS, from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe
 from fedcache.store.files import make_private
@@ -93,6 +96,39 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
         else:
             parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
     return NamedImages(tuple(names), parts[0][0] if len(parts) == 1 else _Joined(parts))
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    images: tuple[NDArray[np.uint8] | Image.Image, ...]  # uint8 [H, W] or [H, W, 3], or Pillow images
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """The pixels of a row; raises ``BadImage``."""
+        image = self.images[row]
+        return np.asarray(from_pillow(image)) if isinstance(image, Image.Image) else image
+
+
+def images_in_memory(images: Sequence[Any]) -> NamedImages:
+    """Images as arrays uint8 [H, W] or [H, W, 3], or as Pillow images; their names are their numbers.
+
+    A Pillow image is read as its file would be: upright, transparency on white. Raises UsageError for anything else.
+    """
+    made = [_checked(image, number) for number, image in enumerate(images)]
+    if not made:
+        raise UsageError("There is no image.", "Give at least one.")
+    return NamedImages(tuple(map(str, range(len(made)))), _InMemory(tuple(made)))
+
+
+def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    found = np.asarray(image)
+    if found.dtype != np.uint8 or found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3):
+        raise UsageError(
+            f"Image {number} is {found.dtype} {list(found.shape)}, expected uint8 [H, W] or [H, W, 3].",
+            "(255 * image).astype('uint8')   of an image in [0, 1].",
+        )
+    return found
 
 
 def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None) -> PlannedArray:

@@ -167,6 +167,16 @@ def _from_bytes(raw: bytes) -> Image.Image:
         raise BadImage(f"a {kind} image of mode {image.mode} cannot be converted to RGB") from None
 
 
+def from_pillow(image: Image.Image) -> Image.Image:
+    """A Pillow image as ``decode`` makes it of its file: upright, RGB, transparency on white. Raises BadImage."""
+    _check_size(*image.size)
+    with quiet:
+        try:
+            return _to_rgb(_upright(image))
+        except (ValueError, OSError):
+            raise BadImage(f"an image of mode {image.mode} cannot be converted to RGB") from None
+
+
 def _check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
         raise BadImage(f"the image is {width} x {height} pixels")

@@ -91,6 +91,23 @@ class Predictor:
                     out[e, start : start + BLOCK][torch.isnan(x).any(-1).cpu().numpy()] = np.nan
         return out
 
+    def embed(self, *arrays: Rows) -> NDArray[np.float64]:
+        """What the classifier of one model reads of rows, float64 [N, d]; NaN for a row that is NaN.
+
+        Raises UsageError for an ensemble, whose members have embeddings of their own.
+        """
+        if len(self.members) > 1:
+            raise UsageError(f"{len(self.members)} models have as many embeddings.", "Load one seed: seed=0")
+        (member,), (model,), parts = self.members, self.deployed, []
+        for start in range(0, max(1, len(arrays[0])), BLOCK):
+            x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
+            with torch.no_grad():
+                made = model.embed(x).double()
+            if x.is_floating_point():
+                made = made.masked_fill(torch.isnan(x).any(-1, keepdim=True), torch.nan)
+            parts.append(made.cpu().numpy())
+        return np.concatenate(parts)
+
     def probabilities(self, *arrays: Rows) -> NDArray[np.float64]:
         """Class probabilities [N, C]; NaN for a row without features."""
         return self.mean_probability(self.scores(*arrays))

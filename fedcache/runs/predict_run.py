@@ -8,6 +8,8 @@ from pathlib import Path
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError
 from fedcache.extract.device import resolve_device
+from fedcache.federate.engine.method import Method
+from fedcache.models.model import Model
 from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
 from fedcache.models.request import ModelOptions, PredictOptions
@@ -18,7 +20,9 @@ from fedcache.progress import Observer
 from fedcache.runs.run_models import load_seed, seeds_of
 
 
-def open_predictor(place: Path, asked: ModelOptions, home: Home, device: str = "auto") -> Predictor:
+def open_predictor(
+    place: Path, asked: ModelOptions, home: Home, device: str = "auto", method: Method | None = None
+) -> Predictor:
     """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
 
     Args:
@@ -26,11 +30,12 @@ def open_predictor(place: Path, asked: ModelOptions, home: Home, device: str = "
         asked: client, seed and temperature.
         home: where weights of live encoders are looked for.
         device: auto, cpu or cuda, which never falls back.
+        method: of the user's own, where the run was of one.
 
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
-    return predictor_of(open_members(place, asked), asked, home, device)
+    return predictor_of(open_members(place, asked), asked, home, device, method)
 
 
 def open_members(place: Path, asked: ModelOptions) -> tuple[SavedModel, ...]:
@@ -42,7 +47,9 @@ def open_members(place: Path, asked: ModelOptions) -> tuple[SavedModel, ...]:
     return tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
 
 
-def predictor_of(members: tuple[SavedModel, ...], asked: ModelOptions, home: Home, device: str) -> Predictor:
+def predictor_of(
+    members: tuple[SavedModel, ...], asked: ModelOptions, home: Home, device: str, method: Method | None = None
+) -> Predictor:
     """Models that were read, ready to score; arguments and errors as ``open_predictor``."""
     where = "cpu" if device == "auto" else resolve_device(device).kind
     encoders = encoders_of(members[0], home, weights_of(asked))
@@ -51,9 +58,19 @@ def predictor_of(members: tuple[SavedModel, ...], asked: ModelOptions, home: Hom
         asked.client,
         asked.temperature,
         device=where,
+        method=method,
         encoders=None if encoders is None else encoders.to(where),
         one_for_all=asked.one_for_all,
     ).checked()
+
+
+def load_model(
+    place: str | Path, client: str | None, seed: int | str | None, method: Method | None, *, one_for_all: bool = False
+) -> Model:
+    """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
+    home = Home.from_environment()
+    asked = ModelOptions(client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all)
+    return Model(open_predictor(Path(place), asked, home, method=method), home)
 
 
 def weights_of(asked: ModelOptions) -> Mapping[str, Path]:

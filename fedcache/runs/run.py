@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
 from fedcache.runs.directory import rounds_of
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.method import Method
+    from fedcache.models.model import Model
 
 FRAMES = ("rounds", "clients")
 
@@ -128,6 +132,29 @@ class Run:
     def trust(self) -> Figures:
         """Rule, attack, liars, rejected uploads and privacy; {} for an ordinary run."""
         return Figures("trust", self.result.get("trust", {}))
+
+    def model(
+        self,
+        seed: int | Literal["all"] | None = None,
+        client: str | None = None,
+        method: Method | None = None,
+        *,
+        one_for_all: bool = False,
+    ) -> Model:
+        """What the run trained, ready to classify images or features.
+
+        Args:
+            seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
+            client: whose model, where a method trains one for each client.
+            method: the ``Method`` of your own that the run was of.
+            one_for_all: the server's model, where a method trains personal ones beside it.
+
+        Raises UsageError for a seed or client that the run has not, StoreError for a run without models,
+        CorruptionError for a file that is not what was written.
+        """
+        from fedcache.runs import predict_run
+
+        return predict_run.load_model(self.path, client, seed, method, one_for_all=one_for_all)
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""

@@ -28,6 +28,10 @@ class DeployedModel:
         """Features [R, D] (or images uint8 [R, H W 3]) -> scores [R, C]."""
         return self.method.predict(self.down, self.personal, self.data, x, self.ctx)
 
+    def embed(self, x: Tensor) -> Tensor:
+        """The same rows -> [R, d], what the classifier behind ``scores`` reads."""
+        return self.method.embed(self.down, self.personal, x, self.ctx)
+
 
 def no_training_rows(method: str) -> ClientData:
     """The data of a model that was taken out of its run: whatever is asked of it raises UsageError."""

@@ -108,6 +108,7 @@ Init = Callable[[Ctx], Tree]
 Enter = Callable[[Tree, ClientData, Ctx], Tree]
 Fit = Callable[[Tree, Tree, ClientData, Ctx], tuple[Tree, Tree]]
 Predict = Callable[[Tree, Tree, ClientData, Tensor, Ctx], Tensor]
+Embed = Callable[[Tree, Tree, Tensor, Ctx], Tensor]
 Server = Callable[[Tree, Ctx], Tree]
 Deploy = Callable[[Tree, Tree, ClientData, Ctx], Tree]
 PersonalPart = Callable[[Tree, Tree, ClientData, Ctx], Tree]
@@ -134,6 +135,11 @@ def keep_down(down: Tree, _state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
 def less_training_state(_down: Tree, state: Tree, _data: ClientData, _ctx: Ctx) -> Tree:
     """The client's tensors, less what training alone reads: optimiser state, and what is held about single rows."""
     return {name: t for name, t in state.items() if not name.startswith(("opt/", "rows/"))}
+
+
+def features_as_read(_down: Tree, _personal: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
+    """A classifier that stands on the features themselves."""
+    return x
 
 
 def replace_names(server: Tree, up: Tree, _ctx: Ctx) -> Tree:
@@ -197,6 +203,8 @@ class Method:
             its state, a model adapted to its rows, or a cache of them. Made once per model, and saved with it.
         predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part the global model. One that
             reads ``data``, the client's rows, is evaluated and cannot be saved.
+        embed: (down, personal part, x, ctx) -> [.., N, d], what the classifier of ``predict`` reads: the output of a
+            projection or an encoder, or the features themselves. Scores are a function of it.
         enter: (down, data, ctx) -> state, at a client's first participation; names are constant from here on, and
             names under ``rows/`` have one row per sample.
         broadcast: (server, ctx) -> down.
@@ -249,6 +257,7 @@ class Method:
     enter: Enter = no_state
     deploy: Deploy = keep_down
     personal_part: PersonalPart = less_training_state
+    embed: Embed = features_as_read
     broadcast: Server = send_all
     pool: Callable[[Hp], Mapping[str, Pooling]] = average
     aggregate: Aggregate = replace_names

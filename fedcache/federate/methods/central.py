@@ -72,6 +72,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(model.names),
     predict=predict,
+    embed=lambda down, _own, x, ctx: model.embed(down, {}, x, ctx),
     check=model.check,
     one_shot=True,
     central=True,

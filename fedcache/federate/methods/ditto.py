@@ -76,5 +76,6 @@ METHOD = replace(
     enter=enter,
     fit=fit,
     predict=predict,
+    embed=lambda down, own, x, ctx: model.embed(down, personal(own), x, ctx),
     protocol=personal_model,
 )

@@ -124,9 +124,12 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """phi(x) W + b, [.., N, C], of the client's own head where it has one."""
-    if ctx.count("rff_dim"):
-        x = feature_map(x, ctx).to(ctx.env.dtype)
-    return predict({**down, **own}, {}, data, x, ctx)
+    return predict({**down, **own}, {}, data, embed(down, own, x, ctx), ctx)
+
+
+def embed(_down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """phi(x) in the run's dtype."""
+    return feature_map(x, ctx).to(ctx.env.dtype) if ctx.count("rff_dim") else x
 
 
 def personal(hp: Hp) -> bool:
@@ -159,7 +162,7 @@ METHOD = replace(
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
     ),
     fit=fit, uploads=uploads,
-    aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores,
+    aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,

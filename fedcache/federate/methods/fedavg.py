@@ -40,8 +40,17 @@ def sent_names(hp: Hp) -> tuple[str, ...]:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of the global model (with the client's own statistics, if it keeps any)."""
-    own = {k: state[k] for k in own_statistics(ctx.hp) if k in state}
-    return logits(model.head_of(ctx.hp), {**down, **own}, x)[0]
+    return logits(model.head_of(ctx.hp), {**down, **kept_statistics(state, ctx)}, x)[0]
+
+
+def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """What the projection of that model makes of features, [.., N, dim]."""
+    return model.embed(down, kept_statistics(state, ctx), x, ctx)
+
+
+def kept_statistics(state: Tree, ctx: Ctx) -> Tree:
+    """The client's own statistics, if it keeps any."""
+    return {k: state[k] for k in own_statistics(ctx.hp) if k in state}
 
 
 def protocol(hp: Hp) -> Protocol:
@@ -67,6 +76,7 @@ METHOD = Method(
     fit=local(model.ce_loss, model.names, model.trained, sent_names),
     uploads=server_tensors(sent_names),
     predict=predict,
+    embed=embed,
     protocol=protocol,
     check=model.check,
     paper_count=paper_count,

@@ -53,7 +53,12 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images."""
     p = {**down, **state}
-    return affine(simclr.represent(p, x, ctx, project=False), p["Q.W"], p["Q.b"])
+    return affine(embed(down, state, x, ctx), p["Q.W"], p["Q.b"])
+
+
+def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """The trunk's representations [N, h] of images."""
+    return simclr.represent({**down, **state}, x, ctx, project=False)
 
 
 def trainable(server: Tree, state: Tree) -> int:
@@ -77,6 +82,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(names),
     predict=predict,
+    embed=embed,
     check=simclr.check,
     needs=frozenset({"labels", "pixels"}),
     executions=("sequential",),

@@ -21,6 +21,7 @@ METHOD = Method(
     fit=simclr.fit_with(simclr.loss, send=True),
     uploads=server_tensors(simclr.names),
     predict=simclr.predict,
+    embed=simclr.embed,
     deploy=simclr.probe,
     check=simclr.check,
     needs=frozenset({"views"}),

@@ -36,7 +36,6 @@ from fedcache.federate.methods.common import Batch, ClientData, Hp, HParam, Tree
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_AGG, PROTO_INIT, TRAINING, declare
 from fedcache.heads.losses import set_contrast
-from fedcache.heads.projection import embed
 from fedcache.heads.prototype import dots, merge, scores
 
 NOISE = (
@@ -148,7 +147,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
-    z, own, rule = embed(prototypes.body(ctx.hp), state, x)[0], state["count"] > 0, ctx.hp["infer_proto"]
+    z, own, rule = prototypes.project(down, state, x, ctx), state["count"] > 0, ctx.hp["infer_proto"]
     mine = own & (rule != "global")
     if rule == "local":
         own = own | ~own.any(-1, keepdim=True) & down["has"]
@@ -191,6 +190,7 @@ METHOD = Method(
     executions=ON_ROWS,
     init=init, broadcast=broadcast, enter=enter, fit=fit, uploads=prototypes.uploads,
     pool=lambda _hp: {"": "stack"},
-    aggregate=aggregate, predict=predict, protocol=personal_model, mixed=frozenset({"backbones"}),
+    aggregate=aggregate, predict=predict, embed=prototypes.project, protocol=personal_model,
+    mixed=frozenset({"backbones"}),
     sent=prototypes.owned_rows, received=received, fidelity=fidelity, paper_count=paper_count,
 )  # fmt: skip

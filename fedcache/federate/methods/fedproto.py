@@ -104,7 +104,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Scores [.., N, C]: minus half the squared distance to a prototype (up to |z|^2 / 2), or the logits."""
     head = model.head_of(ctx.hp)
-    z = embed(head, state, x)[0]
+    z = model.embed({}, state, x, ctx)
     rule, own = ctx.hp["proto_infer"], state["count"] > 0
     if rule == "head":
         return classify(head, state, z)
@@ -140,6 +140,7 @@ METHOD = Method(
     aggregate=aggregate,
     merges="classes",
     predict=predict,
+    embed=lambda _down, own, x, ctx: model.embed({}, own, x, ctx),
     protocol=personal_model,
     mixed=frozenset({"backbones"}),
     sent=prototypes.owned_rows,

@@ -102,6 +102,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(shared),
     predict=predict,
+    embed=model.embed,
     protocol=personal_model,
     paper_count=paper_count,
 )

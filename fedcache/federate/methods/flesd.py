@@ -110,6 +110,7 @@ METHOD = Method(
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     predict=simclr.predict,
+    embed=simclr.embed,
     deploy=simclr.probe,
     check=distillation.check,
     diagnose=diagnose,

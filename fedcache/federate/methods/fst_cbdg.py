@@ -157,7 +157,7 @@ METHOD = Method(
     ),
     defaults=Defaults(rounds=10, participation=10, clients=100, scheme="iid"),
     init=model.init, enter=enter, fit=fit, uploads=server_tensors(sent_names),
-    aggregate=aggregate, predict=central.predict,
+    aggregate=aggregate, predict=central.predict, embed=central.METHOD.embed,
     needs=frozenset({"text"}),
     fidelity=lambda hp, _views:
         "approx" if hp["synth"] != "exact" else "cached_views" if hp["train_view"] == "aug" else "exact",

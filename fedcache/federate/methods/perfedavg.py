@@ -120,6 +120,7 @@ METHOD = replace(
     uploads=server_tensors(model.names),
     personal_part=personal_part,
     predict=predict,
+    embed=model.embed,
     protocol=protocol,
     reads_test=lambda hp: hp["adapt_on"] == "test" and bool(hp["adapt_steps"]),
 )  # fmt: skip

@@ -106,5 +106,6 @@ METHOD = replace(
     uploads=server_tensors(model.names),
     aggregate=aggregate,
     predict=predict,
+    embed=model.embed,
     protocol=protocol,
 )

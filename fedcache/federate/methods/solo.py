@@ -42,6 +42,7 @@ METHOD = Method(
     fit=local(model.ce_loss, model.names, model.trained, send=lambda _hp: ()),
     uploads=sends_nothing,
     predict=predict,
+    embed=model.embed,
     protocol=personal_model,
     mixed=frozenset({"backbones", "dim"}),
     check=model.check,

@@ -24,7 +24,6 @@ from fedcache.federate.methods.common import Batch, ClientData, Ctx, HParam, Tre
 from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.federate.methods.common.switches import FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, declare
 from fedcache.heads.losses import supervised_contrast
-from fedcache.heads.projection import embed
 from fedcache.heads.prototype import scores
 
 
@@ -49,9 +48,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     return {k: kept[k] if k in kept else p[k] for k in state}, {}
 
 
-def predict(_down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
+def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes."""
-    z = embed(prototypes.body(ctx.hp), state, x)[0]
+    z = prototypes.project(down, state, x, ctx)
     return scores(z, state["proto"], state["count"] > 0, str(ctx.hp["infer_score"]))
 
 
@@ -72,6 +71,7 @@ METHOD = Method(
     fit=fit,
     uploads=sends_nothing,
     predict=predict,
+    embed=prototypes.project,
     protocol=personal_model,
     fidelity=prototypes.cached_views,
     paper_count=lambda *_: (0, 0),

@@ -56,7 +56,12 @@ def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images uint8 [N, H W 3]."""
-    return prompts.scale(ctx) * affine(prompts.encode_images(x, down, ctx), down["T"])
+    return prompts.scale(ctx) * affine(embed(down, {}, x, ctx), down["T"])
+
+
+def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """Unit features [N, D] of images under the visual prompt."""
+    return prompts.encode_images(x, down, ctx)
 
 
 METHOD = Method(
@@ -71,6 +76,7 @@ METHOD = Method(
     uploads=whole_server,
     deploy=deploy,
     predict=predict,
+    embed=embed,
     needs=frozenset({"labels", "pixels", "text tower", "image tower"}),
     executions=("sequential",),
     check=prompts.check,

@@ -70,8 +70,13 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
-    u = affine(images(down["u"], x), texts(down["rho"], ctx))
+    u = affine(embed(down, {}, x, ctx), texts(down["rho"], ctx))
     return over(ctx.number("scale"), u) * u
+
+
+def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Unit features [.., N, D] moved by the trained vector."""
+    return images(down["u"], x)
 
 
 METHOD = Method(
@@ -91,6 +96,7 @@ METHOD = Method(
     fit=fit,
     uploads=server_tensors(names),
     predict=predict,
+    embed=embed,
     needs=frozenset({"labels", "text"}),
     fidelity=lambda _hp, _views: "approx",
     paper_count=None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.heads import projection
 from fedcache.heads.linear import Tree, text_head, zero_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
@@ -49,6 +50,12 @@ def init(ctx: Ctx) -> Tree:
             made = zero_head(env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device))
         return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in made.items()}
     return head.init(ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes)
+
+
+def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """What P makes of features, [.., N, dim]; the features themselves where the head is one linear map."""
+    head = head_of(ctx.hp)
+    return x if head.kind == "linear" else projection.embed(head, {**down, **own}, x)[0]
 
 
 def check(hp: Hp, ctx: Ctx) -> None:

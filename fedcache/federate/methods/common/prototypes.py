@@ -33,6 +33,11 @@ def body(hp: Hp) -> Head:
     return model.head_of(hp, "projection")
 
 
+def project(_down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """What the client's P makes of features, [.., N, dim]."""
+    return embed(body(ctx.hp), own, x)[0]
+
+
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
     """Prototypes [*lead, C, P] of no rows, and the counts [*lead, C] that say so."""
     proto = torch.zeros(*lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device)

@@ -211,7 +211,12 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The probe's logits [N, C] of stored rows."""
-    return affine(represent(down, x, ctx, project=False), down["probe.W"], down["probe.b"])
+    return affine(embed(down, {}, x, ctx), down["probe.W"], down["probe.b"])
+
+
+def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
+    """The trunk's representations [N, h] of stored rows."""
+    return represent(down, x, ctx, project=False)
 
 
 def fidelity(hp: Hp, views: int) -> str:

@@ -1,0 +1,174 @@
+"""The model of a run in Python: what it says of images, wherever they are, of features, and what it is saved as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import folder
+from PIL import Image, ImageOps
+
+import fedcache as fc
+from fedcache.federate.methods import METHODS
+
+STORE = "random-projection"
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
+    return fc.extract(f"folder:{images}", backbones=[STORE], workers=0).path
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> fc.Store:
+    return fc.Store.open(once(extracted))
+
+
+@pytest.fixture
+def run(store: fc.Store) -> fc.Run:
+    return fc.train("fed3r", store, fc.partition(store, "iid", clients=3))
+
+
+def pictures(place: Path) -> list[Path]:
+    return sorted(p for p in folder(place / "shapes", train=2, test=1).rglob("*.png"))
+
+
+def test_features_of_the_test_rows_give_the_stored_accuracy(store: fc.Store, run: fc.Run) -> None:
+    model = run.model()
+    X, y = store.Xy(split="test")
+    assert np.mean([model.classes.index(name) == c for name, c in zip(model.predict(X), y, strict=True)]) == (
+        run.accuracy.mean
+    )
+    assert model.scores(X).shape == (len(X), len(model.classes)) == model.probabilities(X).shape
+    assert np.allclose(model.probabilities(X).sum(1), 1.0)
+    assert np.allclose(model.probabilities(X, temperature=1e9), 1.0 / len(model.classes))
+    assert np.array_equal(model.scores(X).argmax(1), model.probabilities(X, 0.5).argmax(1))
+    whole = model.predict(X, top=2)
+    assert [row[0][0] for row in whole] == model.predict(X)
+    assert all(a[1] >= b[1] for a, b in whole)
+
+
+def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_same_classes(
+    run: fc.Run, tmp_path: Path
+) -> None:
+    model, paths = run.model(), pictures(tmp_path)
+    held = [Image.open(p) for p in paths]
+    arrays = np.stack([np.asarray(image.convert("RGB")) for image in held])
+    from_files = model.predict(paths, top=3)
+    assert len(from_files) == len(paths)
+    assert model.predict(tmp_path / "shapes", top=3) == from_files
+    assert model.predict(held, top=3) == from_files
+    assert model.predict(arrays, top=3) == from_files
+    assert model.predict(list(arrays), top=3) == from_files
+    assert model.predict(arrays[0]) == model.predict(held[0]) == [from_files[0][0][0]]
+    assert model.predict(str(paths[0])) == [from_files[0][0][0]]
+
+
+def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run: fc.Run, tmp_path: Path) -> None:
+    model, path = run.model(), pictures(tmp_path)[0]
+    turned = Image.open(path).convert("RGB").resize((30, 20))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    clear = Image.open(path).convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    clear.save(tmp_path / "clear.png")
+    for file in ("turned.png", "clear.png"):
+        opened = Image.open(tmp_path / file)
+        assert model.predict([opened], top=3) == model.predict([tmp_path / file], top=3)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "turned.png"))
+    assert model.predict([upright], top=3) == model.predict([tmp_path / "turned.png"], top=3)
+
+
+def test_what_is_no_image_has_no_class_and_the_others_have_theirs(run: fc.Run, tmp_path: Path) -> None:
+    good = pictures(tmp_path)[0]
+    bad = tmp_path / "text.png"
+    bad.write_text("no image")
+    model = run.model()
+    assert model.predict([bad, good]) == [None, *model.predict([good])]
+    assert model.predict([bad, good], top=1)[0] == []
+
+
+def test_a_saved_model_says_the_same_without_its_run(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    X, _ = store.Xy(split="test")
+    model = run.model()
+    loaded = fc.load_model(model.save(tmp_path / "m.safetensors"))
+    assert np.array_equal(loaded.scores(X), model.scores(X))
+    assert {k: t.tolist() for k, t in loaded.state.items()} == {k: t.tolist() for k, t in model.state.items()}
+    assert set(model.state) == {"server/W", "server/b"}
+    for other in (fc.load_model(run), fc.load_model(run.path), fc.load_model(str(run.path))):
+        assert np.array_equal(other.scores(X), model.scores(X))
+    for shown in (repr(model), model._repr_html_()):
+        assert "fed3r on shapes" in shown
+        assert STORE in shown
+
+
+def test_a_client_has_its_own_model_and_seeds_are_an_ensemble(store: fc.Store) -> None:
+    parts = fc.partition(store, "iid", clients=3)
+    run = fc.train("fedpcl", store, parts, seeds=[0, 1], rounds=2, settings={"dim": 4})
+    X, y = store.Xy(split="test")
+    name = run.result["clients"][1]
+    model = run.model(seed=0, client=name)
+    right = [np.mean(run.model(seed=s, client=name).scores(X).argmax(1) == y) for s in (0, 1)]
+    assert np.mean(right) == pytest.approx(run.accuracy.per_client[1], abs=1e-12)
+    assert model.embed(X).shape == (len(X), 4)
+    both = run.model(seed="all", client=name)
+    assert both.scores(X).shape == (2, len(X), len(both.classes))
+    members = [run.model(seed=s, client=name).probabilities(X) for s in (0, 1)]
+    assert np.allclose(both.probabilities(X), (members[0] + members[1]) / 2)
+    for refused in (lambda: run.model(), lambda: run.model(client="nobody"), lambda: run.model(seed=7, client=name),
+                    lambda: both.embed(X), lambda: both.state, lambda: both.save("m.safetensors")):  # fmt: skip
+        with pytest.raises(fc.FedcacheError) as caught:
+            refused()
+        assert caught.value.code == 2
+
+
+def test_an_embedding_is_what_the_classifier_reads(store: fc.Store, run: fc.Run) -> None:
+    X, _ = store.Xy(split="test")
+    model = run.model()
+    z = model.embed(X)
+    assert z.shape == X.shape
+    W, b = (model.state[k].double().numpy() for k in ("server/W", "server/b"))
+    assert np.allclose(z @ W.T + b, model.scores(X), atol=1e-4)
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    assert np.allclose(z, unit if run.result["hyperparameters"]["feat_post"] != "none" else X, atol=1e-6)
+    X[0] = np.nan
+    assert np.isnan(model.embed(X)[0]).all()
+    assert model.predict(X)[0] is None
+
+
+def test_what_a_model_does_not_read_is_refused(run: fc.Run, tmp_path: Path) -> None:
+    model = run.model()
+    for call, code in (
+        (lambda: model.scores(np.zeros((3, 5))), 4),
+        (lambda: model.predict(np.zeros((3, 5))), 4),
+        (lambda: model.predict(tmp_path / "nothing.png"), 2),
+        (lambda: model.predict([]), 2),
+        (lambda: model.predict(np.zeros((2, 8, 8, 4), np.uint8)), 2),
+        (lambda: model.predict(tmp_path, top=0), 2),
+        (lambda: model.save(tmp_path / "m.npz"), 2),
+        (lambda: fc.load_model(tmp_path), 4),
+    ):
+        with pytest.raises(fc.FedcacheError) as caught:
+            call()
+        assert caught.value.code == code, caught.value
+
+
+def test_a_method_of_ones_own_is_given_again(store: fc.Store) -> None:
+    own = replace(METHODS["fedncm"], name="mine", embed=lambda _down, _own, x, _ctx: torch.relu(x))
+    run = fc.train(own, store, fc.partition(store, "iid", clients=3))
+    X, _ = store.Xy(split="test")
+    with pytest.raises(fc.FedcacheError, match="somebody's own"):
+        run.model()
+    assert (run.model(method=own).embed(X) >= 0.0).all()
+    assert fc.load_model(run, method=own).predict(X) == run.model(method=own).predict(X)
+
+
+def test_the_best_point_of_a_grid_has_a_model(store: fc.Store) -> None:
+    grid = fc.grid("fed3r", store, fc.partition(store, "iid", clients=3), lam=[0.01, 1.0])
+    X, _ = store.Xy(split="test")
+    assert len(grid.best().run.model().predict(X)) == len(X)
