@@ -102,6 +102,11 @@ PROMISES = (
             ("tests/durability/test_home.py",),
             ("runs/directory.py", "if digest_of(found) != claimed:", "if False:",
              "tests/durability/test_home.py -k 'digit and result'")),
+    Promise("C9", "A saved model is whole, of its own run and seed, or refused; a save that fails leaves a run without a result",
+            ("tests/models/test_run_models.py -k 'flipped or fails or without_a_model or weights'",
+             "tests/federate/engines/test_site_models.py -k changed"),
+            ("runs/run_models.py", "if not path.is_file() or file_sha256(path) != listed[\"sha256\"]:", "if False:",
+             "tests/models/test_run_models.py -k flipped")),
     Promise("P1", "Four writers of one store: one writes, the others wait or are told; nothing is lost",
             (f"{KILLS} -k four_writers",),
             ("store/lock.py", "        lock.acquire()\n    except Timeout as error:",
@@ -332,6 +337,9 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/config.toml` | finished: digests in `result.json` and, with the places in it, `files.json`; unfinished: it is yours | `--config` refuses it |
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
+| `runs/*/models/seed-*.safetensors` | seal, and sha256 in `models.json` | refused (exit 5); `--fresh` trains it again |
+| `runs/*/models/models.json` | seal for the run, with the digest of the result | likewise |
+| `flower/*/models/*.safetensors` | seal | refused (exit 5) |
 | `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
 | `flower/server-*/names.json` | seal | refused (exit 5): restored, or removed, and names are those of the next keys |
 | `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |

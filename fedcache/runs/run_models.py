@@ -39,7 +39,8 @@ class KeptModels:
             raise unknown("--save-models", asked.which, KEPT)
         self.which, self.clients = asked.which, asked.clients
         self._seen: dict[str, float] = {}  # the best accuracy of each method so far
-        self._best: dict[str, tuple[float, Path]] = {}  # the best run of each method that has ended
+        # the best run of each method that has ended: its accuracy, directory and digest
+        self._best: dict[str, tuple[float, Path, str]] = {}
 
     def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
@@ -54,14 +55,15 @@ class KeptModels:
         """A run has its result: of a grid that keeps the best, the model of the other one goes."""
         if self.which != "best":
             return
-        method, mean = str(result["method"]), result["accuracy"]["mean"]
+        method, mean, digest = str(result["method"]), result["accuracy"]["mean"], str(result["digest"])
         best = self._best.get(method)
-        if mean is not None and (best is None or mean > best[0]):
-            self._best[method] = (mean, path)
-            self._seen[method] = max(mean, self._seen.get(method, -1.0))
-            path = best[1] if best is not None else path
-        if path != self._best.get(method, (0.0, None))[1]:
-            drop_unless_asked_for(path, str(result["digest"]))
+        if mean is None or (best is not None and mean <= best[0]):
+            drop_unless_asked_for(path, digest)
+            return
+        self._best[method] = (mean, path, digest)
+        self._seen[method] = max(mean, self._seen.get(method, -1.0))
+        if best is not None:
+            drop_unless_asked_for(best[1], best[2])
 
 
 def model_file(run: Path, seed: int) -> Path:

@@ -142,7 +142,7 @@ def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
 def test_a_grid_keeps_the_models_that_are_asked_for(store: Path, keep: str, left: int) -> None:
-    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.5,0.1,0.0001", *IID, "--rounds", 2)
+    words = ("grid", "--method", "fedavg", "--sweep", "lr=0.0001,0.5,0.1", *IID, "--rounds", 2)
     done = ok(*words, "--save-models", keep)
     points = done.data["points"]
     kept = [p for p in points if (Path(p["path"]) / "models" / "models.json").exists()]
