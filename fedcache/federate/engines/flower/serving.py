@@ -34,7 +34,8 @@ LOOK_EVERY = 0.5
 """Seconds between looks at a process."""
 
 KEY_UNKNOWN = "failed to activate supernode"
-"""What a SuperNode's log has when the server, which listens, does not take its key."""
+"""What a SuperNode's log has when the server, which listens, does not take its key: it does not know it, or has not
+missed yet the site of that key that was killed."""
 
 WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server again: it registers every key of KEYS."
 
@@ -90,7 +91,11 @@ def attend(
     config |= {"masked-only": "yes"} if masked_only else {}
     process = start_supernode(address, config, key, _folder(home, f"site-{state.name}"), port or free_port())
     say(f"Site {name or store.dataset['shard']['client']!r} at {address}; its log is {process.log}.")
-    unknown = MachineError(f"The server at {address} does not know this site's key {key}.", WITH_KEYS)
+    unknown = MachineError(
+        f"The server at {address} does not know this site's key {key}, or the same site was killed less than a minute "
+        "ago and is not missed yet.",
+        f"After a kill: the same command again in a minute. Else {WITH_KEYS}",
+    )
     try:
         _stay(process, asked, {KEY_UNKNOWN: unknown} if key is not None else {})
     finally:
