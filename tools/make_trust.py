@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+LONGEST = 7200
+"""Seconds that a selection of tests may take."""
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, KEPT = ROOT / "docs" / "trust.md", ROOT / "docs" / "trust.json"
 KILLS, DAMAGE, FEDERATED = (f"tests/durability/test_{n}.py" for n in ("kills", "damage", "federated"))
@@ -245,9 +248,15 @@ def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, 
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH")))),
             }
             env |= {"FEDCACHE_CASES": "full"} if full else {}
-            done = subprocess.run(line, cwd=tree, env=env, capture_output=True, text=True, check=False)
+            try:
+                done = subprocess.run(
+                    line, cwd=tree, env=env, capture_output=True, text=True, check=False, timeout=LONGEST
+                )
+                told = (done.stdout + done.stderr).strip()[-300:]
+            except subprocess.TimeoutExpired:  # without a protection against a hang, tests fail and pytest never ends
+                told = f"no end within {LONGEST} s"
             if not out.exists():
-                return passed, cases, failed + 1, (done.stdout + done.stderr).strip()[-300:]
+                return passed, cases, failed + 1, told
             for case in ElementTree.parse(out).getroot().iter("testcase"):
                 if case.find("skipped") is not None:
                     continue
@@ -256,8 +265,8 @@ def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, 
                     said = said or f"{case.get('name')}: {(wrong.get('message') or '')[:200]}"
                     continue
                 passed += 1
-                told = [int(p.get("value", "1")) for p in case.iter("property") if p.get("name") == "cases"]
-                cases += sum(told) if told else 1
+                drawn = [int(p.get("value", "1")) for p in case.iter("property") if p.get("name") == "cases"]
+                cases += sum(drawn) if drawn else 1
     return passed, cases, failed, said
 
 
