@@ -62,6 +62,10 @@ COMMANDS = (
         "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
     ),
     CommandEntry(
+        "personalise", "personalise", MAIN,
+        "Make the model of a client that was not there when a run of a personalised method trained.",
+    ),
+    CommandEntry(
         "compare", "compare", MAIN,
         "Compare finished runs: means, bootstrap intervals, paired tests (Holm), ranks (Friedman, Nemenyi).",
     ),
