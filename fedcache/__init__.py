@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method as Method
     from fedcache.federate.partition.partition import Partition as Partition
     from fedcache.grids.points import Grid as Grid
+    from fedcache.models.fed_classifier import FedClassifier as FedClassifier
     from fedcache.models.model import Model as Model
     from fedcache.runs.run import Run as Run
     from fedcache.store.store import Store as Store
 
 _CLASSES = {
     "Extraction": "fedcache.extract.result",
+    "FedClassifier": "fedcache.models.fed_classifier",
     "Grid": "fedcache.grids.points",
     "Method": "fedcache.federate.engine.method",
     "Model": "fedcache.models.model",

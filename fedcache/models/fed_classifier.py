@@ -1,0 +1,237 @@
+"""A federated method as a scikit-learn classifier of features: in memory, without a store, a run or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+
+from fedcache.errors import UsageError, unknown
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.feature_post import prepare_features
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.run import TrainingRun, run
+from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.partition.partition import SCHEMES, Columns
+from fedcache.federate.partition.rows import Streams, make_pool
+from fedcache.models.collect import collect
+from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import ModelFacts, SavedModel
+
+Labels = NDArray[Any]
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class _Client:
+    name: str
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]  # empty: scikit-learn scores
+
+
+class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A federated method that is trained on rows of features dealt to clients.
+
+    It works wherever a scikit-learn classifier does (``Pipeline``, ``cross_val_score``, ``GridSearchCV``). A pipeline
+    may hold ``StandardScaler`` and the like, which see all rows, as no client of a real federation could; ``settings``
+    has ``feat_post`` for what each client can do by itself.
+
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.model_selection import train_test_split
+    >>> X, y = load_digits(return_X_y=True)
+    >>> parts = train_test_split(X, y, test_size=0.3, random_state=0)
+    >>> round(FedClassifier().fit(parts[0], parts[2]).score(parts[1], parts[3]), 2)
+    0.92
+    >>> kernel = FedClassifier(settings={"feat_post": "l2", "rff_dim": 1000})
+    >>> round(kernel.fit(parts[0], parts[2]).score(parts[1], parts[3]), 2)
+    0.99
+
+    Args:
+        method: a name of ``fedcache methods list``, or a ``Method``. Refused are those that read text, images, stored
+            views or a public set.
+        settings: its hyperparameters, over those of ``preset``.
+        rounds: None for those of the method's paper.
+        participation: clients a round: a number, a share, or None for all.
+        clients: how many there are, where ``fit`` is given no groups; no more than there are rows.
+        scheme: how rows are dealt to them: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its arguments.
+        preset: ``paper`` or ``official``.
+        temperature: by which scores are divided before the softmax of ``predict_proba``.
+        dtype: ``float32`` or ``float64``.
+        random_state: of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
+
+    Attributes:
+        classes_: [C] labels, sorted.
+        n_features_in_: D.
+        clients_: names of the clients: groups as text, or ``client-0``, ...
+        model_: the ``SavedModel`` that predicts; its ``save`` writes what ``fedcache.load_model`` reads.
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "fed3r",
+        settings: Mapping[str, Any] | None = None,
+        rounds: int | None = None,
+        participation: int | float | None = None,
+        clients: int = 10,
+        scheme: str = "iid",
+        scheme_options: Mapping[str, Any] | None = None,
+        preset: str = "paper",
+        temperature: float = 1.0,
+        dtype: str = "float32",
+        random_state: Any = 0,
+    ) -> None:
+        self.method = method
+        self.settings = settings
+        self.rounds = rounds
+        self.participation = participation
+        self.clients = clients
+        self.scheme = scheme
+        self.scheme_options = scheme_options
+        self.preset = preset
+        self.temperature = temperature
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> FedClassifier:
+        """Train on features X [N, D] with labels y [N].
+
+        ``groups`` [N] says which client holds each row; None deals them by ``scheme``. Raises UsageError for a method
+        that reads more than features, and as the engine; ValueError as any scikit-learn classifier.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2.")
+        if self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+        method = self._method()
+        hp = method.resolve(self.preset, self.settings)
+        _check_reads_features(method, hp)
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        clients = self._dealt(codes, int(seed)) if groups is None else _grouped(groups, X)
+        self.clients_ = [client.name for client in clients]
+        feat_post = str(hp.get("feat_post", "none"))
+        x, scaling = prepare_features([X.astype(np.float32)[:, None]], feat_post, np.arange(len(X)))
+        data = Data(x=x, y=torch.from_numpy(codes.astype(np.int64)), classes=len(self.classes_), widths=(X.shape[1],))
+        out = run(
+            TrainingRun(
+                method, data, clients, self.rounds or method.defaults.rounds, self.participation, int(seed),
+                getattr(torch, self.dtype),
+            ),
+            hp,
+        )  # fmt: skip
+        found = collect(out, self._facts(out, feat_post, X.shape[1]), data, scaling, "all")
+        if found is None:
+            raise UsageError(f"{method.name} trained nothing that predicts.", "fedcache methods list")
+        self.model_ = found.model
+        return self
+
+    def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
+        """Scores [N, C], what the method maximises; for two classes [N], above 0 for the second.
+
+        ``groups`` [N] names the client whose model scores each row, for a method that trains one for each.
+        """
+        scores = self._scores(X, groups)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
+        """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``."""
+        scores = torch.from_numpy(self._scores(X, groups) / self.temperature)
+        probability: NDArray[np.float64] = scores.softmax(-1).numpy()
+        return probability
+
+    def predict(self, X: Any, groups: Any = None) -> Labels:
+        """Labels [N] of the highest scores; ``groups`` as in ``decision_function``."""
+        scores = self._scores(X, groups)
+        labels: Labels = self.classes_[np.where(np.isnan(scores), -np.inf, scores).argmax(1)]
+        return labels
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+        """Accuracy, a fraction; ``groups`` as in ``decision_function``."""
+        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
+
+    def _method(self) -> Method:
+        return find_method(self.method) if isinstance(self.method, str) else self.method
+
+    def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
+        """Clients by the scheme. Raises UsageError for what it cannot deal."""
+        if self.scheme not in SCHEMES:
+            raise unknown("partition scheme", self.scheme, SCHEMES)
+        how, N = SCHEMES[self.scheme], len(codes)
+        values = how.resolve({"clients": min(self.clients, N), **(self.scheme_options or {})})
+        whole = np.zeros(N, np.int64)
+        columns = Columns(
+            codes, whole, whole, np.ones(N, np.uint8), np.zeros((N, 16), np.uint8),
+            tuple(map(str, range(len(self.classes_)))), ("all",), "",
+        )  # fmt: skip
+        pool = make_pool(columns, None, split=0, needs_labels=how.needs_labels, scheme=self.scheme)
+        dealt = how.deal(pool, values, Streams(seed, self.scheme))
+        names = dealt.names or [f"client-{i}" for i in range(len(dealt.train))]
+        return [_client(name, rows) for name, rows in zip(names, dealt.train, strict=True)]
+
+    def _facts(self, out: TrainingOutput, feat_post: str, width: int) -> ModelFacts:
+        return ModelFacts(
+            run="", seed=out.seed, dataset="in memory", method=out.method, code="", hp=out.hp, protocol=out.protocol,
+            rounds=len(out.records), dtype=self.dtype, classes=tuple(map(str, self.classes_)), keys=("features",),
+            recipes=(), widths=(width,), views=1, feat_post=feat_post, clients=len(out.clients), saved={},
+        )  # fmt: skip
+
+    def _scores(self, X: Any, groups: Any) -> NDArray[np.float64]:
+        """[N, C] scores of rows, each by the model of its client."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        rows, model = X.astype(np.float32), self.model_
+        if not model.facts.personal:
+            one: NDArray[np.float64] = self._by(model, None).scores(rows)[0]
+            return one
+        if groups is None:
+            raise UsageError(
+                f"{model.facts.method} trains a model for each client, and no row says whose it is.",
+                "predict(X, groups=...) with the client of each row, or a method with one model, for example fedavg",
+            )
+        check_consistent_length(X, groups)
+        names = np.array([str(g) for g in groups])
+        out = np.empty((len(rows), len(self.classes_)))
+        for name in np.unique(names):
+            out[names == name] = self._by(model, str(name)).scores(rows[names == name])[0]
+        return out
+
+    def _by(self, model: SavedModel, client: str | None) -> Predictor:
+        own = self._method()
+        return Predictor((model,), client, method=None if METHODS.get(own.name) is own else own)
+
+
+def _client(name: str, rows: NDArray[np.int64]) -> _Client:
+    return _Client(name, np.sort(rows), np.empty(0, np.int64))
+
+
+def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
+    """One client for each group, in the order of their names."""
+    check_consistent_length(X, groups)
+    names, codes = np.unique(np.array([str(g) for g in groups]), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    starts = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    return [_client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)]
+
+
+def _check_reads_features(method: Method, hp: Mapping[str, Any]) -> None:
+    """Refuse a method that reads more than features and labels; UsageError."""
+    more: Sequence[str] = sorted(method.reads(hp) - {"labels"})
+    if more:
+        raise UsageError(
+            f"{method.name} reads {', '.join(more)}, and FedClassifier has features and labels alone.",
+            f"fedcache.train({method.name!r}, store) of a store that has them.",
+        )

@@ -1,0 +1,165 @@
+"""FedClassifier beside scikit-learn: its own checks, its tools, and the same models as the engine's."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fedcache as fc
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.run import TrainingRun, run
+from fedcache.federate.methods import METHODS
+from fedcache.models.fed_classifier import FedClassifier, _Client
+
+ON_FEATURES = sorted(name for name, m in METHODS.items() if not m.reads(m.resolve()) - {"labels"})
+FAST = {"epochs": 1, "dim": 8}
+
+
+def small(name: str) -> dict[str, int]:
+    declared = {h.name for h in METHODS[name].hparams}
+    return {k: v for k, v in FAST.items() if k in declared}
+
+
+@pytest.fixture(scope="module")
+def digits() -> list[np.ndarray]:
+    """Training and test rows, training and test labels."""
+    X, y = load_digits(return_X_y=True)
+    return train_test_split(X / 16.0, y, test_size=0.3, random_state=0)
+
+
+@parametrize_with_checks([FedClassifier()])  # no check is exempted
+def test_every_check_of_scikit_learn_passes(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [FedClassifier("fedavg", {"head": "linear", "lr": 0.1}, 30, clients=3), FedClassifier("fedncm", dtype="float64")]
+)
+def test_every_check_passes_for_other_methods(estimator, check):
+    check(estimator)
+
+
+def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(digits: list[np.ndarray]) -> None:
+    X, other, y, labels = digits
+    first = FedClassifier().fit(X, y)
+    assert first.score(other, labels) > 0.91
+    skewed = FedClassifier(scheme="dirichlet", scheme_options={"alpha": 0.1}, clients=5, random_state=1).fit(X, y)
+    by_label = FedClassifier().fit(X, y, groups=[f"site {c}" for c in y])
+    assert len(skewed.clients_) == 5
+    assert by_label.clients_ == [f"site {c}" for c in range(10)]
+    for same in (skewed, by_label):  # ridge from summed statistics is exact for every partition
+        assert np.allclose(same.decision_function(other), first.decision_function(other), atol=1e-4)
+
+
+def test_random_features_learn_more(digits: list[np.ndarray]) -> None:
+    X, other, y, labels = digits
+    kernel = FedClassifier(settings={"feat_post": "l2", "rff_dim": 1000})
+    assert kernel.fit(X, y).score(other, labels) > 0.98
+
+
+@pytest.mark.parametrize("name", ON_FEATURES)
+def test_every_method_on_features_fits_and_predicts_its_own_labels(name: str) -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = X[y < 3][:90] / 16.0, np.array(["nought", "one", "two"])[y[y < 3][:90]]
+    groups = np.arange(90) % 3
+    found = FedClassifier(name, small(name), rounds=2).fit(X, y, groups=groups)
+    given = groups if found.model_.facts.personal else None
+    assert set(found.predict(X, given)) <= {"nought", "one", "two"}
+    assert np.allclose(found.predict_proba(X, given).sum(1), 1.0)
+    assert found.decision_function(X, given).shape == (90, 3)
+    assert np.mean(found.predict(X, given) == y) == found.score(X, y, groups=given)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - set(ON_FEATURES)))
+def test_a_method_that_reads_more_than_features_is_refused_by_name(name: str) -> None:
+    with pytest.raises(fc.FedcacheError, match=f"{name} reads") as caught:
+        FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1])
+    assert caught.value.code == 2
+
+
+def test_it_predicts_what_the_engine_predicts() -> None:
+    X, y = load_digits(return_X_y=True)
+    X = X / 16.0
+    found = FedClassifier("fedavg", small("fedavg"), 3, participation=0.5, clients=4, random_state=7).fit(X, y)
+    rows = [np.flatnonzero(np.isin(np.arange(len(X)), c.train)) for c in found._dealt(y, 7)]
+    clients = [_Client(f"client-{i}", r, np.empty(0, np.int64)) for i, r in enumerate(rows)]
+    data = Data(torch.from_numpy(X.astype(np.float32))[:, None], torch.from_numpy(y), 10, widths=(64,))
+    method = METHODS["fedavg"]
+    out = run(TrainingRun(method, data, clients, 3, 0.5, 7), method.resolve("paper", small("fedavg")))
+    assert np.array_equal(out.predict(data.x).numpy(), found.predict(X))
+
+
+def test_it_works_in_a_pipeline_cross_validation_and_a_search(digits: list[np.ndarray]) -> None:
+    X, other, y, labels = digits
+    chain = make_pipeline(StandardScaler(), FedClassifier("fedncm"))
+    assert chain.fit(X, y).score(other, labels) > 0.8
+    assert cross_val_score(FedClassifier(), X, y, cv=3).mean() > 0.9
+    search = GridSearchCV(FedClassifier(), {"settings": [{"lam": 0.01}, {"lam": 1e6}], "clients": [2]}, cv=2)
+    assert search.fit(X, y).best_params_ == {"settings": {"lam": 0.01}, "clients": 2}
+
+
+def test_a_pickle_and_a_saved_model_say_the_same(digits: list[np.ndarray], tmp_path: Path) -> None:
+    X, other, y, _ = digits
+    found = FedClassifier(settings={"feat_post": "standardize"}).fit(X, y)
+    assert np.array_equal(pickle.loads(pickle.dumps(found)).predict(other), found.predict(other))
+    found.model_.save(tmp_path / "m.safetensors")
+    loaded = fc.load_model(tmp_path / "m.safetensors")
+    assert np.array_equal(loaded.scores(other.astype(np.float32)), found.decision_function(other))
+    assert clone(found).get_params() == found.get_params()
+
+
+def test_a_seed_repeats_a_fit_and_none_draws_another() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:200] / 16.0, y[:200]
+
+    def scores(state: object) -> np.ndarray:
+        return FedClassifier("fedavg", small("fedavg"), 2, random_state=state).fit(X, y).decision_function(X)
+
+    assert np.array_equal(scores(3), scores(3))
+    assert np.array_equal(scores(np.random.RandomState(3)), scores(np.random.RandomState(3)))
+    assert not np.array_equal(scores(None), scores(None))
+
+
+def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y, groups = X[:120] / 16.0, y[:120], np.arange(120) % 2
+    found = FedClassifier("solo", small("solo"), 2).fit(X, y, groups=groups)
+    with pytest.raises(fc.FedcacheError, match="no row says whose"):
+        found.predict(X)
+    with pytest.raises(fc.FedcacheError, match="client"):
+        found.predict(X, groups=["nobody"] * 120)
+    with pytest.raises(ValueError, match="inconsistent"):
+        found.predict(X, groups=[0])
+    own = replace(METHODS["fedncm"], name="mine")
+    assert np.array_equal(FedClassifier(own).fit(X, y).predict(X), FedClassifier("fedncm").fit(X, y).predict(X))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"method": "fedvag"}, "fedavg"), ({"scheme": "idd"}, "iid"), ({"settings": {"lamb": 1.0}}, "lam"),
+        ({"dtype": "float16"}, "float32"), ({"preset": "papr"}, "paper"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_none_is_refused_with_the_right_one(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(fc.FedcacheError) as caught:
+        FedClassifier(**arguments).fit(np.eye(4), [0, 1, 0, 1])
+    assert caught.value.code == 2
+    assert said in caught.value.message + caught.value.hint
+
+
+def test_nothing_is_written(own_home: Path) -> None:
+    FedClassifier().fit(np.eye(4), [0, 1, 0, 1]).predict(np.eye(4))
+    assert not own_home.exists() or not any(own_home.iterdir())
