@@ -62,8 +62,8 @@ COMMANDS = (
         "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
     ),
     CommandEntry(
-        "personalise", "personalise", MAIN,
-        "Make the model of a client that was not there when a run of a personalised method trained.",
+        "export-model", "export_model", MAIN,
+        "Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
     ),
     CommandEntry(
         "compare", "compare", MAIN,
@@ -121,7 +121,8 @@ class UnloadedCommand(TyperCommand):
 
     def load(self) -> Any:
         """The command itself, or its group: imports its module."""
-        found = getattr(import_module(f"fedcache.commands.{self.entry.module}"), self.entry.name)
+        function = self.entry.name.replace("-", "_")
+        found = getattr(import_module(f"fedcache.commands.{self.entry.module}"), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich")

@@ -1,4 +1,4 @@
-"""What may be asked of the model of a run, as options of ``predict`` and ``evaluate``."""
+"""What may be asked of the model of a run, as options of ``predict``, ``evaluate`` and ``export-model``."""
 
 from __future__ import annotations
 
@@ -69,20 +69,15 @@ class EvaluateOptions:
 
 
 @dataclass(frozen=True)
-class PersonaliseOptions:
-    """Whose model is made, of which rows, and where it goes."""
+class ExportOptions:
+    """Where an exported model goes, and how it is written."""
 
-    store: str | None = option(
-        None, "The new client's rows: a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
-    )
-    name: str | None = option(None, "Of the new client.", MODEL, said="that of the shard, or of the store")
-    set: Mapping[str, str] = option(
-        {}, "key=value of the method, in place of the run's. Repeatable.", MODEL, once=True, said="the run's"
-    )
-    rounds: int | None = option(
-        None, "Of local training, each of the run's number of epochs.", MODEL, minimum=0, said="the run's"
-    )
     out: str | None = option(
-        None, "The model file, .safetensors; one that is there is kept.", RESULT, short="-o", path=True,
-        said="NAME.safetensors",
+        None, "A folder, or a file ending in .onnx, .pt2, .safetensors or .joblib.", RESULT, short="-o", path=True,
+        said="none; say one",
     )  # fmt: skip
+    kind: str | None = option(
+        None, "What is written.", RESULT, names=("--format",), said="that of the ending of -o",
+        choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
+    )  # fmt: skip
+    force: bool = option(False, "Write over what is there; other files of a folder stay.", RESULT)

@@ -29,14 +29,18 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
 
     Raises StoreError for a model of embeddings whose backbone fedcache does not know.
     """
-    told = [recipe for _, recipe in model.facts.inputs]
-    if not told or any("weights" not in recipe for recipe in told):
+    if not has_known_backbones(model):
         raise StoreError(
             f"The model was trained on embeddings of {' + '.join(model.facts.backbones) or 'no known backbone'}, and "
             "how they are made from images is not known here.",
             "fedcache predict RUN --embeddings FILE   takes such embeddings.",
         )
-    return [Recipe.from_dict(recipe) for recipe in told]
+    return [Recipe.from_dict(recipe) for _, recipe in model.facts.inputs]
+
+
+def has_known_backbones(model: SavedModel) -> bool:
+    """Whether the recipes say how each input is made from an image; those of ingested embeddings do not."""
+    return bool(model.facts.inputs) and all("size" in recipe for _, recipe in model.facts.inputs)
 
 
 def predict_images(

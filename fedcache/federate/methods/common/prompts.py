@@ -236,8 +236,10 @@ def encode_rows(data: ClientData, p: Batch, ctx: Ctx) -> Tensor:
 def encode_images(x: Tensor, p: Batch, ctx: Ctx) -> Tensor:
     """Unit features [N, D] of images uint8 [N, H W 3]; a random patch moves with every block of them."""
     parts = []
+    # A program that is exported reads any number of rows, which no loop can count.
+    blocks = (x,) if torch.compiler.is_exporting() else torch.split(x, _at_once(ctx))
     with torch.no_grad():
-        for block, part in enumerate(torch.split(x, _at_once(ctx))):
+        for block, part in enumerate(blocks):
             parts.append(image_features(part, paint(p, ctx, _somewhere(ctx, block)), ctx))
     return torch.cat(parts)
 

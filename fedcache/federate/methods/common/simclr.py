@@ -175,11 +175,11 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
 def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
     """Representations [.., N, h] (or unit embeddings [.., N, proj]) of stored rows x [.., N, D], in evaluation mode."""
     encoder = encoder_of(ctx.hp)
-    rows = x.shape[-2]
+    # A program that is exported reads any number of rows, which no loop can count.
+    whole = not ctx.env.image or torch.compiler.is_exporting()
     parts = []
     with torch.no_grad():
-        for start in range(0, rows, BLOCK if ctx.env.image else rows):
-            part = x.narrow(-2, start, min(BLOCK, rows - start)) if ctx.env.image else x
+        for part in (x,) if whole else torch.split(x, BLOCK, -2):
             h, _ = encoder.trunk(p, normal(part, ctx), training=False)
             parts.append(encoder.project(p, h) if project else h)
     return torch.cat(parts, -2)

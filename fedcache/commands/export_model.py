@@ -1,0 +1,42 @@
+"""``fedcache export-model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcache.commands.options import Given, command, flags_of, pick, runs_directory
+from fedcache.commands.output import CommandResult
+from fedcache.config import Home, resolve
+from fedcache.models.request import ExportOptions, ModelOptions
+from fedcache.report.find_runs import find_one
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
+
+
+@command("export-model", pick(ModelOptions), pick(ExportOptions))
+def export_model(given: Given, run: RunName) -> CommandResult:
+    """Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.
+
+    A folder, .onnx and .pt2 hold the frozen backbones too, and read images; .safetensors and .joblib (linear heads
+    only) read features. Each carries a model card. ONNX needs the extra export.
+
+    Example: fedcache export-model 3f9c -o model.onnx
+    """
+    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
+    wanted = resolve(ExportOptions, {}, flags_of(ExportOptions, given))
+    root = runs_directory(None if model.runs is None else Path(model.runs))
+    place = Path(run) if run.endswith(".safetensors") else find_one(run, root)
+    from fedcache.report.export_model import export_model as write_model
+
+    done = write_model(place, model, wanted, Home.from_environment())
+    data: dict[str, Any] = {"path": str(done.path), "format": done.kind, "bytes": done.bytes, **done.said}
+    lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
+    for one in done.said.get("inputs", []):
+        shape = f"uint8 [N, 3, {one['height']}, {one['width']}]" if one["kind"] == "images" else f"[N, {one['width']}]"
+        lines.append(f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})")
+    if "difference" in done.said:
+        lines.append(f"  its probabilities differ by at most {done.said['difference']:.1g} from this model's")
+    return CommandResult(data, lines)

@@ -1,0 +1,35 @@
+"""Classify images with the model in this folder: python predict.py IMAGE..."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+HERE = Path(__file__).parent
+facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+model = torch.export.load(HERE / "model.pt2").module()
+
+
+def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
+    """The image as an input takes it: uint8 [1, 3, height, width]."""
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    side, kernel = how["height"], Image.Resampling[how["interpolation"].upper()]
+    if how["resize"] == "squash":
+        image = image.resize((how["width"], side), kernel)
+    elif how["resize"] == "crop":
+        short, (w, h) = max(side, round(side / how["crop_pct"])), image.size
+        image = image.resize((short, int(short * h / w)) if w <= h else (int(short * w / h), short), kernel)
+        left, top = (round((length - side) / 2) for length in image.size)
+        image = image.crop((left, top, left + side, top + side))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+
+
+for path in sys.argv[1:]:
+    _scores, probability = model(*(pixels(path, how) for how in facts["inputs"]))
+    best = int(probability[0].argmax())
+    print(f"{path}\t{facts['classes'][best]}\t{float(probability[0, best]):.6f}")

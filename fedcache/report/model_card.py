@@ -1,0 +1,171 @@
+"""The model card that every exported model carries: what it was trained on, how well, and at whose cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.backbones import lookup
+from fedcache.extract.recipe import Recipe
+from fedcache.federate.methods import METHODS
+from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import SavedModel
+from fedcache.report.methods.facts import leaving
+from fedcache.report.methods.sizes import Sizes
+from fedcache.runs.trust_words import describe_trust
+
+LEVEL = 0.95
+SHOWN = 20
+"""Classes that are named."""
+
+
+def model_card(predictor: Predictor, result: Mapping[str, Any] | None, home: Home) -> str:
+    """Markdown; ``result`` is the run's, None for a model file whose run is not at hand."""
+    saved = predictor.members[0]
+    facts = saved.facts
+    whose = "the one for all clients" if predictor.client is None else f"that of client {predictor.client} alone"
+    few = ", ".join(facts.classes[:SHOWN]) + (", ..." if len(facts.classes) > SHOWN else "")
+    lines = [
+        "# Model card",
+        "",
+        f"Method {facts.method}, {whose}; seed {facts.seed} of run {facts.run[:16]}, {facts.rounds} rounds over "
+        f"{facts.clients:,} clients.",
+        f"{len(facts.classes):,} classes: {few}.",
+        "",
+        "## Trained on",
+        "",
+        *_data(saved, result),
+        *_backbones(saved, home),
+        f"Features: feat_post {facts.feat_post}, {facts.dtype}.",
+        "",
+        "## Accuracy",
+        "",
+        *(["Not known: the run is not at hand."] if result is None else accuracy_lines(result, predictor.client)),
+        "",
+        "## What left the clients",
+        "",
+        *left_lines(saved, result),
+        "",
+        "## Privacy spent",
+        "",
+        *_privacy(result),
+    ]
+    if predictor.client is not None and predictor.deployed[0].personal:
+        own = ", ".join(f"{k} [{', '.join(map(str, t.shape))}]" for k, t in predictor.deployed[0].personal.items())
+        lines += [
+            "",
+            "## What it tells of a client",
+            "",
+            f"It holds tensors of {predictor.client} alone ({own}), made of that client's rows. Give it to nobody who "
+            "may not know them.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+    if result is None:
+        return [f"Dataset {saved.facts.dataset}."]
+    data, part = result["dataset"], result["partition"]
+    args = ", ".join(f"{k} {v}" for k, v in part["args"].items() if v is not None)
+    return [
+        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} images.",
+        f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
+        f"{part['dropped']:,} rows left out; digest {part['digest']}.",
+    ]
+
+
+def _backbones(saved: SavedModel, home: Home) -> list[str]:
+    """Each recipe on a line, with the licence of its weights."""
+    lines = []
+    for key, told in zip(saved.facts.keys, saved.facts.recipes, strict=False):
+        if "size" not in told:  # embeddings of somebody's own
+            lines.append(f"Embeddings {told.get('backbone', key)}, made elsewhere; licence of the weights: not known.")
+            continue
+        recipe = Recipe.from_dict(told)
+        try:
+            licence = lookup(recipe.backbone, home=home.root).licence
+        except FedcacheError:  # a backbone of another installation
+            licence = ""
+        side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}" if recipe.size else "images as they are"
+        lines.append(
+            f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
+            f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
+        )
+    return lines
+
+
+def accuracy_lines(result: Mapping[str, Any], client: str | None = None) -> list[str]:
+    """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
+    a, protocol = result["accuracy"], result["protocol"]
+    over = {"global": "one model on the global test rows", "personalised": "each client's model on its own test rows",
+            "everywhere": "each client's model on all test rows"}[protocol]  # fmt: skip
+    lines = []
+    rows = test_rows(result)
+    for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
+        if value is None:
+            continue
+        correct = None if rows is None else value * rows
+        if correct is None or rows is None or abs(correct - round(correct)) > 1e-6:
+            lines.append(f"Seed {seed}: {100 * value:.2f} %, {over}.")
+            continue
+        ci = stats.binomtest(round(correct), rows).proportion_ci(LEVEL, method="wilson")
+        lines.append(
+            f"Seed {seed}: {100 * value:.2f} %, {over} ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to "
+            f"{100 * ci.high:.2f} %."
+        )
+    if len(a["per_seed"]) > 1 and a["mean"] is not None:
+        lines.append(f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
+                     f"{100 * (a['std'] or 0.0):.2f} points.")  # fmt: skip
+    if client in result["clients"]:
+        own = a["per_client"][result["clients"].index(client)]
+        lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
+    return lines or ["No row was scored."]
+
+
+def test_rows(result: Mapping[str, Any]) -> int | None:
+    """Test rows of one seed of a run with one model for all; None where they are not known."""
+    confusion = result.get("confusion")
+    if result["protocol"] != "global" or confusion is None:
+        return None
+    total, seeds = sum(sum(row) for row in confusion), len(result["seeds"])
+    return total // seeds if total and total % seeds == 0 else None
+
+
+def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
+    """What a client sent, in numbers and in kind."""
+    lines = []
+    if result is not None:
+        exact = result["traffic"]["exact"]
+        each = exact["per_client_round"]
+        lines.append(
+            f"A client sent {each['up']:,.0f} scalars a round and received {each['down']:,.0f}; all together "
+            f"{exact['up_bytes']:,} bytes up and {exact['down_bytes']:,} down over the run."
+        )
+    facts = saved.facts
+    method = METHODS.get(facts.method)
+    if method is None:
+        return [*lines, f"{facts.method} is a method of somebody's own; see its code for what it sends."]
+    parts = (
+        leaving(method, Sizes(facts.width, facts.width, len(facts.classes))) if facts.image is None else leaving(method)
+    )
+    lines += [f"Sent: {part.what} ({part.tells})." for part in parts] or ["Nothing is sent."]
+    return lines
+
+
+def _privacy(result: Mapping[str, Any] | None) -> list[str]:
+    if result is None:
+        return ["Not known: the run is not at hand."]
+    trust = result.get("trust", {})
+    lines = describe_trust(trust)
+    return lines if trust.get("privacy") else [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
+
+
+def run_result(place: Path) -> Path | None:
+    """The result beside a model, None for a file whose run is not at hand."""
+    found = place / "result.json" if place.is_dir() else place.parent.parent / "result.json"
+    return found if found.is_file() else None

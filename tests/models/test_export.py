@@ -1,0 +1,261 @@
+"""``fedcache export-model``: what it writes is used without fedcache, and says what ``predict`` says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from command import fedcache, ok
+from pictures import folder, picture
+from safetensors import safe_open
+
+from fedcache.models.export.formats import check_place, format_of
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Two backbones over a folder of images; runs of a method with one model, and of one with a model per client."""
+    root = tmp_path_factory.mktemp("export")
+    patched = pytest.MonkeyPatch()
+    patched.setenv("FEDCACHE_HOME", str(root / "home"))
+    folder(root / "shapes", train=8, test=4)
+    both = ("--backbones", "glyph-clip,random-projection")
+    ok("extract", "-d", f"folder:{root / 'shapes'}", *both, "--workers", 0)
+    yield root, {
+        "one": ok("train", "--method", "fed3r", *both, "--clients", 2, "--scheme", "iid").data["path"],
+        "many": ok("train", "--method", "fedproto", "--backbones", "random-projection", "--clients", 2,
+                   "--scheme", "iid", "--rounds", 1, "--set", "dim=8").data["path"],
+    }  # fmt: skip
+    patched.undo()
+
+
+def images(root):
+    return sorted((root / "shapes" / "test").rglob("*.png"))
+
+
+def without_fedcache(script, *words):
+    """Run a script where fedcache cannot be imported."""
+    blocked = "import sys; sys.modules['fedcache'] = None; import runpy; sys.argv = sys.argv[1:]; "
+    code = blocked + "runpy.run_path(sys.argv[0], run_name='__main__')"
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script), *map(str, words)], capture_output=True, text=True, env=env,
+        cwd=Path(script).parent, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+def said_by_predict(run, paths, *words):
+    rows = ok("predict", run, *paths, *words).data["rows"]
+    return [(row["class"], row["probability"]) for row in rows]
+
+
+def test_a_folder_classifies_images_without_fedcache(home, tmp_path):
+    root, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m")
+    script = (tmp_path / "m" / "predict.py").read_text()
+    readme = (tmp_path / "m" / "README.md").read_text()
+    assert script in readme  # what is shown is what runs
+    assert "fedcache" not in script
+    found = without_fedcache(tmp_path / "m" / "predict.py", *images(root))
+    for (path, name, p), (wanted, q), image in zip(
+        found, said_by_predict(runs["one"], images(root)), images(root), strict=True
+    ):
+        assert (path, name) == (str(image), wanted)
+        assert abs(float(p) - q) <= 1e-4
+
+
+def test_the_card_says_what_the_result_says(home, tmp_path):
+    _, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", framework="np") as file:
+        card = file.metadata()["card"]
+    result = json.loads((Path(runs["one"]) / "result.json").read_text())
+    for words in (
+        result["dataset"]["digest"], result["partition"]["digest"], f"{100 * result['accuracy']['mean']:.2f} %",
+        "Wilson interval", "licence of the weights: Apache-2.0", "licence of the weights: not known",
+        "No noise was added", "bytes up",
+    ):  # fmt: skip
+        assert words in card, words
+
+
+def test_one_clients_model_says_so_and_is_that_clients(home, tmp_path):
+    root, runs = home
+    out = tmp_path / "m.pt2"
+    ok("export-model", runs["many"], "-o", out, "--client", "client-1")
+    extra = {"README.md": "", "model.json": ""}
+    model = torch.export.load(out, extra_files=extra).module()
+    facts = json.loads(extra["model.json"])
+    assert facts["client"] == "client-1"
+    assert "Give it to nobody" in extra["README.md"]
+    from PIL import Image
+
+    paths = images(root)
+    side = facts["inputs"][0]["height"]
+    kernel = Image.Resampling[facts["inputs"][0]["interpolation"].upper()]
+    x = np.stack([np.array(Image.open(p).convert("RGB").resize((side, side), kernel)) for p in paths])
+    probability = model(torch.from_numpy(x).permute(0, 3, 1, 2))[1]
+    for row, (name, p) in zip(probability, said_by_predict(runs["many"], paths, "--client", "client-1"), strict=True):
+        assert facts["classes"][int(row.argmax())] == name
+        assert abs(float(row.max()) - p) <= 1e-4
+
+
+def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
+    root, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m.safetensors")
+    ok("export-model", runs["one"], "-o", tmp_path / "m.joblib")
+    ok("export", tmp_path / "features.npz", "--store", next((root / "home" / "stores").glob("*.zarr")))
+    held = np.load(tmp_path / "features.npz", allow_pickle=False)
+    x = np.concatenate([np.asarray(held[k], np.float64).reshape(len(held[k]), -1) for k in FEATURES(held)], -1)
+    rows = ok("predict", runs["one"], "--embeddings", tmp_path / "features.npz").data["rows"]
+    made = joblib.load(tmp_path / "m.joblib")
+    assert list(made.predict(x)) == [row["class"] for row in rows]
+    assert np.abs(made.predict_proba(x).max(-1) - [row["probability"] for row in rows]).max() <= 1e-6
+    with safe_open(tmp_path / "m.safetensors", framework="np") as file:
+        assert json.loads(file.metadata()["classes"]) == ["class0", "class1", "class2"]
+        assert "Model card" in file.metadata()["card"]
+        assert file.get_tensor("linear/weight").shape == (3, 192)
+
+
+def FEATURES(held):  # noqa: N802
+    """Names of the arrays of features in a file, glyph-clip first, as the run joined them."""
+    return sorted(k for k in held if k.startswith("features"))
+
+
+def test_a_method_that_is_not_linear_is_refused_by_name(home, tmp_path):
+    done = fedcache("export-model", home[1]["many"], "-o", tmp_path / "m.joblib", "--client", "client-0")
+    assert done.code == 2
+    assert "fedproto" in done.err
+    assert not (tmp_path / "m.joblib").exists()
+
+
+@pytest.mark.slow
+def test_onnx_says_what_torch_says(home, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    _, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m.onnx")
+    ok("export-model", runs["one"], "-o", tmp_path / "m.pt2")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    drawn = np.stack([np.array(picture(seed, seed % 3, 32)) for seed in range(120)]).transpose(0, 3, 1, 2)
+    x = {i.name: drawn for i in session.get_inputs()}
+    assert [i.shape[1:] for i in session.get_inputs()] == [[3, 32, 32]] * 2
+    (probabilities,) = session.run(["probabilities"], x)
+    wanted = torch.export.load(tmp_path / "m.pt2").module()(*(torch.from_numpy(v) for v in x.values()))[1]
+    assert np.abs(probabilities - wanted.numpy()).max() <= 1e-4
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["classes"]) == ["class0", "class1", "class2"]
+    assert {i["resize"] for i in json.loads(facts["inputs"])} == {"squash"}
+    assert "Model card" in facts["card"]
+
+
+def test_onnx_without_its_packages_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    from fedcache.errors import MachineError
+
+    with pytest.raises(MachineError) as found:
+        check_place(tmp_path / "m.onnx", "onnx", False)
+    assert found.value.hint == "pip install 'fedcache[export]'"
+
+
+def test_nothing_is_written_over_without_force(home, tmp_path):
+    _, runs = home
+    mine = tmp_path / "m.safetensors"
+    mine.write_text("mine")
+    done = fedcache("export-model", runs["one"], "-o", mine)
+    assert done.code == 4
+    assert mine.read_text() == "mine"
+    ok("export-model", runs["one"], "-o", mine, "--force")
+    taken = tmp_path / "d"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    assert fedcache("export-model", runs["one"], "-o", taken).code == 4
+    assert [p.name for p in taken.iterdir()] == ["notes.txt"]
+    ok("export-model", runs["one"], "-o", taken, "--force")
+    assert (taken / "notes.txt").read_text() == "mine"  # other files of a folder stay
+    assert (taken / "model.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ((), "-o says where"),
+        (("-o", "m.zip"), "file ending"),
+        (("-o", "m.onnx", "--format", "pickle"), "pickle"),
+        (("-o", "m.pt2", "--seed", "all"), "one seed"),
+        (("-o", "m.pt2", "--seed", "7"), "no seed 7"),
+        (("-o", "m.pt2", "--client", "client-0"), "one model for all"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words, found):
+    monkeypatch.chdir(tmp_path)
+    done = fedcache("export-model", home[1]["one"], *words)
+    assert done.code == 2
+    assert found in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_model_and_a_damaged_one(home, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(home[1]["one"], copy)
+    file = copy / "models" / "seed-0.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    done = fedcache("export-model", copy, "-o", tmp_path / "m.pt2")
+    assert done.code == 5
+    shutil.rmtree(copy / "models")
+    done = fedcache("export-model", copy, "-o", tmp_path / "m.pt2")
+    assert done.code == 4
+    assert "--fresh" in done.err
+
+
+def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
+    g = np.random.default_rng(3)
+    y = g.integers(0, 3, 90)
+    x = (np.eye(3)[y] @ g.standard_normal((3, 6)) + 0.3 * g.standard_normal((90, 6))).astype(np.float32)
+    np.savez(tmp_path / "e.npz", features=x, label=y, split=(np.arange(90) % 3 == 0).astype(np.int64))
+    ok("ingest", tmp_path / "e.npz", "--name", "mine")
+    run = ok("train", "--method", "fedncm", "--clients", 2, "--scheme", "iid").data["path"]
+    (tmp_path / "photos").mkdir()
+    picture(0, 0).save(tmp_path / "photos" / "a.png")
+    refused = fedcache("predict", run, tmp_path / "photos")
+    assert (refused.code, "is not known here" in refused.err) == (4, True)
+    np.save(tmp_path / "x.npy", x)
+    found = ok("export-model", run, "-o", tmp_path / "m").data
+    assert [i["kind"] for i in found["inputs"]] == ["features"]
+    rows = ok("predict", run, "--embeddings", tmp_path / "x.npy").data["rows"]
+    monkeypatch.setattr(sys, "argv", ["predict.py", str(tmp_path / "x.npy")])
+    said = io.StringIO()
+    with redirect_stdout(said):
+        runpy.run_path(str(tmp_path / "m" / "predict.py"))
+    lines = [line.split("\t") for line in said.getvalue().splitlines()]
+    assert [name for _, name, _ in lines] == [row["class"] for row in rows]
+    assert max(abs(float(p) - row["probability"]) for (_, _, p), row in zip(lines, rows, strict=True)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("m", "folder"),
+        ("m.onnx", "onnx"),
+        ("m.pt2", "torch"),
+        ("m.safetensors", "safetensors"),
+        ("m.joblib", "sklearn"),
+    ],
+)
+def test_the_ending_says_the_format(tmp_path, name, kind):
+    assert format_of(tmp_path / name, None) == kind

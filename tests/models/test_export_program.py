@@ -1,0 +1,134 @@
+"""Every method's model as a program: it predicts what the model does, for any number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
+from test_saved_model import facts_of, rows_of
+
+from fedcache.errors import UsageError
+from fedcache.federate.engine.feature_post import FEAT_POSTS, prepare_features
+from fedcache.federate.methods import METHODS
+from fedcache.heads.losses import MASKED
+from fedcache.models.collect import collect
+from fedcache.models.export.linear_head import estimator, linear_head
+from fedcache.models.export.program import export, make_program
+from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import SavedModel
+
+LINEAR = {
+    "central", "clip-zs", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedntd", "fedpft",
+    "fst-cbdg", "promptfl",
+}  # fmt: skip
+"""Methods whose scores are linear in features by default, up to a number that is the same for all classes."""
+
+
+def trained(case):
+    """(predictor, data) of the tiny federation."""
+    data, clients = tiny(views=4)
+    out = go_tiny(*case, data, clients)
+    data = fitted(METHODS[case[0]], data)
+    collected = collect(out, replace(facts_of(out, data), recipes=({},)), data, None)
+    model = collected.model
+    return Predictor((model,), next(iter(model.clients), None), encoders=data.towers), data
+
+
+def program_agrees(case):
+    predictor, data = trained(case)
+    model, made = predictor.members[0], predictor.deployed[0]
+    program = make_program(predictor, home=None)
+    rows = rows_of(model, data, np.arange(9))
+    given = rows.float()
+    if model.facts.image is not None:
+        H, W = model.facts.image
+        given = rows.view(-1, H, W, 3).permute(0, 3, 1, 2)
+    wanted = made.scores(rows)
+    scores, probabilities = program.exported.module()(given)
+    assert torch.allclose(scores, wanted.float(), rtol=1e-5, atol=1e-5)
+    assert torch.allclose(probabilities, wanted.softmax(-1).float(), atol=1e-5)
+    one = program.exported.module()(given[:1])[0]
+    assert torch.allclose(one, scores[:1], rtol=1e-5, atol=1e-5)  # any number of rows
+
+
+@pytest.mark.parametrize("name", ["fed3r", "fedpcl", "tip-local"])
+def test_a_method_as_a_program(name):
+    program_agrees(next(case for case in cases() if case[0] == name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases() + VARIANTS, ids=ids)
+def test_every_method_as_a_program(case):
+    program_agrees(case)
+
+
+def test_a_predict_that_no_program_follows_is_refused_by_name(monkeypatch):
+    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"))
+    program = make_program(predictor, home=None)
+    monkeypatch.setattr(program.module, "features", lambda x: x[: int(x.sum() > 0) + 1])
+    with pytest.raises(UsageError, match="predict of fedncm cannot be made a program"):
+        export(program.module, program.inputs)
+
+
+def features_of(case_name):
+    return [case for case in cases() if case[0] == case_name][-1]
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in METHODS.items() if "pixels" not in m.needs))
+def test_which_methods_are_linear(name):
+    predictor, data = trained(features_of(name))
+    if predictor.members[0].facts.image is not None:
+        pytest.skip("reads images by default")
+    if name not in LINEAR:
+        with pytest.raises(UsageError, match=name):
+            linear_head(predictor)
+        return
+    head = linear_head(predictor)
+    x = data.x[:, 0].nan_to_num().double()
+    wanted = predictor.deployed[0].scores(x.to(predictor.deployed[0].ctx.env.dtype)).double().numpy()
+    found = x.numpy() @ head.coef.T + head.intercept
+    live = wanted[0] > MASKED / 2  # the client has rows of these classes
+    assert live.sum() >= 2
+    if head.centred:
+        wanted = np.where(live, wanted - wanted[:, live].mean(-1, keepdims=True), wanted)
+    assert np.abs(found - wanted).max() <= 1e-6 * (1 + np.abs(wanted[:, live]).max())
+
+
+@pytest.mark.parametrize("feat_post", FEAT_POSTS)
+@pytest.mark.parametrize("widths", [(5,), (2, 3)], ids=["one", "two"])
+def test_the_estimator_reads_features_as_the_model_does(feat_post, widths):
+    """Classes are sorted by name, as scikit-learn has them, and probabilities are the model's."""
+    predictor, _ = trained(("fed3r", {"bias": True}))
+    saved = predictor.members[0]
+    raw = np.random.default_rng(1).standard_normal((50, 1, 5)).astype(np.float32) * 3 + 1
+    _, scaling = prepare_features([raw], feat_post, np.arange(50))
+    tensors = dict(saved.tensors)
+    if scaling is not None:
+        tensors |= {"features/mean": torch.from_numpy(scaling.mean), "features/scale": torch.from_numpy(scaling.scale)}
+    keys = tuple("kl"[: len(widths)])
+    facts = replace(saved.facts, feat_post=feat_post, widths=widths, classes=("z", "b", "a"))
+    facts = replace(facts, keys=keys, recipes=({},) * len(keys))
+    predictor = Predictor((SavedModel(facts, tensors),), temperature=0.7)
+    made = estimator(predictor, linear_head(predictor))
+    parts = np.split(raw[:, 0], np.cumsum(widths)[:-1], axis=-1)
+    wanted = predictor.probabilities(*parts)
+    assert list(made.classes_) == ["a", "b", "z"]
+    assert np.abs(made.predict_proba(raw[:, 0].astype(np.float64)) - wanted[:, [2, 1, 0]]).max() <= 1e-6
+    assert [("z", "b", "a")[i] for i in wanted.argmax(-1)] == list(made.predict(raw[:, 0].astype(np.float64)))
+    program = make_program(predictor, home=None)
+    assert np.abs(program.exported.module()(torch.from_numpy(raw[:, 0]))[1].numpy() - wanted).max() <= 1e-5
+
+
+def test_an_estimator_of_two_classes():
+    """scikit-learn keeps one row of coefficients of two classes."""
+    predictor, _ = trained(("fed3r", {"bias": True}))
+    saved = predictor.members[0]
+    two = {k: t[:2] if k.startswith("server/") and t.shape[:1] == (3,) else t for k, t in saved.tensors.items()}
+    cut = Predictor((SavedModel(replace(saved.facts, classes=("no", "yes")), two),))
+    made = estimator(cut, linear_head(cut))
+    x = np.random.default_rng(2).standard_normal((20, 5))
+    assert made.coef_.shape == (1, 5)
+    assert np.abs(made.predict_proba(x) - cut.probabilities(x)).max() <= 1e-6
