@@ -62,6 +62,10 @@ COMMANDS = (
         "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
     ),
     CommandEntry(
+        "personalise", "personalise", MAIN,
+        "Make the model of a client that was not there when a run of a personalised method trained.",
+    ),
+    CommandEntry(
         "export-model", "export_model", MAIN,
         "Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
     ),

@@ -119,10 +119,8 @@ def matched(
         classes: of the model.
         source: of the features.
     """
-    (label, domain), number = codes, {c: i for i, c in enumerate(classes)}
-    to_model = np.array([number.get(c, -1) for c in names[0]] + [-1], np.int64)
-    there = readable & (label >= 0)
-    truth = to_model[label]
+    label, domain = codes
+    there, truth = readable & (label >= 0), model_labels(label, names[0], classes)
     lost = Counter(names[0][k] for k in label[there & (truth < 0)])
     left = LeftOutRows(int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items())))
     known = there & (truth >= 0)
@@ -133,6 +131,12 @@ def matched(
             "Give data with classes of these names.",
         )
     return LabelledRows(name, rows[known], truth[known], domain[known], tuple(names[1]), left, source)
+
+
+def model_labels(label: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+    """Labels [n], numbers among ``names``, as numbers among a model's ``classes``; -1 for one that it does not know."""
+    number = {c: i for i, c in enumerate(classes)}
+    return np.array([number.get(c, -1) for c in names] + [-1], np.int64)[label]
 
 
 def measure(predictor: Predictor, rows: LabelledRows, *, fit: bool = True) -> Measures:

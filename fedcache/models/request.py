@@ -69,6 +69,26 @@ class EvaluateOptions:
 
 
 @dataclass(frozen=True)
+class PersonaliseOptions:
+    """Whose model is made, of which rows, and where it goes."""
+
+    store: str | None = option(
+        None, "The new client's rows: a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
+    )
+    name: str | None = option(None, "Of the new client.", MODEL, said="that of the shard, or of the store")
+    set: Mapping[str, str] = option(
+        {}, "key=value of the method, in place of the run's. Repeatable.", MODEL, once=True, said="the run's"
+    )
+    rounds: int | None = option(
+        None, "Of local training, each of the run's number of epochs.", MODEL, minimum=0, said="the run's"
+    )
+    out: str | None = option(
+        None, "The model file, .safetensors; one that is there is kept.", RESULT, short="-o", path=True,
+        said="NAME.safetensors",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """Where an exported model goes, and how it is written."""
 

@@ -221,8 +221,29 @@ class SavedModel:
         """
         facts, used = self.facts, self.find_method(method)
         number = None if one_for_all else self.number_of(client)
-        dtype = getattr(torch, facts.dtype)
-        own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
+        named = None if number is None else (self._name_of(number), number)
+        ctx = self.context(named, encoders=encoders, device=device)
+        down = self.tree("server/") | self.tree(f"client/{number}/down/")
+        part = self.tree(f"client/{number}/own/")
+        down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
+        made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
+        if one_for_all and facts.personal:
+            _check_global(made)
+        return made
+
+    def context(
+        self, client: tuple[str, int] | None, *, encoders: FrozenEncoders | None = None, device: str = "cpu"
+    ) -> Ctx:
+        """The context of a client's model after the last round.
+
+        Args:
+            client: its name and number; None for the server's.
+            encoders: live ones.
+            device: where it computes.
+        """
+        facts, dtype = self.facts, getattr(torch, self.facts.dtype)
+        name, ids = (SERVER, ()) if client is None else (client[0], (client[1],))
+        own = facts.overrides.get(-1 if client is None else client[1], ClientOverrides())
         env = RunConstants(
             classes=len(facts.classes),
             width=sum(b - a for a, b in own.columns) if own.columns else facts.width,
@@ -235,16 +256,8 @@ class SavedModel:
             image=facts.image,
             towers=encoders,
         )
-        name, ids = (SERVER, ()) if number is None else (self._name_of(number), (number,))
         rng = ClientRng(facts.seed, facts.rounds, (name,), 0, dtype, torch.device(device))
-        ctx = Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
-        down = self.tree("server/") | self.tree(f"client/{number}/down/")
-        part = self.tree(f"client/{number}/own/")
-        down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
-        made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
-        if one_for_all and facts.personal:
-            _check_global(made)
-        return made
+        return Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
 
     @staticmethod
     def _on(t: Tensor | None, device: str) -> Tensor | None:
@@ -273,16 +286,20 @@ class SavedModel:
                 f"found {' + '.join(map(str, found))}.",
                 "Give features of the same backbones in the same order.",
             )
-        scaling = None
-        if facts.feat_post == "standardize":
-            scaling = Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
         whole = [np.asarray(a).reshape(len(a), -1, a.shape[-1])[:, :1] for a in arrays]
-        x = prepare_features(whole, facts.feat_post, scaling=scaling)[0][:, 0]
+        x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
         number = None if client is None and len(facts.saved) != 1 else self.number_of(client)
         own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
         if own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """The numbers of ``feat_post=standardize``; None for the others."""
+        if self.facts.feat_post != "standardize":
+            return None
+        return Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
 
     def _read_images(self, images: np.ndarray) -> Tensor:
         H, W = self.facts.image or (0, 0)

@@ -1,0 +1,50 @@
+"""``fedcache personalise``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcache.commands.options import Given, command, flags_of, pick
+from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.commands.predict import find_model
+from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.errors import Exit, UsageError
+from fedcache.models.request import ModelOptions, PersonaliseOptions
+from fedcache.process import Stop, stop_on_signals
+from fedcache.report.drawing import percent
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
+
+
+MODEL = pick(ModelOptions, "seed", "weights", "runs")
+
+
+@command("personalise", pick(PersonaliseOptions), MODEL, pick(ExtractConfig, "device"))
+def personalise(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
+    """Make the model of a client that was not there when a run of a personalised method trained.
+
+    The new client receives what the run's server sent last and trains its own part on its training rows, as clients of
+    the run did; nothing leaves it. The model is measured on the store's test rows and written to a file.
+
+    Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
+    """
+    model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
+    wanted = resolve(PersonaliseOptions, {}, flags_of(PersonaliseOptions, given))
+    if wanted.store is None:
+        raise UsageError("--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr")
+    place = find_model(run, model)
+    from fedcache.runs.personalise_run import personalise_run
+
+    home, stop = Home.from_environment(), Stop()
+    with stop_on_signals(stop.ask, observer.note):
+        found = personalise_run(place, model, wanted, given.get("device") or "auto", home, observer, stop)
+    trained = f" in {found.rounds} rounds" if found.rounds else ""
+    lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
+    m = found.measures
+    if m is not None:
+        interval = "" if m.all.interval is None else f" ({' to '.join(percent(v) for v in m.all.interval)})"
+        lines.append(f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store")
+    lines += [str(found.path), f"It classifies:  fedcache predict {found.path} photo.jpg"]
+    return CommandResult(found.to_dict(), lines, Exit.OK)

@@ -1,0 +1,162 @@
+"""The personal part of a personalised method for a client that was not there when the model was trained.
+
+A new client receives what the server sent after the last round, and does with it what every client of the run did:
+``enter``, then ``fit`` in as many rounds as the run had, with the run's hyperparameters and the draws that a client of
+that name would have had; its uploads go nowhere. Methods whose personal part is a function of the broadcast and the
+client's rows (steps of adaptation, a cache, a ridge of its own) need no training. So a client of the run that is
+personalised from its own rows gets the very model it had, where that is such a function or nothing was ever received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcache.errors import FederatedRunError, StoreError, UsageError
+from fedcache.federate.engine.client_data import ClientData, FrozenEncoders, cut_out, stack_clients
+from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.engine.method import Method, keep_down, less_training_state
+from fedcache.federate.trust.update_validation import all_bounded
+from fedcache.models.collect import client_tensors, owned
+from fedcache.models.saved_model import SavedModel
+
+
+@dataclass(frozen=True)
+class NewClient:
+    """A client that was not there."""
+
+    name: str
+    x: Tensor  # [N, V, D] features as the model reads them, or images uint8 [N, 1, H W 3]
+    label: Tensor  # int64 [N], by number of the model's class; -1 unknown
+    train: NDArray[np.int64]  # rows to learn from; labelled where the method reads labels
+
+
+def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of the new client: the run's, then ``settings`` (words or typed values).
+
+    Raises UsageError for a method that has no personal part under them, or learns from test rows; and as
+    ``Method.hparam``.
+    """
+    facts = model.facts
+    hp = {**facts.hp, **{k: method.hparam(k).parse(v) for k, v in settings.items()}}
+    if "global" in (facts.protocol, method.protocol(hp)):
+        raise UsageError(
+            f"{facts.method} has no personal part"
+            + (": it trained one model for all clients, which a new one uses as it is." if not facts.personal
+               else " with these settings."),
+            "fedcache predict RUN --store SHARD",
+        )  # fmt: skip
+    if method.reads_test(hp):
+        raise UsageError(
+            f"{facts.method} of this run adapts to labelled test rows, and a new client has none to adapt to.",
+            "--set adapt_on=train",
+        )
+    return hp
+
+
+def trains(method: Method) -> bool:
+    """Whether the personal part is trained round by round; else it is a function of the broadcast and the rows."""
+    return method.personal_part is less_training_state
+
+
+def personalise(
+    model: SavedModel,
+    client: NewClient,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    method: Method | None = None,
+    encoders: FrozenEncoders | None = None,
+    device: str = "cpu",
+    each_round: Callable[[], None] = lambda: None,
+) -> SavedModel:
+    """A model with the personal part of ``client`` alone.
+
+    Raises UsageError as ``settled``, for a method that needs other clients' rows, and for settings that do not fit what
+    the run's server sends; StoreError for a client without rows and a model that lacks what was sent; FederatedRunError
+    for training that diverges.
+
+    Args:
+        model: of a run of a personalised method.
+        client: the new one. Under the name of a client of the run it gets that one's draws.
+        settings: hyperparameters in place of the run's.
+        rounds: of local training, each of the run's number of epochs; None for as many as the run had.
+        method: one of the user's own.
+        encoders: live ones, for a model that runs some.
+        device: where it computes.
+        each_round: called before every round; what it raises ends the training.
+    """
+    facts, used = model.facts, model.find_method(method)
+    hp = settled(model, used, settings or {})
+    n = len(client.train)
+    if not n:
+        raise StoreError(f"{client.name} has no rows to learn from.", "Give a store with labelled training rows.")
+    if trains(used) and used.gradient and "batch" in hp and not batch_sizes(min(n, 2 * int(hp["batch"])), hp):
+        raise StoreError(f"{client.name} has {n} rows, too few for one batch of {hp['batch']}.", "--set batch=1")
+    number = facts.saved.get(client.name, facts.clients)
+    alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
+    ctx = alone.context((client.name, number), encoders=encoders, device=device)
+    ctx = replace(ctx, env=replace(ctx.env, views=client.x.shape[1]))
+    down = {k: t.to(device) for k, t in model.tree("server/").items()}
+    label = client.label.to(device) if "labels" in used.reads(hp) else None
+    x = client.x.to(device)
+    (data,), seen = cut_out(x, label, [client.train]), stack_clients(x, label, [client.train], 0)
+    count = facts.rounds if rounds is None else rounds
+    try:
+        state = used.enter(down, data, ctx)
+        for number_of_round in range(count if trains(used) else 0):
+            each_round()
+            state, _ = used.fit(down, state, data, at_round(ctx, number_of_round))
+        deployed = down
+        if used.deploy is not keep_down:
+            deployed = used.deploy(down, state, nobodys_rows(used.name), ctx)
+        with torch.no_grad():
+            part = used.personal_part(deployed, state, seen, ctx)
+    except KeyError as error:
+        raise StoreError(
+            f"What the run's server sent lacks {error}, without which {used.name} makes no model of a client.",
+            "Train the run again with this version: --fresh.",
+        ) from error
+    except RuntimeError as error:
+        if not settings:
+            raise
+        raise UsageError(
+            f"{', '.join(f'{k}={v}' for k, v in settings.items())} does not fit what the run's server sends: {error}",
+            "Leave --set out.",
+        ) from error
+    made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
+    own = owned(client_tensors(made, down, number))
+    if not all_bounded({k: t for k, t in own.items() if t.is_floating_point()}):
+        raise FederatedRunError(f"The training of {client.name} diverged.", "A smaller learning rate: --set lr=0.01")
+    shared = {k: t for k, t in model.tensors.items() if not k.startswith("client/")}
+    kept = replace(alone.facts, saved={client.name: number})
+    return SavedModel(kept, {**shared, **own})
+
+
+def at_round(ctx: Ctx, number: int) -> Ctx:
+    """The context of a round, from 0, with its draws."""
+    return replace(ctx, round=number, rng=replace(ctx.rng, round=number))
+
+
+def nobodys_rows(method: str) -> ClientData:
+    """All clients' labelled rows, which are not here: whatever is asked of them raises UsageError."""
+    return cast(ClientData, _NobodysRows(method))
+
+
+class _NobodysRows:
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"A model of {self._method} ends with a probe on the labelled rows of all clients, which are not here.",
+            "Train a run in which the new client takes part.",
+        )

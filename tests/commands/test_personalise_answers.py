@@ -1,0 +1,124 @@
+"""``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import fedcache, ok
+from pictures import folder
+
+from fedcache.config import Home
+from fedcache.errors import Exit
+from fedcache.models.saved_model import SavedModel
+from fedcache.store.store import Store
+
+METHODS = {"tip-local": (), "fedpcl": ("--rounds", 2), "fed3r": (), "ditto": ("--rounds", 2, "--seeds", "0,1")}
+
+
+def trained(place: Path) -> Path:
+    """Runs over two domains, each a client, and the shards of these clients."""
+    images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    made = ok("partition", "--scheme", "feature-shift").data
+    for method, more in METHODS.items():
+        ok("train", "--method", method, "--partition", made["name"], *more)
+    out = Home.from_environment().root / "sites"
+    ok("shard", "--partition", made["name"], "--out", out)
+    return out
+
+
+@pytest.fixture
+def sites(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(trained)
+
+
+def shard(sites: Path, client: str) -> Path:
+    return next(p for p in sites.glob("*.zarr") if Store.open(p).dataset["shard"]["client"] == client)
+
+
+def run_of(method: str) -> dict:
+    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
+    return {r["method"]: r for r in found}[method]
+
+
+def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) -> None:
+    result = run_of("tip-local")
+    for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
+        out = tmp_path / f"{name}.safetensors"
+        found = ok("personalise", result["digest"][:12], "--store", shard(sites, name), "-o", out).data
+        assert found["client"] == name
+        assert found["measures"]["accuracy"] == accuracy
+        assert found["rounds"] == 0
+
+
+def test_a_new_client_has_a_file_that_predicts(sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_of("fedpcl")["digest"][:12]
+    done = fedcache("personalise", run, "--store", shard(sites, "ink"), "--name", "new", "--set", "epochs=2")
+    assert done.code == 0, done.err
+    assert "new: a model of fedpcl from 24 rows in 2 rounds" in done.out
+    model = SavedModel.load(tmp_path / "new.safetensors")
+    assert (model.clients, model.facts.hp["epochs"]) == (["new"], 2)
+    words = ("evaluate", "new.safetensors", "--store", shard(sites, "ink"), "--split", "test")
+    (measured,) = ok(*words).data["runs"]
+    accuracy = measured["measures"]["accuracy"]
+    assert f"accuracy {100 * accuracy:.2f} %" in done.out
+    rows = ok("predict", "new.safetensors", "--store", shard(sites, "ink"), "--split", "test").data["rows"]
+    assert len(rows) == measured["measures"]["rows"] == 12
+    kept = fedcache("personalise", run, "--store", shard(sites, "ink"), "--name", "new")
+    assert kept.code == Exit.USAGE
+    assert "new.safetensors is there already" in kept.err
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "code", "said"),
+    [
+        ("fed3r", (), Exit.USAGE, "fed3r has no personal part: it trained one model for all clients"),
+        ("fedpcl", ("--set", "epoch=2"), Exit.USAGE, "epoch"),
+        ("fedpcl", ("--set", "dim=7"), Exit.USAGE, "dim=7 does not fit what the run's server sends"),
+        ("fedpcl", ("--rounds", "-1"), Exit.USAGE, "--rounds"),
+        ("ditto", ("--seed", "all"), Exit.USAGE, "A client's model is made of one seed."),
+        ("ditto", ("--seed", "7"), Exit.USAGE, "The run has no seed 7"),
+        ("ditto", ("-o", "x.onnx"), Exit.USAGE, "x.onnx is no model file"),
+        ("ditto", ("-o", "nowhere/x.safetensors"), Exit.USAGE, "nowhere does not exist"),
+    ],
+)
+def test_refusals(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, words: tuple, code: Exit, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fedcache("personalise", run_of(method)["digest"][:12], "--store", shard(sites, "ink"), *words)
+    assert done.code == code, done.err
+    assert said in done.err, done.err
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_store_that_is_none_or_has_other_features_is_refused(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_of("fedpcl")["digest"][:12]
+    done = fedcache("personalise", run)
+    assert (done.code, "--store says whose rows" in done.err) == (Exit.USAGE, True)
+    assert fedcache("personalise", run, "--store", "gone.zarr").code == Exit.STORE
+    other = folder(tmp_path / "other", train=2, test=2)
+    path = ok("extract", "-d", f"folder:{other}", "-b", "random-projection", "--workers", 0).data["path"]
+    done = fedcache("personalise", run, "--store", path)
+    assert (done.code, "has no features of glyph-clip" in done.err) == (Exit.STORE, True), done.err
+
+
+def test_a_store_without_training_rows_of_known_classes_is_refused(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = folder(tmp_path / "other", train=2, test=2)
+    for split in ("train", "test"):
+        for k in range(3):
+            (other / split / f"class{k}").rename(other / split / f"kind{k}")
+    path = ok("extract", "-d", f"folder:{other}", "-b", "glyph-clip", "--workers", 0).data["path"]
+    done = fedcache("personalise", run_of("fedpcl")["digest"][:12], "--store", path)
+    assert done.code == Exit.STORE
+    assert "has no training rows of classes that the model knows" in done.err

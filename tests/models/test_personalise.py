@@ -1,0 +1,172 @@
+"""The model of a client that was not there: over all personalised methods, and what is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
+from test_saved_model import facts_of
+
+from fedcache.errors import FederatedRunError, StoreError, UsageError
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.methods import METHODS
+from fedcache.models.collect import collect
+from fedcache.models.personalise import NewClient, personalise, trains
+from fedcache.models.saved_model import SavedModel
+
+
+def trained(case, **kwargs):
+    """The saved model of a case on the tiny federation, its data and its clients."""
+    data, clients = tiny(views=4)
+    out = go_tiny(*case, data, clients, **kwargs)
+    data = fitted(METHODS[case[0]], data)
+    found = collect(out, facts_of(out, data), data, None)
+    return found.model, data, clients, out
+
+
+def shard(data, client, name=None):
+    """A client's rows alone, as a store of its own has them: training rows first."""
+    rows = np.concatenate([client.train, client.test])
+    x = data.x[rows]
+    x = x if data.image is not None else x.double()
+    return NewClient(name or client.name, x, data.y[rows], np.arange(len(client.train)))
+
+
+def scores(model, data, name, rows):
+    x = data.x[rows, 0]
+    x = x if data.image is not None else x.to(getattr(torch, model.facts.dtype))
+    with torch.no_grad():
+        return model.deployed(name, encoders=data.towers).scores(x)
+
+
+def is_personal(case):
+    method = METHODS[case[0]]
+    declared = {h.name for h in method.hparams}
+    return method.protocol(method.resolve("paper", {k: v for k, v in case[1].items() if k in declared})) != "global"
+
+
+PERSONAL = [case for case in cases() + VARIANTS if is_personal(case)]
+NEEDS_OTHERS = [c for c in PERSONAL if c[0] == "min-local" or c[1].get("score") == "probe"]
+LEAKS = [c for c in PERSONAL if c[1].get("adapt_on") == "test"]
+POSSIBLE = [c for c in PERSONAL if c not in NEEDS_OTHERS + LEAKS]
+FUNCTIONS = ("tip-local", "fed3r", "perfedavg")
+ALONE = ("solo", "supcon", "local-prompt", "local-supervised")
+
+
+def test_the_table_has_every_personalised_method():
+    assert {c[0] for c in PERSONAL} >= {
+        "ditto", "fedpcl", "fedproto", "fedrep", "local-prompt", "local-supervised", "min-local", "perfedavg", "pfedme",
+        "solo", "supcon", "tip-local", "fedavg", "fed3r",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [c for c in POSSIBLE if c[0] in FUNCTIONS + ALONE], ids=ids)
+def test_a_client_of_the_run_gets_the_very_model_it_had(case):
+    """Where the personal part is a function of broadcast and rows, or nothing is ever received."""
+    model, data, clients, _ = trained(case, participation=None, execution="sequential")
+    for client in clients:
+        if client.name not in model.facts.saved:
+            continue
+        if trains(METHODS[case[0]]) and not batch_sizes(len(client.train), model.facts.hp):  # it rested
+            with pytest.raises(StoreError, match="too few for one batch"):
+                personalise(model, shard(data, client))
+            continue
+        made = personalise(model, shard(data, client), encoders=data.towers)
+        assert made.clients == [client.name]
+        rows = np.arange(len(data.x))
+        assert torch.equal(scores(made, data, client.name, rows), scores(model, data, client.name, rows))
+
+
+@pytest.mark.parametrize("case", POSSIBLE, ids=ids)
+def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
+    model, data, clients, _ = trained(case)
+    made = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    made.save(tmp_path / "m.safetensors")
+    found = SavedModel.load(tmp_path / "m.safetensors")
+    assert found.clients == ["newcomer"]
+    assert not set(found.facts.saved.values()) & set(range(len(clients)))
+    rows = clients[1].test
+    torch.testing.assert_close(scores(found, data, None, rows), scores(made, data, "newcomer", rows))
+    again = personalise(model, shard(data, clients[1], "newcomer"), encoders=data.towers)
+    assert all(torch.equal(t, again.tensors[k]) for k, t in made.tensors.items())
+    assert {k for k in found.tensors if k.startswith("server/")} == {
+        k for k in model.tensors if k.startswith("server/")
+    }
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs], ids=ids)
+def test_a_new_client_learns_its_rows(case):
+    """On its own rows it is about as right as the client of the run that has them."""
+    data, clients = tiny(views=4, sizes=(60, 60, 60, 60))
+    settings = {**case[1], "batch": 16} if "batch" in case[1] else case[1]
+    out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
+    data = fitted(METHODS[case[0]], data)
+    model = collect(out, facts_of(out, data), data, None).model
+    new = shard(data, clients[1], "newcomer")
+    made = personalise(model, new, encoders=data.towers)
+    y = data.y[clients[1].train]
+    right = (scores(made, data, "newcomer", clients[1].train).argmax(-1) == y).double().mean()
+    had = (scores(model, data, clients[1].name, clients[1].train).argmax(-1) == y).double().mean()
+    assert right >= had - 0.1
+
+
+@pytest.mark.parametrize("case", NEEDS_OTHERS, ids=ids)
+def test_a_method_that_needs_others_rows_is_refused(case):
+    model, data, clients, _ = trained(case)
+    with pytest.raises(UsageError, match=f"{case[0]} ends with a probe on the labelled rows of all clients"):
+        personalise(model, shard(data, clients[1], "new"))
+
+
+def test_adaptation_to_test_rows_is_refused():
+    model, data, clients, _ = trained(LEAKS[0])
+    with pytest.raises(UsageError, match="adapts to labelled test rows"):
+        personalise(model, shard(data, clients[1], "new"))
+    made = personalise(model, shard(data, clients[1], "new"), settings={"adapt_on": "train"})
+    assert made.clients == ["new"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "central", "fed3r", "fedncm"])
+def test_a_method_without_a_personal_part_is_refused(name):
+    model, data, clients, _ = trained((name, {}))
+    with pytest.raises(UsageError, match=f"{name} has no personal part: it trained one model"):
+        personalise(model, shard(data, clients[1], "new"))
+
+
+def test_settings_replace_the_runs_and_are_saved():
+    model, data, clients, _ = trained(("perfedavg", {"alpha": 0.1, "dim": 5}))
+    new = shard(data, clients[1], "new")
+    plain, longer = personalise(model, new), personalise(model, new, settings={"adapt_steps": "5"})
+    assert longer.facts.hp["adapt_steps"] == 5
+    assert any(not torch.equal(plain.tensors[k], longer.tensors[k]) for k in plain.tensors)
+    with pytest.raises(UsageError, match="has no personal part with these settings"):
+        personalise(model, new, settings={"adapt_steps": 0})
+    with pytest.raises(UsageError, match="hyperparameter of perfedavg"):
+        personalise(model, new, settings={"adapt_step": 3})
+
+
+def test_rounds_are_as_many_as_asked_for():
+    model, data, clients, _ = trained(("ditto", {}))
+    called = []
+    new = shard(data, clients[1], "new")
+    personalise(model, new, each_round=lambda: called.append(1))
+    assert len(called) == model.facts.rounds == 2
+    none = personalise(model, new, rounds=0)  # what it enters with
+    some = personalise(model, new, rounds=3)
+    assert any(not torch.equal(none.tensors[k], some.tensors[k]) for k in none.tensors)
+
+
+def test_what_does_not_fit_is_told():
+    model, data, clients, _ = trained(("fedrep", {}))
+    new = shard(data, clients[1], "new")
+    with pytest.raises(UsageError, match="dim=9 does not fit what the run's server sends"):
+        personalise(model, new, settings={"dim": 9})
+    with pytest.raises(StoreError, match="new has no rows to learn from"):
+        personalise(model, replace(new, train=np.empty(0, np.int64)))
+    lacking = replace(model, tensors={k: t for k, t in model.tensors.items() if not k.startswith("server/P")})
+    with pytest.raises(StoreError, match="lacks 'P"):
+        personalise(lacking, new)
+    with pytest.raises(FederatedRunError, match="new diverged"):
+        personalise(model, replace(new, x=new.x * float("inf")))
