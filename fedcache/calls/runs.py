@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedcache.config import Home
 from fedcache.report.compare import Comparisons, compare_entries
 from fedcache.report.find_runs import RunQuery, gather, several
 from fedcache.report.page import Report, write_report
 
-Queries = RunQuery | Iterable[RunQuery] | None
+Queries: TypeAlias = "RunQuery | Iterable[RunQuery] | None"
 
 
 def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
