@@ -218,7 +218,10 @@ class TrainConfig:
         None, "Simulate privacy: noise that can be repeated, and hides nothing.", TRUST, minimum=0, said="real noise"
     )
     dp_allow: str | None = option(
-        None, "evaluation,participants,rows: what may be told and epsilon does not cover.", TRUST, said="nothing"
+        None,
+        "evaluation,participants,rows,statistics: what may be told and epsilon does not cover.",
+        TRUST,
+        said="nothing",
     )
 
     def __post_init__(self) -> None:

@@ -79,9 +79,8 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
             save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
         )
     lines = result_lines(done.result, done.measured, str(done.path))
-    return CommandResult(
-        {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}, [*lines, *model_lines(done.path)]
-    )
+    data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
+    return CommandResult(data, [*lines[:-1], *model_lines(done.path), lines[-1]])  # the directory stays the last line
 
 
 POINTS = "Points"

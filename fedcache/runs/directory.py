@@ -11,6 +11,7 @@ the seed begins again, with a warning.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -237,11 +238,21 @@ def _raw_digest(_name: str, raw: bytes) -> str:
     return sha256_hex(raw)
 
 
+def check_place(folder: Path, result: Mapping[str, Any]) -> None:
+    """Refuse the result of one run in the directory of another: a directory that is named by a digest is that run's.
+
+    Raises DamagedRunError.
+    """
+    if re.fullmatch("[0-9a-f]{16}", folder.name) and not str(result.get("digest")).startswith(folder.name):
+        raise DamagedRunError(folder / "result.json", "is the result of another run")
+
+
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:
     """Compare every file that a result promises.
 
-    Raises DamagedRunError, for one that is missing, or is not what was written.
+    Raises DamagedRunError, for one that is missing, or is not what was written, or a result of another run.
     """
+    check_place(folder, result)
     for name, digest in result.get("files", {}).items():
         try:
             whole = file_digest(name, (folder / name).read_bytes()) == digest

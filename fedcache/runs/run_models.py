@@ -20,7 +20,7 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageErr
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.models.collect import collect
 from fedcache.models.saved_model import ModelFacts, SavedModel
-from fedcache.runs.directory import MODELS, read_result
+from fedcache.runs.directory import MODELS, check_place, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
@@ -107,9 +107,13 @@ def save_seed(
 
     Raises UsageError for a client to save that the run has not.
     """
-    facts = facts_of(inputs, spec, identity, out)
+    facts, clients, notes = facts_of(inputs, spec, identity, out), kept.clients, []
+    if spec.trust.protects and facts.personal:
+        # A client's own part has no noise, and one that was not drawn is told by the part that nobody trained.
+        clients = "none"
+        notes.append("Clients' own models are not saved: they hold what epsilon does not cover.")
     try:
-        collected = collect(out, facts, inputs.data, inputs.features.scaling, kept.clients)
+        collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
     except UsageError as error:
         if kept.clients not in (None, "all", "none"):
             raise
@@ -118,7 +122,7 @@ def save_seed(
         return False, []
     make_private(run / MODELS)
     collected.model.save(model_file(run, out.seed))
-    return True, list(collected.notes)
+    return True, [*notes, *collected.notes]
 
 
 def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
@@ -163,7 +167,9 @@ def seeds_of(run: Path, asked: str | None) -> list[int]:
 def _result(run: Path) -> dict[str, Any]:
     if not (run / "result.json").exists():
         raise StoreError(f"{run} is no finished run.", "fedcache ls --runs   shows those that are.")
-    return read_result(run / "result.json")
+    result = read_result(run / "result.json")
+    check_place(run, result)
+    return result
 
 
 def load_seed(run: Path, seed: int | None = None) -> SavedModel:

@@ -52,6 +52,9 @@ class OneProcess:
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
 
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(node_id=node, public_key=b"") for node in self._contexts]
+
     def push_messages(self, messages: Iterable[Message]) -> Iterator[str]:
         for message in messages:
             node, number = message.metadata.dst_node_id, f"m{len(self.seen)}-{len(self._answers)}"

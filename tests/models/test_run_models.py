@@ -126,6 +126,31 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
     assert (run / "result.json").read_bytes() == before  # a result has the same bits with and without a model
 
 
+def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_reader(store: Path) -> None:
+    run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
+    shutil.rmtree(run)
+    shutil.copytree(other, run)
+    assert fedcache("predict", run, "--store", store).code == 5
+    listed = ok("ls", "--runs").data
+    assert [e["path"] for e in listed["entries"]] == [str(other)]
+    assert [e["path"] for e in listed["left_out"]] == [str(run)]
+    shutil.copytree(other, run.parent / "elsewhere")  # a copy under a name of one's own is a run like any other
+    assert ok("predict", run.parent / "elsewhere", "--store", store).data["rows"]
+
+
+def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
+    private = ("--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
+    run = trained("train", "--method", "ditto", *IID, "--rounds", 1, *private)
+    assert SavedModel.load(model_file(run, 0)).clients == []
+    assert not [name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("client/")]
+    words = ("train", "--method", "fedavg", *IID, "--rounds", 1, *private, "--set", "feat_post=standardize", "--json")
+    refused = fedcache(*words)
+    assert refused.code == 2
+    assert "statistics" in refused.envelope["error"]["message"]
+    model = SavedModel.load(model_file(trained(*words[:-4], "evaluation,statistics", *words[-3:-1]), 0))
+    assert {"features/mean", "features/scale"} <= set(model.tensors)
+
+
 def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
     run = trained(*FEDPCL)
     first, second, _ = SavedModel.load(model_file(run, 0)).clients

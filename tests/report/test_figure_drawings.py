@@ -261,7 +261,7 @@ def test_methods_in_several_settings_stand_beside_each_other(drawn: Drawn) -> No
     assert drawn.ticks() == (["s\n1", "t"], ["b", "a"])
     assert drawn.limits() == [-0.5, 1.5, 1.5, -0.5]
     assert made.rows == [["b", "s, 1", 0.9], ["b", "t", 0.1], ["a", "s, 1", 0.6], ["a", "t", None]]
-    assert made.height == pytest.approx(1.5)
+    assert made.height == pytest.approx(0.8 + 2 * 0.25 + 2 * 0.13)  # two runs, and two lines below
     assert grids.matrix("x", known, ["s, 1"]) is None
     assert grids.matrix("x", known[:2], ["s, 1", "t"]) is None
 

@@ -224,7 +224,7 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Pat
     old = own_home / "runs" / ("0" * 16)
     shutil.copytree(new, old)
     result = read_result(old / "result.json")
-    write_result(old / "result.json", {**result, "code": "f" * 64})
+    write_result(old / "result.json", {**result, "code": "f" * 64, "digest": "0" * 64})
     os.utime(old / "config.toml", (1, 1))
     _, text, told = made(tmp_path)
     assert (told["runs"], told["left_out"]) == (1, 1)

@@ -37,6 +37,7 @@ UNCOVERED = {
     "owned",
     "participants": "who took part in which round",
     "rows": "how many training rows all clients have together",
+    "statistics": "mean and deviation of every feature over all clients' training rows (feat_post=standardize)",
 }
 """What a run may tell although epsilon does not cover it: word of ``--dp-allow`` -> what it is."""
 

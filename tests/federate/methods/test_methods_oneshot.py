@@ -105,13 +105,17 @@ def test_a_huge_weight_leaves_the_clients_own_least_squares():
 def test_personal_models_of_several_clients_at_once_are_each_ones_own(bias):
     group = [CLIENTS[i] for i in (1, 5, 3)]  # 64, 50 and 33 rows: two are padded
     options = {"omega": 2.0, "bias": bias}
-    predict, sums = METHODS["fed3r"].predict, go("fed3r", options, DATA, CLIENTS, **EVERYONE).server
+    fed3r, sums = METHODS["fed3r"], go("fed3r", options, DATA, CLIENTS, **EVERYONE).server
+
+    def scored(down, rows, x, ctx):
+        return fed3r.predict(down, fed3r.personal_part(down, {}, rows, ctx), rows, x, ctx)
+
     down = {k: t[None] for k, t in sums.items()}
     ctx = lanes("fed3r", options, lead=(3,), who=[c.name for c in group])
     x = DATA.x[:7, 0]
-    together = predict(down, {}, stack_clients(DATA.x, DATA.y, [c.train for c in group], 1), x.expand(3, 7, 11), ctx)
+    together = scored(down, stack_clients(DATA.x, DATA.y, [c.train for c in group], 1), x.expand(3, 7, 11), ctx)
     for client, u in zip(group, together, strict=True):
-        alone = predict(sums, {}, stack_clients(DATA.x, DATA.y, [client.train], 0), x, lanes("fed3r", options))
+        alone = scored(sums, stack_clients(DATA.x, DATA.y, [client.train], 0), x, lanes("fed3r", options))
         assert torch.allclose(u, alone, atol=1e-12)
 
 
