@@ -65,6 +65,12 @@ class StoredRun:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
+    def private(self) -> bool:
+        """Whether it promises differential privacy: with noise, and not as a simulation."""
+        cost = self.result.get("trust", {}).get("privacy") or {}
+        return bool(cost.get("noise")) and not cost.get("simulation")
+
+    @property
     def claimed(self) -> bool:
         """Whether its accuracy is what sites say that they scored, which the server of a federation cannot check."""
         return is_claimed(self.result)

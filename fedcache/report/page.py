@@ -138,7 +138,7 @@ def write_report(
         sections: list[Section] = []
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            source = store_of_run(entries)
+            source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
             sections.append(_section(number, name, entries, source, embed))
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -147,6 +147,9 @@ def write_report(
         observer.stop()
     write_atomic(out, raw)
     return Report(out, len(found.entries), len(found.left_out), len(raw))
+
+
+PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
 
 
 def _section(number: int, title: str, entries: list[StoredRun], source: RunStore | str, embed: str) -> Section:

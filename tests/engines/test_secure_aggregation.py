@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from fedcache.federate.engines.flower.federation import federate  # noqa: E402
 from fedcache.federate.engines.flower.masking import MODULUS  # noqa: E402
 from fedcache.federate.engines.flower.messages import refusal_of, unpack  # noqa: E402
 from fedcache.federate.engines.flower.plan import Plan  # noqa: E402
+from fedcache.federate.engines.flower.secure_aggregation import least_that_stay  # noqa: E402
 from fedcache.federate.engines.flower.transport import FlowerTransport, from_record  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs.loop import train  # noqa: E402
@@ -166,6 +168,19 @@ def test_too_few_that_stay_end_the_run_in_words(sites: Path, tmp_path: Path) -> 
     with pytest.raises(FedcacheError, match="secure aggregation gave no sum: too few sites were left") as caught:
         federation("fedavg", grid, tmp_path)
     assert caught.value.code == 7
+
+
+def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload_of_the_other(
+    sites: Path, tmp_path: Path
+) -> None:
+    assert [least_that_stay(n) for n in (3, 4, 5, 6, 9, 100)] == [3, 3, 4, 4, 6, 67]
+    for shard in sorted(sites.glob("*.zarr"))[3:]:
+        shutil.rmtree(shard)
+    grid = grid_of(sites, tmp_path)
+    assert federation("fedncm", grid, tmp_path, sites=3).result["federation"]["missed"] == []
+    grid.lost = {(101, 3), (101, 7)}
+    with pytest.raises(FedcacheError, match="too few sites were left"):
+        federation("fedncm", grid, tmp_path, sites=3, fresh=True)
 
 
 def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites: Path, tmp_path: Path) -> None:

@@ -233,6 +233,18 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("noise", "drawn"), [(("--dp-allow", "evaluation"), False), (("--dp-seed", "0"), True)])
+def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulation(
+    tmp_path: Path, noise: tuple[str, str], drawn: bool
+) -> None:
+    private = ("--dp-clip", 1, "--dp-noise", 1, *noise)
+    ok("train", "--method", "fedavg", "--backbones", "random-projection", "--rounds", 1, *IID, *private)
+    page, text, _ = made(tmp_path)
+    assert ("s0-dots" in page.figures(), "s0-plane0" in page.figures()) == (drawn, drawn)
+    assert ("its epsilon covers neither who holds which rows" in text) is not drawn
+
+
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     "bad", ['{"seconds": null}', '{"seconds": {"train": "abc"}}', "[]", '{"seconds": {"train": NaN}}']
 )

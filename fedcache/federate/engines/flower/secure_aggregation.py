@@ -37,8 +37,14 @@ from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.sites import SecureSum
 from fedcache.parsing import parse_json
 
-THRESHOLD = 2 / 3
-"""Share of a round's sites that must stay to its end: so many shares give back the secrets of a site that left."""
+
+def least_that_stay(sites: int) -> int:
+    """How many of a round's sites must stay to its end: two thirds, and never so few that their sum tells on one.
+
+    So many shares give back the secrets of a site that left.
+    """
+    return max(LEAST_SITES, -(-2 * sites // 3))
+
 
 NUMBER_BYTES = 8
 
@@ -131,8 +137,8 @@ def secure_sum(
     polled = _Polled(transport, grid)
     round_ = _Round(contents, cast(Grid, polled))
     workflow = SecAggPlusWorkflow(
-        1.0, THRESHOLD, max_weight=1.0, clipping_range=bound, quantization_range=levels_for(len(contents)),
-        modulus_range=MODULUS, timeout=timeout,
+        1.0, least_that_stay(len(contents)), max_weight=1.0, clipping_range=bound,
+        quantization_range=levels_for(len(contents)), modulus_range=MODULUS, timeout=timeout,
     )  # fmt: skip
     state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number}),
                         MAIN_PARAMS_RECORD: ArrayRecord()})  # fmt: skip
@@ -175,7 +181,8 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
         sites, shares, needed = (configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
-        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and 2 * int(needed) > int(shares)):
+        fair = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
+        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and fair):
             raise ValueError(f"{needed} of {shares} shares among {sites} sites do not hide an upload")
     return call_next(message, context)
 
