@@ -224,7 +224,7 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
     server, expected = reference(federation)
     server.kill()
     server.nothing_left()
-    draw, killed, wanted = random.Random(5), 0, 10 if FULL else 2
+    draw, killed, wanted = random.Random(5), 0, 10 if FULL else 1
     record_property("cases", wanted)
     while killed < wanted:
         for _ in range(min(3, wanted - killed)):
@@ -253,12 +253,13 @@ def test_a_killed_server_leaves_nothing_and_goes_on_to_the_same_result(
     assert federation.left_files() <= federation.named_by_gc()
 
 
+@pytest.mark.skipif(not FULL, reason="minutes of waiting for Flower to miss a node; in make nightly")
 def test_a_killed_site_costs_itself_alone_and_comes_back(
     federation: Federation, record_property: Callable[[str, object], None]
 ) -> None:
     """kill -9 of ``fedcache flower site`` at any moment; started again, the same command has the same result."""
     _server, expected = reference(federation)
-    draw, killed, wanted = random.Random(6), 0, 10 if FULL else 2
+    draw, killed, wanted = random.Random(6), 0, 10
     record_property("cases", wanted)
     while killed < wanted:
         run = federation.run()
