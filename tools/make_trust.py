@@ -436,6 +436,9 @@ What epsilon does not cover is refused, or must be allowed by name:
 | floating-point tensors of its upload (`fedcache methods info NAME`) | covered |
 | number of its rows | not used: every client weighs the same |
 | rows of all clients together, by which sums are scaled (fed3r) | `--dp-allow rows` |
+| mean and deviation of every feature over all clients' rows (`feat_post=standardize`); a saved model holds them | `--dp-allow statistics` |
+| clients' own models, which have no noise and tell who was never drawn | not saved |
+| rows and features in a report | not drawn |
 | rows of each class | refused; of fedproto which classes it has is sent, and covered |
 | who took part in which round | not told, or `--dp-allow participants` |
 | accuracy, F1, confusion, diagnostics, classes owned: what is measured on clients' rows | `--dp-allow evaluation` |

@@ -10,9 +10,9 @@ import typer
 
 from fedcache.commands.options import Given, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.predict import find_model
+from fedcache.commands.predict import check_one_named, find_model
 from fedcache.config import ExtractConfig, Home, resolve
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.models.measures import RunEvaluation
 from fedcache.models.request import EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
@@ -43,13 +43,8 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     wanted = resolve(EvaluateOptions, {}, flags_of(EvaluateOptions, given))
     config = replace(resolve(ExtractConfig, {}, flags_of(ExtractConfig, given)), dataset=wanted.dataset)
-    named = (("--dataset", wanted.dataset), ("--store", wanted.store), ("--embeddings", wanted.embeddings))
-    asked = [name for name, value in named if value]
-    if len(asked) != 1:
-        raise UsageError(
-            f"--dataset, --store or --embeddings says what is evaluated on; found {' and '.join(asked) or 'none'}.",
-            "For example  fedcache evaluate RUN --dataset folder:photos",
-        )
+    rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
+    check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None if wanted.out is None else Path(wanted.out)
     if out is not None:
         check_out(out)

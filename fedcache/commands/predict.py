@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,13 +43,8 @@ def predict(
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     rows = resolve(PredictOptions, {}, flags_of(PredictOptions, given))
     config = resolve(ExtractConfig, {}, flags_of(ExtractConfig, given))
-    named = (("IMAGE", images), ("--store", rows.store), ("--embeddings", rows.embeddings))
-    asked = [name for name, value in named if value]
-    if len(asked) != 1:
-        raise UsageError(
-            f"IMAGE, --store or --embeddings says what is classified; found {' and '.join(asked) or 'none of them'}.",
-            "For example  fedcache predict RUN photo.jpg",
-        )
+    places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
+    check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
     out = None if rows.out is None else Path(rows.out)
     if out is not None:
         check_out(out)
@@ -61,6 +57,17 @@ def predict(
     if out is not None:
         write_predictions(out, found, rows.top)
     return predictions_answer(found, rows.top, out)
+
+
+def check_one_named(places: Mapping[str, object], what: str, example: str) -> None:
+    """Refuse none and several of the options that name the rows. Raises UsageError."""
+    given = [name for name, value in places.items() if value]
+    if len(given) != 1:
+        *others, last = places
+        raise UsageError(
+            f"{', '.join(others)} or {last} says {what}; found {' and '.join(given) or 'none'}.",
+            f"For example  {example}",
+        )
 
 
 def find_model(run: str, model: ModelOptions) -> Path:

@@ -25,7 +25,7 @@ from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, tree
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, Source
+from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.images import EXTENSIONS, from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
@@ -46,20 +46,6 @@ class NamedImages:
 
     names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
     source: Source  # row -> encoded image
-
-
-class _Joined:
-    """Reads each row from the source it came from."""
-
-    def __init__(self, parts: Sequence[tuple[Source, int]]) -> None:
-        self.sources = [source for source, _ in parts]
-        self.ends = np.cumsum([count for _, count in parts])
-
-    def read(self, row: int) -> bytes | np.ndarray:
-        """The image of a row; raises ``BadImage``."""
-        part = int(np.searchsorted(self.ends, row, side="right"))
-        before = int(self.ends[part - 1]) if part else 0
-        return self.sources[part].read(row - before)
 
 
 def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
@@ -95,7 +81,15 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
             parts.append((tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within), len(order)))
         else:
             parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
-    return NamedImages(tuple(names), parts[0][0] if len(parts) == 1 else _Joined(parts))
+    return NamedImages(tuple(names), _joined(parts))
+
+
+def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
+    """Sources, each with the number of its rows, one after another."""
+    counts = [count for _, count in parts]
+    which = np.repeat(np.arange(len(parts)), counts)
+    row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+    return JoinedSource([source for source, _ in parts], which, row)
 
 
 @dataclass(frozen=True)

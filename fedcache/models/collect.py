@@ -58,7 +58,7 @@ def collect(
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
     shared, left_out = out.broadcast(), 0
-    tensors |= {f"server/{name}": t for name, t in shared.items()}
+    tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
     for number in chosen_clients(out.clients, clients):
         own = out.deployed(number)
         if own is None:
@@ -77,7 +77,7 @@ def collect(
             f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
             "--save-clients all, or the names of some, saves them."
         )
-    return Collected(SavedModel(replace(facts, saved=saved), owned(tensors)), tuple(notes))
+    return Collected(SavedModel(replace(facts, saved=saved), tensors), tuple(notes))
 
 
 def client_tensors(model: DeployedModel, shared: Tree, number: int) -> Tree:

@@ -17,7 +17,7 @@ from fedcache.extract.embed_images import NamedImages, find_images, images_in_me
 from fedcache.models.predictions import best_of
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
-from fedcache.models.sources import predict_named
+from fedcache.models.sources import predict_images
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
@@ -95,7 +95,7 @@ class Model:
             found = list(best_of(names, self.classes, self.predictor.predicted(scores), p, wanted, {}))
         else:
             found = list(
-                predict_named(self.predictor, named, ExtractConfig(), self.home, self.observer, Stop(), top=wanted)
+                predict_images(self.predictor, named, ExtractConfig(), self.home, self.observer, Stop(), top=wanted)
             )
         if top is None:
             return [row.classes[0] if row.classes else None for row in found]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,17 @@ class SavedModel:
         return cls(ModelFacts.from_dict(found.content), found.tensors)
 
     def tree(self, prefix: str) -> Tree:
-        """The tensors whose names begin with ``prefix``, under the rest of their names."""
-        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
+        """The tensors in a folder of names (``features/``, ``server/``, ``client/NUMBER/own/``) by their last name."""
+        return self._folders.get(prefix, {})
+
+    @cached_property
+    def _folders(self) -> dict[str, Tree]:
+        """Every folder of tensors, sorted out once: the models of all clients may be asked for one after another."""
+        found: dict[str, Tree] = {}
+        for name, t in self.tensors.items():
+            parts = name.split("/", 3 if name.startswith("client/") else 1)
+            found.setdefault("/".join(parts[:-1]) + "/", {})[parts[-1]] = t
+        return found
 
     def find_method(self, own: Method | None = None) -> Method:
         """The method that predicts: one of the package, or the user's ``own``.
@@ -196,9 +206,6 @@ class SavedModel:
             raise unknown("client", client, self.clients, hint=f"--client {self.clients[0]}")
         return facts.saved[client]
 
-    def _name_of(self, number: int) -> str:
-        return next(name for name, known in self.facts.saved.items() if known == number)
-
     def deployed(
         self,
         client: str | None = None,
@@ -221,7 +228,8 @@ class SavedModel:
         """
         facts, used = self.facts, self.find_method(method)
         number = None if one_for_all else self.number_of(client)
-        named = None if number is None else (self._name_of(number), number)
+        # Where no client is named and one is there, it is that one's model.
+        named = None if number is None else (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
         down = self.tree("server/") | self.tree(f"client/{number}/down/")
         part = self.tree(f"client/{number}/own/")

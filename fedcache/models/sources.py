@@ -12,7 +12,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.compute_features import ExtractionOptions
 from fedcache.extract.datasets.dataset import SPLIT_WORDS
-from fedcache.extract.embed_images import NamedImages, embedded, find_images, locate_recipe
+from fedcache.extract.embed_images import NamedImages, embedded, locate_recipe
 from fedcache.extract.recipe import Recipe
 from fedcache.models.predictions import Prediction, best_of
 from fedcache.models.predictor import Predictor
@@ -45,26 +45,6 @@ def has_known_backbones(model: SavedModel) -> bool:
 
 def predict_images(
     predictor: Predictor,
-    paths: Sequence[Path],
-    config: ExtractConfig,
-    home: Home,
-    observer: Observer,
-    stop: Stop,
-    *,
-    top: int = 1,
-    weights: Mapping[str, Path] | None = None,
-) -> Iterator[Prediction]:
-    """Every image named by ``paths``, in that order.
-
-    Raises UsageError for a path without images, MachineError for weights that are not those of the model, StoppedError
-    after a stop. ``top`` is the number of classes to name; ``weights`` are files by backbone.
-    """
-    images = find_images(paths, follow_links=config.follow_links)
-    yield from predict_named(predictor, images, config, home, observer, stop, top=top, weights=weights)
-
-
-def predict_named(
-    predictor: Predictor,
     images: NamedImages,
     config: ExtractConfig,
     home: Home,
@@ -74,7 +54,11 @@ def predict_named(
     top: int = 1,
     weights: Mapping[str, Path] | None = None,
 ) -> Iterator[Prediction]:
-    """Images wherever they are, in their order; arguments and errors as of ``predict_images``."""
+    """Images, files or pixels in memory, in their order.
+
+    Raises MachineError for weights that are not those of the model, StoppedError after a stop. ``top`` is the number of
+    classes to name; ``weights`` are files by backbone.
+    """
     planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(predictor.members[0])]
     options = ExtractionOptions(
         workers=config.workers, chunk_rows=None, max_bad=len(images.names), wait=False, fresh=False, stop=stop,

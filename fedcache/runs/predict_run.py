@@ -8,6 +8,7 @@ from pathlib import Path
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError
 from fedcache.extract.device import resolve_device
+from fedcache.extract.embed_images import find_images
 from fedcache.federate.engine.method import Method
 from fedcache.models.model import Model
 from fedcache.models.predictions import Prediction
@@ -94,8 +95,8 @@ def predict_run(
     """
     predictor = open_predictor(place, asked, home, config.device)
     if images:
-        weights = weights_of(asked)
-        return list(predict_images(predictor, images, config, home, observer, stop, top=rows.top, weights=weights))
+        named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)
+        return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))
     if rows.store is not None:
         return list(predict_store(predictor, home, Path(rows.store), rows.split, top=rows.top))
     return list(predict_embeddings(predictor, Path(str(rows.embeddings)), top=rows.top))

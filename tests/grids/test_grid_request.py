@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heard import Heard
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoreError
@@ -18,18 +19,6 @@ from fedcache.runs.events import GridPosition
 from fedcache.runs.run import Run
 
 HOME = Home(Path("/home"))
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def requested(methods: list[str], sweeps: dict[str, Any], **options: Any) -> GridRequest:

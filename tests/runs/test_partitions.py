@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heard import Heard
 
 import fedcache as fc
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.methods import METHODS
-from fedcache.progress import Silent
 from fedcache.runs.partitions import (
     client_overrides,
     default_partition,
@@ -26,18 +26,6 @@ from fedcache.runs.partitions import (
     typed_arguments,
     write_shards,
 )
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def store(labels: Any = None, domains: Any = None, rows: int = 40, **changes: Any) -> fc.Store:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heard import Heard
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -21,18 +22,6 @@ from fedcache.runs.row_sources import InputCache, Preparation, ShardRows, StoreR
 from fedcache.store.export import write_shards
 
 ROWS = 20
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def features(views: int, width: int, seed: int = 0) -> np.ndarray:

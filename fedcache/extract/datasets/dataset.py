@@ -213,7 +213,7 @@ class JoinedSource:
     """Reads each row from the source it came from."""
 
     sources: list[Source]
-    which: NDArray[np.uint8]  # [N] index into ``sources``
+    which: NDArray[np.uint8] | NDArray[np.int64]  # [N] index into ``sources``
     row: NDArray[np.int64]  # [N] row in that source
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:

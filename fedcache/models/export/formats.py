@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedcache.errors import MachineError, StoreError, UsageError, unknown
+from fedcache.models.collect import owned
 from fedcache.models.export.linear_head import LinearHead, estimator, linear_head
 from fedcache.models.export.program import ModelProgram, quiet_export
 from fedcache.models.predictor import Predictor
@@ -35,8 +36,9 @@ MOST_ONNX = 2_000_000_000
 OPSET = 18
 
 MOST_DIFFERENCE = 0.01
-"""Of the probabilities of a graph from torch's: beyond it the graph is another function. They commonly differ by 1e-6;
-a feature between two float16 numbers is rounded up by one library and down by another, and moves a score by more."""
+"""Of the probabilities of a graph from torch's: beyond it the graph is another function. A feature between two float16
+numbers is rounded up by one library and down by the other: of 1,000 images one probability differed by 6e-4, and
+without that rounding none by more than 3e-6."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
     if head is not None:
         tensors["linear/weight"] = torch.from_numpy(head.coef).float()
         tensors["linear/bias"] = torch.from_numpy(head.intercept).float()
-    whole = {k: t.detach().to("cpu", copy=True).contiguous() for k, t in tensors.items()}
+    whole = owned(tensors)
     write_atomic(out, save(whole, parts.metadata))
     return {"tensors": {k: list(t.shape) for k, t in whole.items()}, "linear": head is not None}
 
