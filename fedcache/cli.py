@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from fedcache import __version__
 from fedcache.commands import output
 from fedcache.errors import Exit, UsageError
+from fedcache.process import sigterm_interrupts
 
 MAIN, STORES, HELP, LISTS = "Extract and train", "Stores", "This installation", "What there is"
 
@@ -188,8 +189,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     code: Any
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="fedcache")
-        sys.stdout.flush()
+        with sigterm_interrupts():
+            code = app(args=arguments, standalone_mode=False, prog_name="fedcache")
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     except OSError as error:  # of help and --version; commands see to their own

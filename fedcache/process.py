@@ -40,6 +40,27 @@ class Stop:
 
 
 @contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as SIGINT does, so that a command ends alike by both where it handles neither.
+
+    Outside the main thread, where signals are not handled, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt:  # else the command was asked to stop and is about to end
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
     """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once.
 

@@ -98,6 +98,7 @@ KINDS = {
     "last store": r"last\.json",
     "ledger of privacy": r"privacy\.jsonl",
     "count of the ledger": r"privacy-count\.json",
+    "rounds that were told": r"privacy-rounds/.*",
     "manifest": r"(stores|sites)/.*/manifest\.json",
     "history": r"(stores|sites)/.*/history\.jsonl",
     "partition of a store": r"(stores|sites)/.*/partitions/.*",

@@ -45,6 +45,9 @@ Sites = Annotated[int, typer.Option("--sites", min=1, help="How many sites the f
 StartWith = Annotated[
     int | None, typer.Option("--start-with", min=1, help="Sites that are enough when --wait is over; default all.")
 ]
+Like = Annotated[
+    str, typer.Option("--like", help="Site the others must agree with in classes and recipes; default more than half.")
+]
 Quorum = Annotated[int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")]
 Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
@@ -83,6 +86,7 @@ def app(
     sweep: Sweep = None,
     sites: Sites = 2,
     start_with: StartWith = None,
+    like: Like = "",
     quorum: Quorum = 1,
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
@@ -96,8 +100,8 @@ def app(
     from fedcache.federate.engines.flower.plan import write_app
 
     plan = plan_of(
-        given, sweep, sites=sites, start_with=start_with, quorum=quorum, wait=wait, timeout=timeout, secure=secure,
-        secure_bound=secure_bound,
+        given, sweep, sites=sites, start_with=start_with, like=like, quorum=quorum, wait=wait, timeout=timeout,
+        secure=secure, secure_bound=secure_bound,
     )  # fmt: skip
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
@@ -239,6 +243,7 @@ def up(
     shards: Annotated[Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")],
     tls: Annotated[bool, typer.Option("--tls", help="With certificates and node keys, made for it.")] = False,
     sweep: Sweep = None,
+    like: Like = "",
     wait: Wait = 120.0,
     timeout: Timeout = 600.0,
     secure: Secure = False,
@@ -253,7 +258,14 @@ def up(
     need_flower()
     from fedcache.federate.engines.flower.serving import up as start
 
-    terms = {"start_with": 1, "wait": wait, "timeout": timeout, "secure": secure, "secure_bound": secure_bound}
+    terms = {
+        "start_with": 1,
+        "like": like,
+        "wait": wait,
+        "timeout": timeout,
+        "secure": secure,
+        "secure_bound": secure_bound,
+    }
     plan = plan_of(given, sweep, sites=100_000, **terms)
     with _taking_all_along():
         return _ended(start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs))

@@ -14,6 +14,7 @@ from fedcache.errors import FedcacheError, MachineError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
+from fedcache.runs.privacy_ledger import ROUNDS
 from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
 
 IDLE_DAYS = 7.0
@@ -86,7 +87,7 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
     flat = (home.root, home.stores, home.runs, *folders_in(home.runs), home.digests, home.root / "scratch")
-    deep = (*(home.root / name for name in ("recipes", "weights", "flower")), *home.runs.glob(f"*/{MODELS}"))
+    deep = (*(home.root / name for name in ("recipes", "weights", "flower", ROUNDS)), *home.runs.glob(f"*/{MODELS}"))
     written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
     for path in sorted(path for found in written for path in found):
         if not is_being_written(path):

@@ -217,7 +217,7 @@ def train_together(
         opened[number] = run
     if not opened:
         return
-    failed = train_seeds(list(opened.values()), cache, observer, stop)
+    failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
     for place, (number, run) in enumerate(opened.items()):
         on_end(number, failed[place] if place in failed else run.finish(observer))
 
@@ -236,12 +236,12 @@ def _open_point(
 
 
 def train_seeds(
-    runs: Sequence[OpenRun], cache: GridCache | None, observer: Observer, stop: Stop
+    runs: Sequence[OpenRun], cache: GridCache | None, observer: Observer, stop: Stop, grid_points: int = 1
 ) -> dict[int, FedcacheError]:
     """Train every seed of runs that have begun; seeds that ended before are taken as they are.
 
     Raises FedcacheError, what concerns all runs; INTERRUPTED after a stop. ``cache`` is what the points of a grid
-    share, None for a run alone.
+    share, None for a run alone, and ``grid_points`` how many these are with those that have ended before.
 
     Returns:
         the errors that ended runs, by their place; the others go on.
@@ -259,7 +259,7 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                failed |= SeedTraining(runs, group, seed, cache, observer, stop).train()
+                failed |= SeedTraining(runs, group, seed, cache, observer, stop, grid_points).train()
     finally:
         observer.stop()
     return failed
@@ -282,7 +282,7 @@ class SeedTraining:
     """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
 
     ``states`` has the checkpoint of each run that is trained, by its place among ``runs``; ``cache`` is what the points
-    of a grid share, None for a run alone.
+    of a grid share, None for a run alone; ``grid_points`` is how many the grid has.
     """
 
     def __init__(
@@ -293,7 +293,9 @@ class SeedTraining:
         cache: GridCache | None,
         observer: Observer,
         stop: Stop,
+        grid_points: int = 1,
     ) -> None:
+        self.grid_points = grid_points
         self.runs = [runs[place] for place in states]
         self.places, self.states = list(states), list(states.values())
         self.seed, self.cache, self.observer, self.stop = seed, cache, observer, stop
@@ -314,7 +316,7 @@ class SeedTraining:
                 self.observer.advance(self.kept)
         self.began = time.perf_counter()
         run_points(
-            training_run(self.inputs, self.spec, self.seed),
+            replace(training_run(self.inputs, self.spec, self.seed), grid_points=self.grid_points),
             [run.inputs.settings for run in self.runs],
             states=self.states,
             callbacks=RunCallbacks(self.watch, self._on_round, self._after_round, self._on_done),
@@ -334,10 +336,8 @@ class SeedTraining:
         run = self.runs[point]
         if self.spec.trust.protects:
             # A round that is made again has other noise, so it is kept before it is told: else two were released.
-            if number == 1:
-                run.record_release(self.seed)
             with self.pace:
-                run.save_checkpoint(self.seed, snapshot())
+                run.round_drawn(self.seed, number, snapshot)
         run.events.round_ended(self.seed, number, metrics, traffic)
         self.observer.advance(1)
         if number == self.spec.rounds:
@@ -369,6 +369,6 @@ class SeedTraining:
             if isinstance(out, FedcacheError):
                 self.failed[place] = out
             else:
-                run.directory.save_seed(self.seed, run.end_seed(out, seconds).to_dict())
+                run.keep_seed(out, seconds)
         self.watch.begin(self.kept)  # the runs that come next start from their checkpoints
         self.began = time.perf_counter()

@@ -7,7 +7,7 @@ said aloud.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
-from fedcache.runs.privacy_ledger import Release, read_releases, record_release
+from fedcache.runs.privacy_ledger import (
+    Release,
+    forget_told_rounds,
+    keep_told_rounds,
+    read_releases,
+    record_release,
+    told_rounds,
+)
 from fedcache.runs.results import SeedResult, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
@@ -125,14 +132,57 @@ class OpenRun:
             self.directory.restart()
             drop(self.directory.path)
 
-    def record_release(self, seed: int) -> None:
-        """Write down that noise was drawn for a seed, and what a release of that many rounds costs.
+    def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Keep a round of a private run before it is told, and before the first write down that noise is drawn.
 
         Raises CorruptionError for a ledger that is damaged.
         """
-        privacy, inputs = self.spec.trust.privacy, self.inputs
-        if inputs.ledger is None or privacy is None:
+        if number == 1:
+            known = {(r.run, r.seed) for r in read_releases(self._ledger)}
+            if not self.fresh and (self.directory.path.name, seed) in known:
+                self.events.observer.warn(
+                    f"Noise was drawn for seed {seed} of {self.directory.path.name} before, and no whole result or "
+                    "state of it is left: the seed begins again, and spends privacy again."
+                )
+            self._record_release(seed)
+            keep_told_rounds(self._ledger, self.directory.path.name, seed, 0)
+        self.save_checkpoint(seed, snapshot())
+        keep_told_rounds(self._ledger, self.directory.path.name, seed, number)
+
+    def _check_told(self, seed: int, rounds: int) -> None:
+        """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
+
+        So it is where the state is older than what was told, or nothing is known of that.
+        """
+        run = self.directory.path.name
+        told = told_rounds(self._ledger, run, seed)
+        released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
+        if released and told is not None and told <= rounds:
+            return
+        if not released:
+            later = "the ledger has no line of it"
+        elif told is None:
+            later = "how many were told is not known"
+        else:
+            later = f"round {told:,} was told"
+        self.events.observer.warn(
+            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}: noise is drawn again, and "
+            "spends privacy again."
+        )
+        self._record_release(seed)
+        keep_told_rounds(self._ledger, run, seed, rounds)
+
+    @property
+    def _ledger(self) -> Path:
+        if self.inputs.ledger is None:
             raise InternalError("A private run has no ledger to write to.", "Please report this.")
+        return self.inputs.ledger
+
+    def _record_release(self, seed: int) -> None:
+        """Write down that noise was drawn for a seed, and what a release of that many rounds costs."""
+        privacy, inputs = self.spec.trust.privacy, self.inputs
+        if privacy is None:
+            raise InternalError("A run without noise spends no privacy.", "Please report this.")
         clients = len(inputs.clients)
         share = clients_per_round(self.spec.participation, clients) / clients
         release = Release(
@@ -150,13 +200,7 @@ class OpenRun:
             delta=privacy.delta,
             time=time.time(),
         )
-        known = {(r.run, r.seed) for r in read_releases(inputs.ledger)}
-        if not self.fresh and (release.run, seed) in known:
-            self.events.observer.warn(
-                f"Noise was drawn for seed {seed} of {release.run} before, and no whole result or state of it is left: "
-                "the seed begins again, and spends privacy again."
-            )
-        record_release(inputs.ledger, release)
+        record_release(self._ledger, release)
 
     def restore_seed(self, seed: int) -> bool:
         """Take a seed that ended before the run was stopped; whether there is one."""
@@ -171,11 +215,22 @@ class OpenRun:
     def checkpoint(self, seed: int) -> Snapshot | None:
         """The state of a seed that was stopped, or None."""
         saved = self.directory.checkpoint(seed, self.events.observer.warn)
-        return None if saved is None else Snapshot(*saved)
+        if saved is None:
+            return None
+        state = Snapshot(*saved)
+        if self.spec.trust.protects:
+            self._check_told(seed, int(state.meta["round"]))
+        return state
 
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
         """Replace the state of a seed."""
         self.directory.save_checkpoint(seed, snapshot.tensors, snapshot.meta)
+
+    def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
+        """Keep a seed that has ended, so that a run that is stopped later does not train it again."""
+        self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
+        if self.spec.trust.protects:
+            forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
 
     def end_seed(self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None) -> SeedResult:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""

@@ -2,9 +2,13 @@
 
 Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
-of it is kept or told; going on from a checkpoint writes none, nor does a stored result that is returned. Simulations
-release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost from the
-middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
+of it is kept or told; going on from the last checkpoint writes none, nor does a stored result that is returned.
+Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost
+from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
+
+``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that goes on from
+an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older copy of
+the whole home puts back what it knew; nothing that lies in it can tell.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ COUNT = "privacy-count.json"
 """Beside it: how many lines it has. Written after each line, so it may be one behind after a kill."""
 
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
+
+ROUNDS = "privacy-rounds"
+"""The folder beside it: for each seed that is being trained how many of its rounds were told."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,39 @@ def record_release(ledger: Path, release: Release) -> None:
                     file.truncate(len(whole))
             append_line(ledger, to_signed(body))
             write_sealed(ledger.with_name(COUNT), COUNT_IS, number + 1)
+
+
+def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
+    """How many rounds of a seed that is being trained were told; None where that is not known."""
+    try:
+        found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
+    except CorruptionError:
+        return None
+    return None if found is None else int(found.content)
+
+
+def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
+    """Write down how many rounds of a seed are told from now on; ``record_release`` comes before the first.
+
+    Raises MachineError when that cannot be written.
+    """
+    path = _rounds_file(ledger, run, seed)
+    with explain_disk_errors(path, 0):
+        make_private(path.parent)
+        write_sealed(path, _rounds_are(run, seed), rounds)
+
+
+def forget_told_rounds(ledger: Path, run: str, seed: int) -> None:
+    """A seed has ended: there is nothing to go on from."""
+    _rounds_file(ledger, run, seed).unlink(missing_ok=True)
+
+
+def _rounds_file(ledger: Path, run: str, seed: int) -> Path:
+    return ledger.parent / ROUNDS / f"{run}-{seed}.json"
+
+
+def _rounds_are(run: str, seed: int) -> dict[str, Any]:
+    return {"kind": "number of rounds that were told", "run": run, "seed": seed}
 
 
 def read_releases(ledger: Path) -> list[Release]:

@@ -99,7 +99,11 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
     labels, classes = _codes(path, raw, LABELS, "classes", count, unknown_code=-1)
     if twice := sorted({c for c, n in Counter(classes).items() if n > 1}):
         raise UsageError(f"{path}: the class name {twice[0]!r} is there twice.", "Give every class a name of its own.")
-    domains, domain_names = _codes(path, raw, ("domain",), "domains", count, unknown_code=0)
+    domains, domain_names = _codes(path, _with_domains(path, raw, count), ("domain",), "domains", count, unknown_code=0)
+    if twice := sorted({d for d, n in Counter(domain_names).items() if n > 1}):
+        raise UsageError(
+            f"{path}: the domain name {twice[0]!r} is there twice.", "Give every domain a name of its own."
+        )
     splits = _splits(path, raw, count)
     names = raw.get("name")
     if names is not None and names.shape != (count,):
@@ -116,6 +120,22 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
                 "Give one row per class, in the order of classes.",
             )
     return Embeddings(features, labels, domains, splits, words, classes, domain_names or ("all",), texts)
+
+
+def _with_domains(path: Path, raw: dict[str, Any], count: int) -> dict[str, Any]:
+    """The columns, with one that says which domain each row is of where ``domains`` does that and not name them.
+
+    Raises UsageError for names of several domains that no column tells apart.
+    """
+    named = raw.get("domains")
+    if named is None or "domain" in raw or named.size <= 1:
+        return raw
+    if named.shape == (count,):
+        return {**{key: values for key, values in raw.items() if key != "domains"}, "domain": named}
+    raise UsageError(
+        f"{path}: domains names {named.size:,} domains, and no column says which row is of which.",
+        f"Add domain, one integer or word for each of the {count:,} rows.",
+    )
 
 
 def _texts(path: Path, raw: dict[str, Any], features: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:

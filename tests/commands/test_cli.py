@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache import cli
+from fedcache.errors import Exit
 
 COMMANDS = (
     ("demo",),
@@ -214,3 +216,17 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     infeasible = fedcache("partition", "--scheme", "iid", "--clients", 1000, "--json")
     assert infeasible.code == 2
     assert "27" in infeasible.envelope["error"]["hint"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_command_that_handles_no_signal_ends_with_130_by_either(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcache.commands import stores
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(stores, "gather", lambda *_: signal.raise_signal(number))
+    done = fedcache("ls", "--runs")
+    assert done.code == Exit.INTERRUPTED
+    assert "Traceback" not in done.err
+    assert signal.getsignal(signal.SIGTERM) is before

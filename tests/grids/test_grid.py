@@ -14,7 +14,7 @@ from pictures import folder
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.grids.points import combinations, sampled
-from fedcache.grids.train_grid import GridRequest, grid, request_grid
+from fedcache.grids.train_grid import Grid, GridRequest, grid, request_grid
 from fedcache.process import Stop
 from fedcache.progress import Silent
 
@@ -106,7 +106,21 @@ def test_a_stopped_grid_goes_on_to_the_same_results(store: Path, tmp_path: Path,
     assert info.value.code is Exit.INTERRUPTED
     assert said in info.value.message
     resumed = grid(requested("cut"))
-    for a, b in zip(whole.points, resumed.points, strict=True):
+    same(whole, resumed)
+    # A kill between two checkpoints leaves points of different rounds, which then go on apart.
+    for place in ("apart", "alone"):
+        stop = Stop()
+        with pytest.raises(FedcacheError):
+            grid(requested(place), observer=StopAfter(stop, after), stop=stop)
+        lost = sorted((tmp_path / place).glob("*/checkpoint-*.safetensors"))
+        for path in lost if place == "alone" else lost[:1]:
+            path.unlink()
+        same(whole, grid(requested(place)))
+
+
+def same(one: Grid, other: Grid) -> None:
+    """Every point of two grids has the same result, figure by figure, and the same rounds."""
+    for a, b in zip(one.points, other.points, strict=True):
         assert a.run.result == b.run.result
         assert (a.run.path / "rounds.jsonl").read_bytes() == (b.run.path / "rounds.jsonl").read_bytes()
 

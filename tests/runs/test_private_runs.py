@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from heard import Heard
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
@@ -283,3 +284,61 @@ def test_a_grid_of_processes_writes_every_release(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: record_release(ledger, RELEASE), range(20)))
     assert len(read_releases(ledger)) == 20
+
+
+def stopped_after(rounds: int, config: TrainConfig, heard: Heard | None = None) -> Path:
+    """A private run that was stopped after so many rounds: its directory."""
+    hook = StopAfter(rounds)
+    with pytest.raises(FedcacheError):
+        train(config, Home(home()), hooks=[hook], stop=hook.stop, observer=heard)
+    (path,) = (home() / "runs").iterdir()
+    return path
+
+
+LONG = TrainConfig(method="fedavg", rounds=6, participation="0.5", dp_clip=1.0, dp_noise=2.0, dp_allow="evaluation")
+
+
+@pytest.mark.usefixtures("store")
+def test_going_on_from_an_older_state_is_another_release() -> None:
+    ledger = home() / "privacy.jsonl"
+    run = stopped_after(2, LONG)
+    older = (run / "checkpoint-0.safetensors").read_bytes()
+    stopped_after(4, LONG)
+    assert len(read_releases(ledger)) == 1
+    (run / "checkpoint-0.safetensors").write_bytes(older)
+    heard = Heard()
+    train(LONG, Home(home()), observer=heard)
+    assert len(read_releases(ledger)) == 2
+    (said,) = (w for w in heard.warnings if "spends privacy again" in w)
+    assert "is that after round 2, and round 4 was told" in said
+    assert not list((home() / "privacy-rounds").iterdir())  # the seed has ended
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("lost", "said"), [("rounds", "how many were told is not known"), ("ledger", "the ledger has no line of it")]
+)
+def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost: str, said: str) -> None:
+    run = stopped_after(2, LONG)
+    gone = {"rounds": [home() / "privacy-rounds" / f"{run.name}-0.json"],
+            "ledger": [home() / "privacy.jsonl", home() / "privacy-count.json"]}[lost]  # fmt: skip
+    for path in gone:
+        path.unlink()
+    heard = Heard()
+    stopped_after(4, LONG, heard)
+    assert [said in w for w in heard.warnings if "spends privacy again" in w] == [True]
+    released = 2 if lost == "rounds" else 1
+    assert len(read_releases(home() / "privacy.jsonl")) == released
+    heard = Heard()
+    train(LONG, Home(home()), observer=heard)
+    assert not any("spends privacy again" in w for w in heard.warnings)  # from then on it is known
+    assert len(read_releases(home() / "privacy.jsonl")) == released
+
+
+@pytest.mark.usefixtures("store")
+def test_noise_too_small_to_compute_with_is_refused() -> None:
+    for noise in ("1e-300", "0.0001", "-1", "nan"):
+        done = fedcache(*TRAIN, "--dp-noise", noise, "--dp-seed", 0, "--json")
+        assert done.code == Exit.USAGE, noise
+        assert "--dp-noise" in done.envelope["error"]["message"]
+    assert ok(*TRAIN, "--dp-noise", 0.001, "--dp-seed", 0).data["trust"]["privacy"]["composed"]["epsilon_pld"] is None

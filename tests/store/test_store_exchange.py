@@ -310,3 +310,22 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
         export(store, tmp_path / "e.npz", KEYS)
     assert caught.value.code is Exit.ENVIRONMENT
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
+
+
+@pytest.mark.parametrize("column", [["ink", "ink", "chalk"], [0, 0, 1]], ids=["words", "codes"])
+def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path: Path, column: list[Any]) -> None:
+    file, rows = tmp_path / "rows.npz", np.eye(3, dtype=np.float32)
+    np.savez(file, features=rows, labels=[0, 1, 0], domains=np.array(column))
+    found = read_embeddings(file)
+    assert [found.domain_names[d] for d in found.domains] == list(map(str, column))
+    np.savez(file, features=rows, labels=[0, 1, 0], domains=np.array(["a", "b"]), domain=np.array([1, 0, 1]))
+    found = read_embeddings(file)
+    assert [found.domain_names[d] for d in found.domains] == ["b", "a", "b"]
+    for columns, why in (
+        ({"domains": ["a", "b"]}, "domains names 2 domains, and no column says which row is of which"),
+        ({"domains": ["a", "a"], "domain": [0, 1, 0]}, "the domain name 'a' is there twice"),
+    ):
+        np.savez(file, features=rows, labels=[0, 1, 0], **{k: np.array(v) for k, v in columns.items()})
+        with pytest.raises(FedcacheError, match=why) as caught:
+            read_embeddings(file)
+        assert caught.value.code is Exit.USAGE

@@ -6,6 +6,7 @@ that are not there: those rows stay and are quarantined, as everywhere.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, UsageError
 from fedcache.extract.datasets import plain_pickle, tree
 from fedcache.extract.datasets.dataset import Source
 from fedcache.extract.datasets.folder_labels import SPLITS
@@ -48,12 +49,27 @@ class ImageEntry(NamedTuple):
 
 
 def read_index(place: FoundLayout) -> PaperIndex:
-    """Every row of a layout; MachineError for a missing file, CorruptionError for one that is not what it should be."""
+    """Every row of a layout.
+
+    Raises MachineError for a missing file, CorruptionError for one that is not what it should be, UsageError for one
+    that is a link out of the folder where these are not followed.
+    """
+    _check_links(place)
     if place.layout.format == "arrays":
         return _read_arrays(place)
     notes: list[str] = []
     entries = list(READERS[place.layout.format](place, notes))
     return _of_files(place, entries, tuple(notes))
+
+
+def _check_links(place: FoundLayout) -> None:
+    """Refuse an index that would be read from outside of the dataset's folder: its lines are quoted in messages."""
+    if place.within is None:
+        return
+    within = os.path.realpath(place.within)
+    for path in files_of(place):
+        if path.is_file() and tree.leads_out(str(path), within):
+            raise UsageError(f"{path} is a link out of the dataset's folder.", "If it is yours: --follow-links")
 
 
 def files_of(place: FoundLayout) -> list[Path]:

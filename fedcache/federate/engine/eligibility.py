@@ -19,6 +19,8 @@ def eligible_clients(
 ) -> tuple[list[int], list[str]]:
     """Numbers of the clients with something to train on and no more than is allowed, and warnings.
 
+    The warnings of a private run name nobody.
+
     Raises FederatedRunError, when no client is left, or the public set has no row.
 
     Args:
@@ -52,7 +54,9 @@ def eligible_clients(
         (short, "have too few rows for one batch"),
         (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
     ):
-        if names:
+        if names and trust.protects:  # who has how many rows is nothing that noise was added to
+            said.append(f"clients that {why} are skipped; who they are is not told, as this run is private")
+        elif names:
             listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
             said.append(f"{len(names)} of {len(clients)} clients {why} and are skipped: {listed}")
     if not kept:

@@ -59,6 +59,9 @@ class TrainingRun:
     execution: str = "auto"  # auto, or the name of an execution to force
     # clients that are computed at once, where the execution computes several; None lets the engine pick
     chunk: int | None = None
+    # points of the grid that those that are trained are of, for which it is chosen how they are computed: so those that
+    # a killed grid left are computed as all of them were; 0 for no more than are trained
+    grid_points: int = 0
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ def run_points(
             job.start()
         jobs.append(job)
     load = measure_load(jobs, len(jobs[0].sample(spec.participation)))
+    load = replace(load, points=max(spec.grid_points, len(jobs)))
     chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
     if not jobs[0].trust.plain:
         chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
@@ -323,7 +327,7 @@ def _outcome(
         fidelity=job.method.fidelity(job.hp, job.env.views),
         execution=batch.plan.name,
         chunk=batch.plan.chunk,
-        points=len(batch.points),
+        points=batch.plan.points,
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
         clients=tuple(c.name for c in job.clients),

@@ -31,6 +31,9 @@ DELTA = 1e-5
 MOST = 1e6
 """Bound and multiplier that are taken: above, noise overflows what it is added to."""
 
+LEAST_NOISE = 1e-3
+"""Multiplier from which on noise is taken, beside none at all: its epsilon is 500,000 already, and far below it is
+beyond what can be computed with."""
 
 UNCOVERED = {
     "evaluation": "every figure that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
@@ -182,7 +185,8 @@ def parse_privacy(
             f"{missing} is missing: noise is told as a multiple of the clipping bound.", f"Add {missing} 1"
         )
     delta = DELTA if delta is None else delta
-    for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, 0 <= noise <= MOST),
+    known = noise == 0 or LEAST_NOISE <= noise <= MOST
+    for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, known),
                                ("--dp-delta", delta, 0 < delta < 1)):  # fmt: skip
         if not legal or value != value or value == float("inf"):
             raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} 1e-5"

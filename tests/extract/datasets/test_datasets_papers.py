@@ -542,3 +542,19 @@ def test_cinic10_is_trained_on_after_an_unreadable_image_was_set_aside(tmp_path)
     assert named(store, np.flatnonzero(store.samples.ok == 0)) == ["train/cat/cifar10-train-3.png"]
     trained = ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 3, "--no-extract")
     assert trained.data["method"] == "fed3r"
+
+
+def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_path, memory):
+    write("eurosat", 0, tmp_path / "here")
+    split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
+    split.rename(secret)
+    split.symlink_to(secret)
+    error = refused("eurosat", memory, tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of")
+    assert "--follow-links" in error.hint
+    roots = {"eurosat": tmp_path / "here"}
+    assert len(open_dataset("paper:eurosat", memory=memory, roots=roots, follow_links=True))
+    inside = tmp_path / "here" / "2750" / "list.json"
+    secret.rename(inside)
+    split.unlink()
+    split.symlink_to(inside)
+    assert len(open_dataset("paper:eurosat", memory=memory, roots=roots))

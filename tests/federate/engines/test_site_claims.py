@@ -326,3 +326,75 @@ def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(claim: int, sites: Pa
     run = federated(claiming(sites, tmp_path / "capped", rows(claim)), tmp_path / "c", capped, **how)
     assert capped.said("--max-share 0.2 caps its weight")
     assert run.result["accuracy"]["mean"] > without_liar(sites, tmp_path) - 0.03
+
+
+OTHERWISE = [{"views": 2}, {"code": "of another release"}, {"classes": ["z", "y", "x", "w"]}, {"feat_post": "l2"}]
+
+
+@pytest.mark.parametrize("claim", OTHERWISE, ids=lambda c: next(iter(c)))
+def test_a_site_that_differs_from_most_costs_nobody_else_the_start(
+    claim: Mapping[str, Any], sites: Path, tmp_path: Path
+) -> None:
+    heard = Heard()
+    run = federated(claiming(sites, tmp_path / "state", claim), tmp_path, heard)
+    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path)
+    (missed,) = run.result["federation"]["missed"]
+    assert missed["site"] == LIAR
+    assert heard.said("5 of 6 sites came")
+
+
+def pair(sites: Path, state: Path, claim: Mapping[str, Any]) -> FakeGrid:
+    """Two sites, of which one differs."""
+    grid = claiming(sites, state, claim)
+    honest = next(node for node in sorted(grid.sites) if node not in grid.meddle)
+    grid.sites = {node: site for node, site in grid.sites.items() if node in (honest, *grid.meddle)}
+    return grid
+
+
+def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(sites: Path, tmp_path: Path) -> None:
+    grid = pair(sites, tmp_path / "state", {"views": 2})
+    (honest,) = (n for n in grid.sites if n not in grid.meddle)
+    name = Store.open(grid.sites[honest].path).dataset["shard"]["client"]
+    with pytest.raises(FedcacheError, match="no more than half of them can be taken together") as caught:
+        federated(grid, tmp_path, sites=2)
+    assert caught.value.code is Exit.STORE
+    assert "--like NAME" in caught.value.hint
+    assert "views" in caught.value.message
+    heard = Heard()
+    run = federated(pair(sites, tmp_path / "told", {"views": 2}), tmp_path, heard, sites=2, like=name)
+    assert run.result["clients"] == [name]
+    assert heard.said(f"site {LIAR!r} is refused: it stores 2 views of an image, and the others 1")
+    with pytest.raises(FedcacheError, match="None that came is 'nobody', with which the others must agree"):
+        federated(pair(sites, tmp_path / "nobody", {}), tmp_path / "n", sites=2, like="nobody")
+
+
+def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites: Path, tmp_path: Path) -> None:
+    """It loses the first answers, one at the start, and is no reason for the others to wait."""
+    for lost in (1, 2):
+        grid, heard = grid_of(sites, tmp_path / f"state-{lost}"), Heard()
+        node = node_of(grid, LIAR)
+        grid.meddle[node] = lambda kind, n, packed, lost=lost: (
+            "it did not answer within 1 s" if kind == "facts" and n <= lost else packed
+        )
+        run = federated(grid, tmp_path / str(lost), heard, rounds=4)
+        assert LIAR in run.result["clients"]
+        asked = [nodes for kind, nodes in grid.log if kind == "facts" and node in nodes]
+        assert len(asked) == lost + 1
+    grid = grid_of(sites, tmp_path / "never")
+    grid.meddle[node] = lambda kind, _n, packed: "it did not answer within 1 s" if kind == "facts" else packed
+    run = federated(grid, tmp_path / "n", rounds=6)
+    assert run.result["accuracy"]["mean"] == without_liar(sites, tmp_path, rounds=6)
+    assert sum(node in nodes for kind, nodes in grid.log if kind == "facts") == 3  # and no more
+
+
+def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites: Path, tmp_path: Path) -> None:
+    given: list[float] = []
+
+    class Patient(FakeGrid):
+        def ask(self, kind: str, messages: Mapping[int, SiteMessage], timeout: float) -> dict[int, SiteMessage | str]:
+            given.extend([timeout] if kind == "facts" else [])
+            return super().ask(kind, messages, timeout)
+
+    federated(Patient(grid_of(sites, tmp_path / "state").sites), tmp_path, wait=20.0, timeout=600.0)
+    assert given
+    assert all(0 < timeout <= 20.0 for timeout in given)

@@ -15,6 +15,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.weights import capped_weights, far_out_limit, weight_warnings
 
 rows = st.lists(st.one_of(st.integers(0, 1000), st.sampled_from([10**9, 2**63])).map(float), min_size=1, max_size=30)
@@ -159,3 +160,17 @@ def test_counts_are_voted_on_like_the_sums_they_belong_to():
     counts = seen[0]["count"].numpy()
     assert (counts <= 6 * np.max(honest, 0)).all()
     assert (counts >= 0.5 * 6 * np.min(honest, 0)).all()
+
+
+def test_a_private_run_names_nobody_it_skips():
+    data, clients = federated(3000)
+    clients[1] = replace(clients[1], train=clients[1].train[:0])
+    bounded = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, allow=("evaluation",)))
+    out = go("fedavg", {}, data, clients, participation=0.9, trust=bounded)
+    told = " ".join(out.warnings)
+    assert "clients that have no training rows are skipped; who they are is not told" in told
+    assert "clients that have more rows than --max-rows-per-client 100 are skipped" in told
+    assert "client-" not in told
+    assert not any(character.isdigit() for character in told.replace("--max-rows-per-client 100", ""))
+    simulated = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, seed=0))
+    assert "client-3" in " ".join(go("fedavg", {}, data, clients, participation=0.9, trust=simulated).warnings)

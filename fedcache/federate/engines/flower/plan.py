@@ -95,6 +95,7 @@ class Plan:
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
     sites: int = 2  # how many the federation is of
     start_with: int | None = None  # how many are enough to begin when ``wait`` is over; None for all
+    like: str = ""  # name of the site that the others must agree with; "" for more than half of them
     quorum: int = 1  # sites without whose sound uploads a round does not count
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
@@ -108,7 +109,10 @@ class Plan:
     def terms(self) -> Terms:
         """How the server waits."""
         first = self.sites if self.start_with is None else self.start_with
-        return Terms(self.sites, first, self.quorum, self.wait, self.timeout, max_rows=self.train.max_rows_per_client)
+        return Terms(
+            self.sites, first, self.quorum, self.wait, self.timeout,
+            max_rows=self.train.max_rows_per_client, like=self.like,
+        )  # fmt: skip
 
     @property
     def points(self) -> list[tuple[dict[str, str], TrainConfig]]:
@@ -195,7 +199,7 @@ class Plan:
                 train[name] = str(train[name])
         section = {**train, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
-            rest = {k: v for k, v in given.items() if k in own}
+            rest: dict[str, Any] = {k: str(v) if k == "like" else v for k, v in given.items() if k in own}
             return cls(resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest).checked()
         except TypeError as error:
             raise UsageError(

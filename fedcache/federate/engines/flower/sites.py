@@ -1,9 +1,10 @@
 """Who takes part: what sites say of themselves, whether they can be taken together, and those that come late.
 
-Features of different recipes must never be averaged, so sites that differ from the most of them are refused by digest,
-with what differs in words. What a site says wrongly of itself costs it its place, and nobody else theirs: facts that
-cannot be, more rows than are believed, the name of another site. A name is that of the first node that took it, and
-where sites have keys, that of the same key in all later runs of the server (``site_names``).
+Features of different recipes must never be averaged, so sites that differ from more than half of them are refused by
+digest, with what differs in words; where no such half is, the server must be told which site is right. What a site says
+wrongly of itself, or does not say, costs it its place, and nobody else theirs: facts that cannot be, more rows than are
+believed, the name of another site. A name is that of the first node that took it, and where sites have keys, that of
+the same key in all later runs of the server (``site_names``).
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ class Member:
     key: str = ""  # fingerprint of the node's public key
 
 
-def compatible_sites(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, str, str]]]:
+def compatible_sites(members: Sequence[Member], like: str = "") -> tuple[list[Member], list[tuple[Member, str, str]]]:
     """The largest group of sites that can be taken together, in client order, and the others, each with why and a hint.
 
-    Of equal groups the one with the first site is taken.
+    Of equal groups the one with the first site is taken; with ``like`` the group of the site of that name, whatever its
+    size, and nobody before that site is there.
     """
     ordered = in_client_order(members)
     kinds = [tuple(getattr(m.facts, what) for what in SAME) for m in ordered]
-    if not kinds:
+    named = [m for m in ordered if m.facts.name == like]
+    if not kinds or (like and not named):
         return [], []
-    usual = ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
+    usual = named[0] if named else ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]
     found = [(member, difference(member.facts, usual.facts)) for member in ordered]
     return [m for m, why in found if why is None], [(m, *why) for m, why in found if why is not None]
 
@@ -106,6 +109,11 @@ BOUND_HINT = (
 GONE = "its node went away"
 """Why a node does not answer that was ended while it was asked."""
 
+ASKED = 3
+"""How often a node is asked what it has before it counts as one that says nothing."""
+
+SITE_THAT_IS_RIGHT = "Say which site the others must agree with: --like NAME"
+
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
 
@@ -154,6 +162,7 @@ class Terms:
     timeout: float = 600.0  # seconds for an answer
     poll: float = 1.0  # seconds between looks for new nodes
     max_rows: int | None = None  # the most rows that a site is believed to have; None for ``RowLimits``' own
+    like: str = ""  # name of the site that the others must agree with; "" for more than half of them
 
 
 @dataclass
@@ -176,8 +185,8 @@ class Sites:
         self.missed: list[MissedSite] = []  # sites without which something was done
         self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._question: dict[str, Any] = {}
-        self._met: set[int] = set()
-        self._lost: set[int] = set()  # nodes that said something wrong of themselves before the beginning
+        self._met: set[int] = set()  # nodes that have said what they have, or are asked no more
+        self._silent: Counter[int] = Counter()  # node -> how often it was asked what it has, and said nothing
 
     def gather(self, question: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, ask them ``question``, and take those that fit together, in client order.
@@ -194,16 +203,20 @@ class Sites:
         else:
             self.say(f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one.")
         while True:
-            came += self._ask_facts(lacking)
+            left = last - time.monotonic()
+            came += self._ask_facts(lacking, max(left, self.terms.poll))
             kept, refused, disbelieved = self._judged(came)
-            if len(kept) >= self.terms.sites or time.monotonic() >= last:
+            decided = bool(self.terms.like) or len(came) > 2 * len(refused)
+            if (decided and len(kept) >= self.terms.sites) or time.monotonic() >= last:
                 break
             time.sleep(self.terms.poll)
         for member, why, hint in (*refused, *disbelieved):
             self._refuse(0, member.facts.name, why, hint)
-        self._lost |= {member.node for member, *_ in disbelieved}
-        # Who has said something wrong is not waited for: else one site could keep all others from beginning.
-        enough = self.terms.start_with - len(self._lost)
+        if not decided and refused:
+            raise self._undecided(came, refused)
+        # Who is there and cannot take part is not waited for: else one site could keep all others from beginning.
+        here = self._met | set(self._silent)
+        enough = self.terms.start_with - (len(here) - len(kept))
         if len(kept) < (max(1, enough) if time.monotonic() >= last else self.terms.sites):
             lacking += [FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint) for m, why, hint in disbelieved]
             raise self._too_few(kept, refused, lacking)
@@ -220,7 +233,7 @@ class Sites:
         self, came: Sequence[Member]
     ) -> tuple[list[Member], list[tuple[Member, str, str]], list[tuple[Member, str, str]]]:
         """Of the nodes, in the order in which they came: who takes part, who differs, and who is not believed."""
-        fit, refused = compatible_sites(came)
+        fit, refused = compatible_sites(came, self.terms.like)
         limits = RowLimits.of(fit, self.terms.max_rows)
         found = [(member, limits.problem(member.facts)) for member in fit]
         disbelieved = [(member, *problem) for member, problem in found if problem is not None]
@@ -241,14 +254,21 @@ class Sites:
         self.say(f"warning: site {name!r} is refused: {why}. {hint}")
         self.missed.append(MissedSite(round_, name, f"refused: {why}"))
 
-    def _ask_facts(self, lacking: list[FedcacheError | str]) -> list[Member]:
-        """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``."""
+    def _ask_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
+        """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``.
+
+        Nodes are given ``wait`` seconds, or the terms' timeout where that is less.
+        """
         came = []
         here = self.transport.nodes()
         new = sorted(set(here) - self._met)
-        for node, answer in self.ask("facts", {n: SiteMessage(self._question) for n in new}).items():
-            # A site that was ended meanwhile is asked again when it is back: its key makes it the same node.
-            if answer != GONE:
+        questions = {n: SiteMessage(self._question) for n in new}
+        timeout = min(wait, self.terms.timeout)
+        for node, answer in (self.transport.ask("facts", questions, timeout) if new else {}).items():
+            # A site that was ended meanwhile is asked again when it is back: its key makes it the same node. One that
+            # is slow, or lost one answer, is asked again a few times.
+            self._silent[node] += isinstance(answer, str) and answer != GONE
+            if not isinstance(answer, str) or self._silent[node] >= ASKED:
                 self._met.add(node)
             if isinstance(answer, str):
                 lacking.append(answer)
@@ -262,7 +282,6 @@ class Sites:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
                 lacking.append(f"its facts are malformed: {error}")
-                self._lost.add(node)
                 self.say(f"warning: node {node} takes no part: what it says of itself cannot be: {error}.")
                 self.missed.append(MissedSite(0, f"node {node}", f"refused: its facts are malformed: {error}"))
                 continue
@@ -270,11 +289,24 @@ class Sites:
             self.say(f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on.")
         return came
 
+    def _undecided(self, came: Sequence[Member], refused: Sequence[tuple[Member, str, str]]) -> FedcacheError:
+        """Why nobody knows which sites are right."""
+        others = {member.node for member, *_ in refused}
+        first = next(m for m in in_client_order(came) if m.node not in others)
+        member, why, hint = refused[0]
+        return StoreError(
+            f"{len(came)} sites came, and no more than half of them can be taken together: beside "
+            f"{first.facts.name!r}, site {member.facts.name!r} differs: {why}.",
+            f"{hint} {SITE_THAT_IS_RIGHT}.",
+        )
+
     def _too_few(
         self, kept: Sequence[Member], refused: Sequence[tuple[Member, str, str]], lacking: Sequence[FedcacheError | str]
     ) -> FedcacheError:
         names = ", ".join(m.facts.name for m in kept) or "none"
         said = f"{len(kept)} of {self.terms.sites} sites take part after {self.terms.wait:g} s: {names}."
+        if not kept and not refused and self.terms.like and not lacking:
+            said += f" None that came is {self.terms.like!r}, with which the others must agree (--like)."
         for member, why, hint in refused:
             return StoreError(f"{said} Site {member.facts.name!r} is refused: {why}.", hint)
         for problem in lacking:
@@ -307,7 +339,7 @@ class Sites:
     def newcomers(self, round_: int) -> list[Member]:
         """Sites that have come since, fit to the members, are believed, and have a name of their own."""
         fresh: list[Member] = []
-        came = in_client_order(self._ask_facts([]))
+        came = in_client_order(self._ask_facts([], self.terms.wait))
         owners = self.names.known() if came else {}
         for member in came:
             everybody = [*self.members, *fresh]
