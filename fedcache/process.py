@@ -27,6 +27,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 MOST = (1 << 31) - 1
 
+_open_until_the_end: list[socket.socket] = []
+"""Sockets that the system writes signals to: once collected, their numbers would be those of other files."""
+
 
 class Stop:
     """A request to stop, set by a signal handler, honoured at the next chunk or where no finished round is lost."""
@@ -98,7 +101,9 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         yield
     finally:
         left = True
-        if not asked:
+        if asked:
+            _open_until_the_end.append(sender)
+        else:
             signal.set_wakeup_fd(wake_before)
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.config import Home
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError
 from fedcache.models.saved_model import SavedModel
+from fedcache.runs.personalise_run import client_of_store
 from fedcache.store.store import Store
 
 METHODS = {"tip-local": (), "fedpcl": ("--rounds", 2), "fed3r": (), "ditto": ("--rounds", 2, "--seeds", "0,1")}
@@ -122,3 +124,14 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
     done = fedcache("personalise", run_of("fedpcl")["digest"][:12], "--store", path)
     assert done.code == Exit.STORE
     assert "has no training rows of classes that the model knows" in done.err
+
+
+def test_a_method_that_reads_views_needs_as_many_as_it_was_trained_on(sites: Path) -> None:
+    run = Home.from_environment().runs / run_of("fedpcl")["digest"][:16]
+    model = SavedModel.load(next(run.glob("models/seed-*.safetensors")))
+    two, store = replace(model, facts=replace(model.facts, views=2)), Store.open(shard(sites, "ink"))
+    assert len(client_of_store(two, store, "new", {"labels"}, Home.from_environment()).train) == 24
+    with pytest.raises(FedcacheError, match="holds 1 view of each image, and fedpcl was trained on 2") as caught:
+        client_of_store(two, store, "new", {"views"}, Home.from_environment())
+    assert caught.value.code is Exit.STORE
+    assert "--views 2" in caught.value.hint

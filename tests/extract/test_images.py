@@ -17,7 +17,7 @@ from make_images import encoded, pixels
 from PIL import Image
 
 from fedcache.extract import images
-from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, quiet, resize
+from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, from_pillow, quiet, resize
 from fedcache.extract.recipe import Recipe
 
 
@@ -316,3 +316,9 @@ def test_every_allowed_image_becomes_the_square_asked_for(height, width, size, c
 def test_a_resize_beyond_the_pixel_limit_is_bad():
     with pytest.raises(BadImage, match="would be resized to 4096 x 409600"):
         resize(Image.new("RGB", (1, 100)), recipe(size=2048, crop_pct=0.5))
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+def test_a_pillow_image_without_pixels_is_bad(size):
+    with pytest.raises(BadImage, match=f"the image is {size[0]} x {size[1]} pixels$"):
+        from_pillow(Image.new("RGB", size))

@@ -14,7 +14,7 @@ import pytest
 
 from fedcache.errors import MachineError, StoppedError
 from fedcache.extract.workers.processes import WorkerProcesses
-from fedcache.process import Stop
+from fedcache.process import INTERRUPTED, Stop
 
 MORE_THAN_A_PIPE = b"x" * (1 << 20)
 
@@ -137,3 +137,22 @@ def test_the_second_signal_ends_a_process_that_does_not_listen(number: int) -> N
     run.send_signal(number)
     assert run.wait(5) == 130
     run.stdout.close()
+
+
+ENDING = """
+import signal, sys
+from fedcache.process import Stop, stop_on_signals
+with stop_on_signals(Stop().ask, print):
+    signal.raise_signal(signal.SIGTERM)
+try:
+    signal.raise_signal(signal.SIGTERM)  # what was to be put in order is
+    while True:
+        pass
+except KeyboardInterrupt:
+    sys.exit(9)
+"""
+
+
+def test_a_second_signal_after_the_work_ends_the_process_without_another_word() -> None:
+    run = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, timeout=20, check=False)
+    assert (run.returncode, run.stderr) == (INTERRUPTED, b"")

@@ -81,7 +81,8 @@ def test_calibration_error_by_hand():
     p = np.array([[0.9, 0.1], [0.9, 0.1], [1 - 1e-15, 1e-15]])
     m = measure(Fixed(("a", "b")), given_rows(np.log(p)[None], np.array([0, 1, 0])))
     assert m.ece == pytest.approx(4 / 15)
-    assert [n for n, *_ in m.bins] == [0] * 13 + [2, 1]
+    assert m.bins[:13] == ((0, 0.0, 0.0),) * 13
+    assert m.bins[13:] == ((2, pytest.approx(0.9), 0.5), (1, pytest.approx(1.0), 1.0))
     assert len(m.bins) == BINS
     assert np.isnan(calibration_error(np.zeros((BINS, 3))))
 

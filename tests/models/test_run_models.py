@@ -156,6 +156,8 @@ def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
     first, second, _ = SavedModel.load(model_file(run, 0)).clients
     trained(*FEDPCL, "--fresh", "--save-clients", second)
     assert SavedModel.load(model_file(run, 0)).clients == [second]
+    assert "are not saved" not in fedcache(*FEDPCL, "--fresh").err  # they are
+    trained(*FEDPCL, "--fresh", "--save-clients", second)
     found = fedcache("predict", run, "--client", first, "--store", store)
     assert found.code == 2
     trained(*FEDPCL, "--fresh", "--save-clients", "none")
@@ -263,6 +265,7 @@ def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -
         out = tmp_path / f"out.{ending}"
         done = fedcache("predict", run, images, "--top", 2, "-o", out, "--workers", 0, "--json")
         assert done.code == 3  # one image could not be read
+        assert str(out) in fedcache("predict", run, images, "--top", 2, "-o", out, "--workers", 0).out
         said[ending] = done.data["rows"]
     table = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert list(table[0]) == ["name", "class", "probability", "class_2", "probability_2", "reason"]

@@ -33,7 +33,7 @@ from fedcache.report.statistics import (
     p_value,
     ranking,
 )
-from fedcache.runs.directory import write_result
+from fedcache.runs.directory import read_result, write_result
 
 NAMES = ("a", "b", "c", "d")
 FOUR = np.array(
@@ -333,7 +333,7 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
     for i, where in enumerate(("p0", "p1", "p2")):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
-    write("c0", "fed3r", [0.9], partition="p0")
+    write("c0", "fed3r", [0.9], partition="p0", rounds=7)  # what it alone has in another way is in no name that is left
     write("d3", "fedavg", [0.9], dataset="other")
     found = across(entries(own_home / "runs"), "accuracy")
     assert found.names == ("fedavg", "fedprox")
@@ -566,3 +566,13 @@ def test_names_are_drawn_as_they_are_and_many_stay_a_figure(tmp_path: Path) -> N
     assert "<script>" not in (tmp_path / "p.svg").read_text()
     cd_diagram.draw_ranks(compared(table(values, names), over="seeds", metric="accuracy"), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("lacks", ["accuracy", "method"])
+def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home: Path, lacks: str) -> None:
+    path = write("aa", "fedavg", [0.5])
+    result = read_result(path / "result.json")
+    del result[lacks]
+    write_result(path / "result.json", result)
+    (left,) = gather([], own_home / "runs").left_out
+    assert "is no result of a run" in left.why

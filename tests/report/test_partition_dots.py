@@ -50,6 +50,7 @@ def test_a_dot_for_each_class_a_client_owns_and_its_area_is_the_count(monkeypatc
     places = dots.get_offsets().astype(int)
     assert sorted(map(tuple, places.tolist())) == sorted(zip(*map(np.ndarray.tolist, np.nonzero(counts)), strict=True))
     assert dots.get_sizes() == pytest.approx(counts[places[:, 0], places[:, 1]] * dot_scale(counts))
+    assert not any(dots.get_linewidths())  # an outline would add to the area
     assert axes.get_legend() is None
 
 

@@ -138,7 +138,9 @@ def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_
     half = [w if w != "nan:0.2" else "nan:0.8" for w in words]
     lost = fedcache(*half, "--aggregate", "krum", "--json")
     assert lost.code == 7
-    assert "Round 1: 2 uploads are left after 8 were rejected ('client-" in lost.envelope["error"]["message"]
+    message = lost.envelope["error"]["message"]
+    assert "Round 1: 2 uploads are left after 8 were rejected ('client-" in message
+    assert message.count("'client-") == 5  # and no more, of ten thousand clients
 
 
 @pytest.mark.usefixtures("store")

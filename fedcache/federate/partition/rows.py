@@ -170,4 +170,4 @@ def matched(train: np.ndarray, candidates: np.ndarray, label: np.ndarray, rng: n
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
     """The first ``count`` rows of each class, in stored order; a class that has fewer gives what it has."""
-    return np.concatenate([r[:count] for r in pool.by_class(rows)] or [rows[:0]])
+    return np.concatenate([rows[:0], *(r[:count] for r in pool.by_class(rows))])

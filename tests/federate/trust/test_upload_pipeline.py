@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,3 +181,17 @@ def test_noise_without_accounting_names_the_package(monkeypatch):
         Privacy(1.0, 1.0).cost(1, 1.0)
     assert error.value.code is Exit.ENVIRONMENT
     assert "pip install 'fedcache[dp]'" in error.value.hint
+
+
+def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_are_judged():
+    def miscounts(_up, _ctx):
+        raise KeyError("head")
+
+    data, clients = federation()
+    method = replace(METHODS["fedavg"], sent=miscounts)
+    with pytest.raises(KeyError, match="head"):
+        run(method, method.resolve(), data, clients, rounds=1, execution="sequential")
+    how = {"rounds": 1, "execution": "sequential", "trust": parse_policy("median")}
+    judged = run(method, method.resolve(), data, clients, **how)
+    first = next(up for up in judged.traffic.up if up)  # every number of an upload: weights and biases
+    assert first == sum(t.numel() for t in judged.server.values())
