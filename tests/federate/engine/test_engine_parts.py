@@ -319,9 +319,7 @@ def test_features_are_prepared_as_asked():
     assert plain.dtype == np.float32
     assert np.array_equal(plain[..., :3], a.astype(np.float32), equal_nan=True)
     assert np.array_equal(plain[..., 3:], b)
-    first = prepare(
-        [a, b[:, :1]], "none", views=1
-    ).numpy()  # the first views, of arrays that have more and that have not
+    first = prepare([a, b[:, :1]], "none", views=1).numpy()
     assert np.array_equal(first, plain[:, :1], equal_nan=True)
     ok = [0, 1, 2, 3, 5]
     l2 = prepare([a, b], "l2").numpy()[ok]
