@@ -361,7 +361,7 @@ def gc(
         if name not in KINDS:
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
-    total = sum(g.bytes for g in found)
+    total, things = sum(g.bytes for g in found), f"{len(found):,} thing{'' if len(found) == 1 else 's'}"
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     shown = TextTable(
         "",
@@ -373,7 +373,7 @@ def gc(
         return CommandResult(data, [f"Nothing to delete among {', '.join(chosen)}."])
     if delete:
         remove(found)
-        return CommandResult(data, [f"Deleted {len(found):,} things, {total / 1e6:,.1f} MB."], renderables=[shown])
+        return CommandResult(data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown])
     words = "" if tuple(chosen) == tuple(DEFAULT) else f" --kind {','.join(chosen)}"
-    lines = [f"{len(found):,} things, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
+    lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  fedcache gc{words} --delete"]
     return CommandResult(data, lines, renderables=[shown])

@@ -16,6 +16,7 @@ from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.privacy_ledger import ROUNDS
 from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
+from fedcache.store.lock import is_alive
 
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""
@@ -92,6 +93,10 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
     for path in sorted(path for found in written for path in found):
         if not is_being_written(path):
             yield path, "a killed process was writing it"
+    for path in folders_in(home.root / "flower" / "loopback"):
+        pid = path.name.removeprefix("up.").partition("-")[0]
+        if not (pid.isdigit() and is_alive(int(pid))):
+            yield path, "keys and logs of a federation on loopback that ended"
     yield from leftovers_of_stores(home)
 
 

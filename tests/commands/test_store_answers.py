@@ -167,15 +167,15 @@ def test_gc_says_how_much_goes_and_the_command_that_deletes_it(own_home: Path) -
     left = own_home / "stores" / f".x.zarr.{2**22 + 1}-a.partial"
     left.write_bytes(bytes(2_345_678))
     told = fedcache("gc").out
-    assert "1 things, 2.3 MB. Delete them:  fedcache gc --delete" in told
+    assert "1 thing, 2.3 MB. Delete them:  fedcache gc --delete" in told
     kinds = fedcache("gc", "--kind", "leftovers").out
-    assert "1 things, 2.3 MB. Delete them:  fedcache gc --kind leftovers --delete" in kinds
+    assert "1 thing, 2.3 MB. Delete them:  fedcache gc --kind leftovers --delete" in kinds
     assert ok("gc").data == {
         "garbage": [{"path": str(left), "kind": "leftovers", "why": "a killed process was writing it",
                      "bytes": 2_345_678}],
         "bytes": 2_345_678, "deleted": False,
     }  # fmt: skip
-    assert "Deleted 1 things, 2.3 MB." in fedcache("gc", "--delete").out
+    assert "Deleted 1 thing, 2.3 MB." in fedcache("gc", "--delete").out
     assert not left.exists()
 
 

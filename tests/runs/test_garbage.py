@@ -82,10 +82,15 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
         home / "weights" / f".mine.safetensors.{dead}-0.partial",
         home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{dead}-0.partial",
         store / "features" / "old-00000000" / "c" / "0",
+        home / "flower" / "loopback" / f"up.{dead}-abc",
     ]
     for path in made:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.name.startswith("up."):
+            path.mkdir()
+            path = path / "server.log"
         path.write_bytes(b"x" * 1000)
+    (home / "flower" / "loopback" / f"up.{os.getpid()}-abc").mkdir()
     mine = home / "runs" / f".y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
     before = {p: p.stat().st_mtime_ns for p in store.rglob("*") if p.is_file()}

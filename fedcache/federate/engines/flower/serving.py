@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -202,7 +203,11 @@ def up(
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()
-    folder = Path(tempfile.mkdtemp(prefix="fedcache-up-")) if keep is None else keep.expanduser().resolve()
+    if keep is None:  # in the home, where gc names what a killed command or a failed run leaves
+        around = _folder(home, "loopback")
+        folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=around))
+    else:
+        folder = keep.expanduser().resolve()
     logs_matter = keep is not None
     try:
         with ExitStack() as stack:
