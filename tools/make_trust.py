@@ -141,6 +141,9 @@ PROMISES = (
             ("tests/extract/datasets/test_datasets_pull.py -k 'checksum or leads_on or sha256 or published_one'",),
             ("extract/datasets/download.py", 'if not encrypted and (req.type == "https" or not _may_be_plain(newurl, known)):', "if False:",
              "tests/extract/datasets/test_datasets_pull.py -k encrypted_address_that_leads")),
+    Promise("S9", "An image reaches a page only where it is asked for, as the row it is, as pixels alone, and never of a private run",
+            ("tests/report/test_mistakes.py",),
+            ("report/galleries.py", "    if private:\n", "    if False:\n", "tests/report/test_mistakes.py -k private")),
     Promise("S5", "No test reaches another machine; every test runs under the guard",
             ("tests/project/test_gates.py -k another_machine",),
             ("../tests/conftest.py", 'guarded("connect")\n', "pass\n", "tests/project/test_gates.py -k another_machine")),
@@ -175,7 +178,7 @@ PROMISES = (
              "tests/federate/engines/test_site_names.py -k 'first_key'")),
     Promise("F8", "What sites score themselves is marked where it is shown, and not mixed with what was measured",
             ("tests/report/test_claimed.py",),
-            ("report/find_runs.py", "return federation is not None and", "return federation is None and",
+            ("runs/run.py", "return federation is not None and", "return federation is None and",
              "tests/report/test_claimed.py -k 'unless_it_says'")),
     Promise("R1", "The same seed gives the same bits; executions, threads, order, grids and resumes give the same result",
             ("tests/federate/engine/test_engine_laws.py -k 'same_seed or resumed or executions or order_of or run_alone or process'",
@@ -449,7 +452,7 @@ What epsilon does not cover is refused, or must be allowed by name:
 | rows of all clients together, by which sums are scaled (fed3r) | `--dp-allow rows` |
 | mean and deviation of every feature over all clients' rows (`feat_post=standardize`); a saved model holds them | `--dp-allow statistics` |
 | clients' own models, which have no noise and tell who was never drawn | not saved |
-| rows and features in a report | not drawn |
+| rows, features and images in a report | not drawn, refused |
 | rows of each class | refused; of fedproto which classes it has is sent, and covered |
 | who took part in which round | not told, or `--dp-allow participants` |
 | accuracy, F1, confusion, diagnostics, classes owned: what is measured on clients' rows | `--dp-allow evaluation` |

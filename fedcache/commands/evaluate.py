@@ -13,11 +13,12 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_one_named, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.measures import RunEvaluation
 from fedcache.models.request import EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
-from fedcache.report.evaluation import check_out, write_evaluations
+from fedcache.report.evaluation import check_asked, write_evaluations
 
 COMPUTED = pick(
     ExtractConfig, "layout", "limit", "data", "max_bad", "device", "batch", "workers", "threads", "follow_links"
@@ -46,8 +47,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None if wanted.out is None else Path(wanted.out)
-    if out is not None:
-        check_out(out)
+    check_asked(out, with_images=wanted.with_images)
     places = [find_model(name, model) for name in run]
     from fedcache.runs.evaluate_run import evaluate_runs
 
@@ -55,7 +55,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     with stop_on_signals(stop.ask, observer.note):
         found = evaluate_runs(places, model, wanted, config, home, observer, stop)
     if out is not None:
-        write_evaluations(out, found)
+        write_evaluations(out, found, ImagePlaces(home, config.data) if wanted.with_images else None)
     return evaluation_answer(found, out)
 
 

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import command, runs_directory
+from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.config import Home
 from fedcache.errors import Exit
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.report.page import write_report
 
 RunQuery = Annotated[
@@ -36,17 +38,28 @@ def report(
     embed: Annotated[
         str, typer.Option("--embed", help="pca | tsne | umap | none: how features come to two dimensions.")
     ] = "pca",
+    with_images: Annotated[
+        bool, typer.Option("--with-images", help="Also show the images of the most confident mistakes.")
+    ] = False,
+    data: Data = None,
     root: Root = None,
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
     It loads nothing from any network and is one file to send. Runs of different datasets or partitions are different
-    sections; damaged and unfinished ones are named with the command that helps.
+    sections; damaged and unfinished ones are named with the command that helps. --with-images shows what each run's
+    saved model got wrong on its test rows, as thumbnails of the dataset, where that is at hand: a page with images of
+    persons is personal data.
 
     Example: fedcache report -o report.html
     """
-    made = write_report(runs or [], out, runs_directory(root), title=title, embed=embed, observer=observer)
+    places = ImagePlaces(Home.from_environment(), pairs(data, "--data")) if with_images else None
+    made = write_report(
+        runs or [], out, runs_directory(root), title=title, embed=embed, images=places, observer=observer
+    )
     lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
+    if with_images:
+        lines.append(f"It holds {made.images} images of the dataset: give it to nobody who may not see them.")
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
     if not made.runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,29 @@ class LeftOutRows:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A row that a model takes for another class."""
+
+    row: int  # of the store
+    name: str  # of the image in its dataset
+    truth: str  # its class
+    predicted: str
+    probability: float  # of the predicted class
+    client: str | None  # whose model
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The most confident mistakes of a run's models on rows of a store."""
+
+    store: Path
+    most: tuple[Mistake, ...]  # the most confident first
+    wrong: int  # rows that were mistaken, each counted for every model that scored it
+    rows: int  # labelled rows that were scored, likewise
+    clients: int  # whose own models were asked; 0 for one model for all
+
+
+@dataclass(frozen=True)
 class RunEvaluation:
     """The model of a run on rows."""
 
@@ -177,6 +201,7 @@ class RunEvaluation:
     left_out: LeftOutRows
     measures: Measures
     clients: ClientSpread | None = None  # of models of several clients
+    mistakes: Mistakes | None = None  # the most confident ones, where they were asked for
 
     @property
     def label(self) -> str:

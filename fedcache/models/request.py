@@ -63,6 +63,7 @@ class EvaluateOptions:
         None, "Features with labels: .npz, .h5, .parquet or .safetensors.", ROWS, path=True, said="none"
     )
     split: str = option("all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation"))
+    with_images: bool = option(False, "In FILE.html also the images of the most confident mistakes.", RESULT)
     out: str | None = option(
         None, "Write everything here: FILE.html, .csv or .json.", RESULT, short="-o", path=True, said="nowhere"
     )

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.report.drawing import (
     MUTED,
@@ -27,7 +28,8 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.page import HtmlCell, Section, render_page
+from fedcache.report.galleries import Gallery, gallery
+from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import sheet_cell
 
@@ -40,8 +42,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def check_asked(out: Path | None, *, with_images: bool) -> None:
+    """Refuse a file that cannot be written, and images without a page, before any work. Raises as ``check_out``."""
+    if out is not None:
+        check_out(out)
+    if with_images and (out is None or out.suffix.lower() != ".html"):
+        raise UsageError(
+            f"--with-images shows images on a page, and {'none is written' if out is None else f'{out} is none'}.",
+            "-o evaluation.html",
+        )
+
+
 def check_out(path: Path) -> None:
-    """Refuse a file that cannot be written, before any work. Raises UsageError, MachineError."""
+    """Refuse a file that cannot be written. Raises UsageError, MachineError."""
     if path.suffix.lower() not in ENDINGS:
         raise unknown("file ending", path.suffix, ENDINGS)
     if not path.parent.is_dir():
@@ -50,14 +63,22 @@ def check_out(path: Path) -> None:
         need_matplotlib()
 
 
-def write_evaluations(path: Path, found: Sequence[RunEvaluation]) -> None:
-    """Write evaluations to a .html, .csv or .json file, whole or not at all. Raises as ``check_out``."""
+def write_evaluations(path: Path, found: Sequence[RunEvaluation], images: ImagePlaces | None = None) -> None:
+    """Write evaluations to a .html, .csv or .json file, whole or not at all.
+
+    Raises as ``check_out``.
+
+    Args:
+        path: the file.
+        found: what was measured.
+        images: where images are, to show mistakes with them; None shows none.
+    """
     check_out(path)
     kind = path.suffix.lower()
     if kind == ".json":
         raw = json.dumps([_plain(e.to_dict()) for e in found], ensure_ascii=False, indent=1)
     else:
-        raw = _table(found) if kind == ".csv" else evaluation_page(found)
+        raw = _table(found) if kind == ".csv" else evaluation_page(found, images)
     write_atomic(path, raw.encode())
 
 
@@ -102,8 +123,8 @@ def _right(found: RightRows) -> dict[str, Any]:
     return {"rows": found.rows, "right": found.right, "accuracy": found.accuracy, "low": low, "high": high}
 
 
-def evaluation_page(found: Sequence[RunEvaluation]) -> str:
-    """One self-contained HTML page. Raises MachineError without matplotlib."""
+def evaluation_page(found: Sequence[RunEvaluation], images: ImagePlaces | None = None) -> str:
+    """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
@@ -118,7 +139,15 @@ def evaluation_page(found: Sequence[RunEvaluation]) -> str:
         )
         columns, cells = _cells(mine)
         drawn = [p for p in plots if p is not None]
-        sections.append(Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], []))
+        galleries: list[Gallery] = []
+        for i, e in enumerate(mine[:MOST_DRAWN]):
+            if images is None or e.mistakes is None:
+                continue
+            try:
+                galleries += gallery(f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images)
+            except FedcacheError as error:
+                notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
+        sections.append(Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], [], galleries))
     return render_page("Evaluation of models", sections, len(found))
 
 

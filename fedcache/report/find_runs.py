@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
+from fedcache.runs.run import is_claimed, is_private
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid, Point
@@ -67,8 +68,7 @@ class StoredRun:
     @property
     def private(self) -> bool:
         """Whether it promises differential privacy: with noise, and not as a simulation."""
-        cost = self.result.get("trust", {}).get("privacy") or {}
-        return bool(cost.get("noise")) and not cost.get("simulation")
+        return is_private(self.result)
 
     @property
     def claimed(self) -> bool:
@@ -111,12 +111,6 @@ class Gathered:
 
     entries: list[StoredRun]
     left_out: list[LeftOut] = field(default_factory=list)
-
-
-def is_claimed(result: Mapping[str, Any]) -> bool:
-    """Whether the accuracy of a result is made of what sites say; of every federation that does not say otherwise."""
-    federation = result.get("federation")
-    return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
 
 def measured_alone(found: Gathered) -> Gathered:

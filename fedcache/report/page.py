@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
-import io
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import fedcache
 from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
@@ -33,38 +26,14 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
+from fedcache.report.galleries import Gallery, galleries_of, refuse_private
+from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.store.files import write_atomic
-from fedcache.visible_text import sheet_cell, visible
 
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""
 MOST_CONFUSIONS, MOST_PLANES = 3, 3
-VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
-
-
-@dataclass(frozen=True)
-class HtmlCell:
-    """A cell of a table: what is shown, what it is sorted by, whether it is the best of its column."""
-
-    text: str
-    sort: str
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """One setting: its runs and their figures."""
-
-    ident: str
-    title: str
-    says: str
-    columns: list[tuple[str, bool]]
-    rows: list[list[HtmlCell]]
-    plots: list[Plot]
-    notes: list[str]
-    commands: list[tuple[str, str, str]]
-    points: list[tuple[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -76,19 +45,21 @@ class Report:
         runs: how many it shows.
         left_out: runs that it names and cannot show.
         bytes: its size.
+        images: thumbnails of the dataset that it shows.
     """
 
     path: Path
     runs: int
     left_out: int
     bytes: int
+    images: int = 0
 
     def __repr__(self) -> str:
         return f"Report({self.path}, {self.runs} runs, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
-        return {"path": str(self.path), "runs": self.runs, "left_out": self.left_out, "bytes": self.bytes}
+        return {**self.__dict__, "path": str(self.path)}
 
 
 def write_report(
@@ -98,6 +69,7 @@ def write_report(
     *,
     title: str = "",
     embed: str = "pca",
+    images: ImagePlaces | None = None,
     observer: Observer | None = None,
 ) -> Report:
     """Write the page of some runs.
@@ -108,12 +80,13 @@ def write_report(
         root: where digests are looked up.
         title: heading; a general one when empty.
         embed: how features come to two dimensions: pca | tsne | umap | none.
+        images: where images are, to show mistakes with them; None shows none.
         observer: told the progress.
 
     Raises:
-        UsageError for a name that is no run, an unknown embedding or a directory that is not there;
-            CorruptionError or StoreError when all runs that are named are damaged or not finished; MachineError
-            without matplotlib.
+        UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a
+            private run; CorruptionError or StoreError when all runs that are named are damaged or not finished;
+            MachineError without matplotlib.
     """
     observer = observer or Silent()
     if not out.parent.is_dir():
@@ -131,6 +104,8 @@ def write_report(
     if asked and not found.entries and found.left_out:
         first = found.left_out[0]
         raise FedcacheError(first.exit, f"No run that was named can be shown: {first.sentence}", first.hint)
+    if images is not None:
+        refuse_private(found.entries)
     settings = by_setting(found.entries)
     titles = setting_names(settings)
     observer.start("drawing", len(settings), "sections")
@@ -139,28 +114,39 @@ def write_report(
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
-            sections.append(_section(number, name, entries, source, embed))
+            sections.append(_section(number, name, entries, source, embed, images))
             recipes |= recipes_of(source)
             observer.advance(1)
         raw = _page(found, sections, recipes, title or "Federated runs on cached features").encode()
     finally:
         observer.stop()
     write_atomic(out, raw)
-    return Report(out, len(found.entries), len(found.left_out), len(raw))
+    return Report(out, len(found.entries), len(found.left_out), len(raw), sum(s.images for s in sections))
 
 
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
 
 
-def _section(number: int, title: str, entries: list[StoredRun], source: RunStore | str, embed: str) -> Section:
+def _section(
+    number: int,
+    title: str,
+    entries: list[StoredRun],
+    source: RunStore | str,
+    embed: str,
+    images: ImagePlaces | None = None,
+) -> Section:
     entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
     ident = f"s{number}"
     notes: list[str] = []
     plots: list[Plot] = []
+    galleries: list[Gallery] = []
     if number < MOST_SETTINGS:
         plots, notes = _plots(ident, named, source, embed)
+        if images is not None:
+            galleries, told = galleries_of(ident, _every_method_first(named), source, images)
+            notes += told
     else:
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")
     first = entries[0].result
@@ -173,13 +159,12 @@ def _section(number: int, title: str, entries: list[StoredRun], source: RunStore
     store = source.store.path.name if isinstance(source, RunStore) else ""
     commands = [(label, e.digest, command_of(e, store)) for label, e in named]
     points = [(e.method, e.result["accuracy"]["mean"]) for e in entries]
-    return Section(ident, title, says, columns, rows, plots, notes, commands, points)
+    return Section(ident, title, says, columns, rows, plots, notes, commands, points, galleries)
 
 
 def _plots(ident: str, named: runs.Named, source: RunStore | str, embed: str) -> tuple[list[Plot], list[str]]:
     entries = [e for _, e in named]
-    firsts = _first_of_each(named)
-    shown = [*firsts, *(pair for pair in named if pair not in firsts)]  # every method before variants of the best
+    firsts, shown = _first_of_each(named), _every_method_first(named)
     made: list[Plot | None] = [
         runs.curves(f"{ident}-curves", shown),
         runs.spread(f"{ident}-clients", shown),
@@ -211,6 +196,12 @@ def _first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     for label, entry in named:
         best.setdefault(entry.method, (label, entry))
     return list(best.values())
+
+
+def _every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+    """The best run of each method, then its variants."""
+    firsts = _first_of_each(named)
+    return [*firsts, *(pair for pair in named if pair not in firsts)]
 
 
 def _table(entries: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[tuple[str, bool]], list[list[HtmlCell]]]:
@@ -290,92 +281,3 @@ def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], 
         recipes=recipes,
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
     )  # fmt: skip
-
-
-def render_page(
-    title: str,
-    sections: Sequence[Section],
-    count: int,
-    *,
-    across: Plot | None = None,
-    left_out: Sequence[tuple[str, str, str]] = (),
-    recipes: Mapping[str, str] | None = None,
-    trained: Sequence[str] = (),
-) -> str:
-    """A page as one file that loads nothing.
-
-    Args:
-        title: heading.
-        sections: in order.
-        count: runs that are shown.
-        across: a figure of all sections.
-        left_out: (run, why, what helps) of runs that are not shown.
-        recipes: array -> its recipe in words.
-        trained: versions of torch.
-    """
-    import jinja2
-
-    place = files("fedcache.report")
-    style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
-    env = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    env.filters["csv"] = _csv
-    env.filters["code"] = _code
-    env.globals["markup"] = _safe
-    template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
-    return template.render(
-        title=title,
-        style=style,
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        sections=sections,
-        across=across,
-        left_out=left_out,
-        count=count,
-        recipes=sorted((recipes or {}).items()),
-        versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
-        trained=trained,
-    )
-
-
-def _versions() -> list[tuple[str, str]]:
-    known = []
-    for name in VERSIONS:
-        try:
-            known.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return known
-
-
-def _shown(value: Any) -> Any:
-    """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
-    return visible(value, lines=True) if type(value) is str else value
-
-
-def _safe(svg: str) -> Any:
-    """A drawing of ``canvas.draw``: matplotlib's file, whose words were escaped when it was written."""
-    import markupsafe
-
-    return markupsafe.Markup(svg)  # nosec B704
-
-
-def _code(text: str) -> Any:
-    """Words between backticks as code; everything is escaped."""
-    import markupsafe
-
-    parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
-    return markupsafe.Markup("").join(
-        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
-    )
-
-
-def _csv(plot: Plot) -> str:
-    """The data of a figure; a word that a spreadsheet would run as a formula gets a quote before it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([sheet_cell(name) for name in plot.columns])
-    for row in plot.rows:
-        writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
-    return out.getvalue()

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoppedError, StoreError
+from fedcache.errors import StoppedError, StoreError, UsageError
 from fedcache.extract.datasets import peek
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.find_store import ingested_path, locate_store
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.models.evaluate import LabelledRows, measure, measure_clients, rows_of_file, rows_of_store
-from fedcache.models.measures import RunEvaluation
+from fedcache.models.measures import Mistakes, RunEvaluation
+from fedcache.models.mistakes import find_mistakes
 from fedcache.models.predictor import Predictor, array_keys
 from fedcache.models.request import EvaluateOptions, ModelOptions
 from fedcache.models.saved_model import SavedModel
@@ -23,6 +25,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_members, predictor_of, weights_of
+from fedcache.runs.run import is_private
 from fedcache.store.catalog import recall_last, remember_last
 from fedcache.store.store import Store
 
@@ -85,6 +88,9 @@ def evaluate_run(
         finally:
             observer.stop()
 
+    mistakes = None
+    if wanted.with_images:
+        mistakes = mistakes_on(place, facts.run, first, rows, [str(name) for name in names] if each else [])
     figures, spread = measure_clients(models(), rows) if each else (measure(first, rows), None)
     which = f"{len(names)} clients' own, each on all rows" if each else f"of client {asked.client}"
     if not each and asked.client is None:
@@ -95,7 +101,34 @@ def evaluate_run(
         run=place.name, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
         backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members), softmax_temperature=asked.temperature,
         rows=rows.name, left_out=rows.left_out, measures=figures, clients=spread,
+        mistakes=mistakes,
     )  # fmt: skip
+
+
+def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, clients: Sequence[str]) -> Mistakes:
+    """The most confident mistakes on rows of a store, of one model or of each client's.
+
+    Raises UsageError for rows that are not of a store, and for those of a private run's own dataset.
+    """
+    if not isinstance(rows.source, Store):
+        raise UsageError("--with-images shows images, and --embeddings has none.", "--dataset folder:photos")
+    found = result_of(place, run)
+    if found is not None and is_private(found) and found["dataset"]["digest"] == rows.source.dataset.get("digest"):
+        raise UsageError(
+            f"{place.name} promises differential privacy, and its epsilon does not cover the rows that images of its "
+            "own dataset show.",
+            "Leave --with-images out, or evaluate on another dataset.",
+        )
+    if not clients:
+        return find_mistakes(rows.source, [(None, first, rows.rows)])
+    return find_mistakes(rows.source, ((name, replace(first, client=name), rows.rows) for name in clients))
+
+
+def result_of(place: Path, run: str) -> dict[str, Any] | None:
+    """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
+    path = (place if place.is_dir() else place.parent.parent) / "result.json"
+    found = read_result(path) if path.is_file() else None
+    return found if found is not None and found["digest"] == run else None
 
 
 def rows_wanted(

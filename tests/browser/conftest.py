@@ -76,8 +76,20 @@ def grid(tmp_path: Path, own_home: Path) -> Path:
     return report(tmp_path)
 
 
-def report(tmp_path: Path) -> Path:
+@pytest.fixture
+def mistakes(tmp_path: Path) -> Path:
+    """A report with the images of what a run got wrong, of classes whose names are long."""
+    images = folder(tmp_path / "shapes", train=4, test=8, classes=6)
+    for split in ("train", "test"):
+        for place in sorted((images / split).iterdir()):
+            place.rename(place.with_name(f"{place.name}-with_a_name_that_has_no_room_in_a_narrow_column"))
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+    ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 4)
+    return report(tmp_path, "--with-images")
+
+
+def report(tmp_path: Path, *words: str) -> Path:
     """All runs of the home as a page."""
-    done = ok("report", "-o", tmp_path / "report.html")
+    done = ok("report", "-o", tmp_path / "report.html", *words)
     assert json.dumps(done.data)
     return tmp_path / "report.html"

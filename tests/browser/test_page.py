@@ -160,3 +160,27 @@ def test_figures_leave_as_svg_png_and_csv(chromium: Any, demo: Path, tmp_path: P
         rows = list(csv.reader(kept["csv"].decode().splitlines()))
         assert rows[0] == ["client", "class", "rows"]
         assert sum(int(r[2]) for r in rows[1:]) == 48
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mistakes_are_small_pictures_that_load_and_fit(chromium: Any, mistakes: Path, size: str) -> None:
+    with opened(chromium, mistakes, size) as page:
+        shown = page.evaluate(
+            "[...document.querySelectorAll('.gallery img')].map(i => [i.complete && i.naturalWidth, i.naturalHeight,"
+            " i.getBoundingClientRect().width, i.alt])"
+        )
+        assert 0 < len(shown) <= 24
+        for width, height, drawn, name in shown:
+            assert 0 < width <= 64
+            assert 0 < height <= 64
+            assert drawn == 64
+            assert "class" in name
+        wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= seen
+        columns = page.evaluate("getComputedStyle(document.querySelector('.gallery ol')).gridTemplateColumns")
+        assert len(columns.split()) >= 2
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.gallery li')].filter(l => l.scrollWidth > l.clientWidth + 1).length"
+        )
+        assert cut == 0
+        assert "personal data" in page.locator("header").text_content()

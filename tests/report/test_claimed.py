@@ -15,7 +15,7 @@ from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.progress import Silent
 from fedcache.report.figures.grids import matrix
-from fedcache.report.find_runs import is_claimed
+from fedcache.runs.run import is_claimed
 from fedcache.store.store import Store
 
 METHODS = ("fed3r", "fedncm")

@@ -99,7 +99,13 @@ def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
        "--seeds", "0,1")  # fmt: skip
     ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *IID)
     page, text, told = made(tmp_path)
-    assert told == {"path": str(tmp_path / "r.html"), "runs": 2, "left_out": 0, "bytes": len(text.encode())}
+    assert told == {
+        "path": str(tmp_path / "r.html"),
+        "runs": 2,
+        "left_out": 0,
+        "bytes": len(text.encode()),
+        "images": 0,
+    }
     assert "<img" not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
     links = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href") and v]

@@ -10,7 +10,8 @@ import pytest
 from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot, percent, plain, short, size
 from fedcache.report.find_runs import StoredRun, differing, facts, gather, label_of, labels, setting_name, setting_names
-from fedcache.report.page import HtmlCell, _code, _csv, _first_of_each, _mark_best, _section, _table
+from fedcache.report.page import _first_of_each, _mark_best, _section, _table
+from fedcache.report.render import HtmlCell, _code, _csv
 
 
 def run(

@@ -175,7 +175,7 @@ def extract_command(
     nothing, as for a store from elsewhere, the sentence says what to add.
     """
     home = home or Home.from_environment()
-    known = _dataset_of(store, home)
+    known = dataset_of_store(store, home)
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
         return f"{shlex.join(['fedcache', 'extract', '--store', str(store.path), *extract_arguments(order)])}, " + (
@@ -190,7 +190,7 @@ def store_option_of(store: Store, home: Home) -> list[str]:
     return [] if store.path.resolve() == usual.resolve() else ["--store", str(store.path)]
 
 
-def _dataset_of(store: Store, home: Home) -> ExtractConfig | None:
+def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     """The options that name a store's dataset: those of an array's order, or of the bundle; None when not known."""
     memory = memory_of(home)
     for array in store.arrays.values():

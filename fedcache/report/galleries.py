@@ -1,0 +1,159 @@
+"""Mistakes as thumbnails: what models were most certain of and wrong about, with the images that they were shown.
+
+Images may be personal data, so nothing here is called unless images are asked for, and a thumbnail is pixels alone: it
+is drawn anew, without what a camera wrote into the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image
+
+from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.extract.planning.find_images import ImagePlaces, read_images
+from fedcache.models.measures import Mistake, Mistakes
+from fedcache.models.mistakes import Deal, find_mistakes
+from fedcache.models.request import ModelOptions
+from fedcache.report.drawing import percent
+from fedcache.report.find_runs import StoredRun
+from fedcache.report.run_origin import RunStore
+from fedcache.runs.predict_run import open_members, predictor_of
+from fedcache.store.store import Store
+
+SIDE = 64
+"""Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
+MOST_GALLERIES = 4
+"""Runs of a section whose mistakes are shown."""
+MOST_SCORED = 1_000_000
+"""Rows that clients' own models score; of clients that together hold more, every k-th is asked."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One mistake with its image."""
+
+    uri: str  # data:image/...
+    mistake: Mistake
+    probability: str  # per cent
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The mistakes of one run."""
+
+    ident: str
+    title: str
+    says: str
+    images: tuple[Thumbnail, ...]
+
+
+def refuse_private(entries: Sequence[StoredRun]) -> None:
+    """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
+    private = [e.digest[:8] for e in entries if e.private]
+    if private:
+        raise UsageError(
+            f"{', '.join(private[:5])}{', ...' if len(private) > 5 else ''} promises differential privacy, and its "
+            "epsilon does not cover the rows that images show.",
+            "Leave --with-images out, or name other runs.",
+        )
+
+
+def galleries_of(
+    ident: str, named: Sequence[tuple[str, StoredRun]], source: RunStore | str, places: ImagePlaces
+) -> tuple[list[Gallery], list[str]]:
+    """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
+
+    Args:
+        ident: of the section.
+        named: label and run; the first ``MOST_GALLERIES`` are shown.
+        source: the store of their rows, or why there is none.
+        places: where images are looked for.
+    """
+    if isinstance(source, str):
+        return [], [f"Mistakes are not shown: {source}."]
+    found: list[Gallery] = []
+    notes: list[str] = []
+    for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
+        try:
+            mistakes = mistakes_of(entry, source, places)
+            found += gallery(f"{ident}-mistakes{i}", label, mistakes, ("its own test rows", "its own rows"), places)
+        except FedcacheError as error:
+            note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
+            notes += [note] if note not in notes else []
+        else:
+            notes += [] if mistakes.wrong else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
+    if len(named) > MOST_GALLERIES:
+        notes.append(f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs.")
+    return found, notes
+
+
+def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mistakes:
+    """A run's mistakes on its own test rows, by the models of its first seed; of several clients' models each on the
+    rows of its client.
+
+    Raises StoreError for a run without models, and UsageError for one of a method of somebody's own.
+    """
+    members = open_members(entry.path, ModelOptions())
+    facts, partition = members[0].facts, source.partition
+    if not facts.personal:
+        one = predictor_of(members, ModelOptions(), places.home, "auto")
+        return find_mistakes(source.store, [(None, one, np.asarray(partition.test, np.int64))])
+    clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
+    if not clients:
+        raise StoreError(
+            f"The run saved no client's model ({facts.clients:,} clients).",
+            "Train again with --fresh --save-clients all",
+        )
+    first = predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
+    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)  # clients may all be tested on the same rows
+    deals: Iterator[Deal] = (
+        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64)) for c in clients[::step]
+    )
+    return find_mistakes(source.store, deals)
+
+
+def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces) -> list[Gallery]:
+    """The mistakes of one run as a gallery, none where it made none.
+
+    Raises StoreError, with the dataset that is needed, where no image is at hand.
+
+    Args:
+        ident: unique in the page.
+        label: of the run.
+        mistakes: of its models.
+        on: in words, the rows of all models and those of each client's.
+        places: where images are looked for.
+    """
+    if not mistakes.most:
+        return []
+    images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
+    shown = tuple(
+        Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")
+        for m in mistakes.most
+        if m.row in images
+    )
+    says = (
+        f"The most confident of {mistakes.wrong:,} mistakes on {on[0]} ({mistakes.rows:,} scored): the class, what it "
+        "was taken for, and the probability of that."
+    )
+    if mistakes.clients:
+        says += f" {mistakes.clients:,} clients' own models were asked, each about {on[1]}; whose it was is named."
+    lost = len(mistakes.most) - len(shown)
+    if lost:
+        says += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
+    return [Gallery(ident, f"What {label} got wrong", says, shown)]
+
+
+def thumbnail_uri(image: Image.Image) -> str:
+    """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
+    small = Image.fromarray(np.array(image.convert("RGB")))  # pixels alone: no profile, no words of a camera
+    kind = "png" if max(small.size) <= SIDE else "jpeg"
+    small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    small.save(out, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,0 +1,141 @@
+"""A page as one HTML file that loads nothing: tables, drawings and thumbnails in the template, everything escaped."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.resources import files
+from typing import Any
+
+import fedcache
+from fedcache.report.drawing import Plot
+from fedcache.report.galleries import Gallery
+from fedcache.visible_text import sheet_cell, visible
+
+VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class HtmlCell:
+    """A cell of a table: what is shown, what it is sorted by, whether it is the best of its column."""
+
+    text: str
+    sort: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting: its runs and their figures."""
+
+    ident: str
+    title: str
+    says: str
+    columns: list[tuple[str, bool]]
+    rows: list[list[HtmlCell]]
+    plots: list[Plot]
+    notes: list[str]
+    commands: list[tuple[str, str, str]]
+    points: list[tuple[str, float | None]]
+    galleries: Sequence[Gallery] = ()
+
+    @property
+    def images(self) -> int:
+        """Thumbnails that it shows."""
+        return sum(len(g.images) for g in self.galleries)
+
+
+def render_page(
+    title: str,
+    sections: Sequence[Section],
+    count: int,
+    *,
+    across: Plot | None = None,
+    left_out: Sequence[tuple[str, str, str]] = (),
+    recipes: Mapping[str, str] | None = None,
+    trained: Sequence[str] = (),
+) -> str:
+    """A page as one file that loads nothing.
+
+    Args:
+        title: heading.
+        sections: in order.
+        count: runs that are shown.
+        across: a figure of all sections.
+        left_out: (run, why, what helps) of runs that are not shown.
+        recipes: array -> its recipe in words.
+        trained: versions of torch.
+    """
+    import jinja2
+
+    place = files("fedcache.report")
+    style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
+    env = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    env.filters["csv"] = _csv
+    env.filters["code"] = _code
+    env.globals["markup"] = _safe
+    template = env.from_string(place.joinpath("page.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        title=title,
+        style=style,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        sections=sections,
+        across=across,
+        left_out=left_out,
+        count=count,
+        images=sum(s.images for s in sections),
+        recipes=sorted((recipes or {}).items()),
+        versions=[("fedcache", fedcache.__version__), ("python", platform.python_version()), *_versions()],
+        trained=trained,
+    )
+
+
+def _versions() -> list[tuple[str, str]]:
+    known = []
+    for name in VERSIONS:
+        try:
+            known.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def _shown(value: Any) -> Any:
+    """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
+    return visible(value, lines=True) if type(value) is str else value
+
+
+def _safe(svg: str) -> Any:
+    """A drawing of ``canvas.draw``: matplotlib's file, whose words were escaped when it was written."""
+    import markupsafe
+
+    return markupsafe.Markup(svg)  # nosec B704
+
+
+def _code(text: str) -> Any:
+    """Words between backticks as code; everything is escaped."""
+    import markupsafe
+
+    parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
+    return markupsafe.Markup("").join(
+        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts)
+    )
+
+
+def _csv(plot: Plot) -> str:
+    """The data of a figure; a word that a spreadsheet would run as a formula gets a quote before it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([sheet_cell(name) for name in plot.columns])
+    for row in plot.rows:
+        writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
+    return out.getvalue()

@@ -1,0 +1,249 @@
+"""What a run got wrong, as thumbnails: the right rows with the right words, and no image that was not asked for."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import folder
+from PIL import Image
+
+import fedcache as fc
+from fedcache.config import Home
+from fedcache.errors import Exit
+from fedcache.report.galleries import MOST_GALLERIES, SIDE, thumbnail_uri
+from fedcache.runs.directory import read_result
+from fedcache.store.catalog import recall_last
+from fedcache.store.store import Store
+
+IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
+HOSTILE = "<img src=x onerror=alert(1)>"
+PRIVATE = ("--dp-clip", 1, "--dp-noise", 1)
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=8, test=5, classes=6)
+    (images / "train").rename(images / "kept")
+    for split in ("kept", "test"):
+        first = sorted((images / split).iterdir())[0]
+        first.rename(images / split / HOSTILE.replace("/", "∕"))
+    (images / "kept").rename(images / "train")
+    return Path(ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
+
+
+def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
+    """(name, class, taken for, probability, client, image) of every thumbnail of a page."""
+    pattern = (
+        r'<img src="data:image/(?:png|jpeg);base64,([^"]+)" width="64" height="64" alt="([^"]*)"[^>]*><p>(.*?)<br>.*?'
+        r"<strong>(.*?)</strong><br>([\d.]+) %(?:<br><small>(.*?)</small>)?</p>"
+    )
+    found = re.findall(pattern, text)
+    assert len(found) == text.count("<img ")
+    return [
+        (unescape(name), unescape(truth), unescape(other), p, client, Image.open(io.BytesIO(base64.b64decode(raw))))
+        for raw, name, truth, other, p, client in found
+    ]
+
+
+def wrong_rows(model: fc.Model, store: Store, rows: np.ndarray) -> list[tuple[float, str, str, str]]:
+    """(-probability, name, class, taken for) of the rows that a model gets wrong, by its own figures."""
+    x = store.reader(next(iter(store.arrays))).rows(rows)[:, 0]
+    p, s = model.probabilities(x), store.samples
+    predicted = model.scores(x).argmax(1)
+    return [
+        (-p[i, predicted[i]], s.name[r], s.classes[s.label[r]], s.classes[predicted[i]])
+        for i, r in enumerate(rows)
+        if predicted[i] != s.label[r]
+    ]
+
+
+def page_of(tmp_path: Path, *words: object) -> str:
+    out = tmp_path / "page.html"
+    ok("report", *words, "--embed", "none", "-o", out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_most_confident_mistakes_of_one_model_with_their_images(store: Path, tmp_path: Path) -> None:
+    run = ok("train", "--method", "fed3r", *IID).data
+    assert "<img" not in page_of(tmp_path)  # nobody asked
+    text = page_of(tmp_path, "--with-images")
+    found, held = shown(text), Store.open(store)
+    expected = sorted(wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1)))
+    assert 3 < len(expected) <= 24
+    assert [(n, t, o, p) for n, t, o, p, *_ in found] == [(n, t, o, f"{-100 * p:.2f}") for p, n, t, o in expected]
+    tested = int((held.samples.split == 1).sum())
+    assert f"of {len(expected)} mistakes on its own test rows ({tested} scored)" in text
+    assert 1 - len(expected) / tested == pytest.approx(run["accuracy"]["mean"])  # no fewer and no more
+    assert "may be personal data" in text
+    assert HOSTILE not in text
+
+
+def test_of_clients_own_models_each_is_asked_about_its_own_rows(store: Path, tmp_path: Path) -> None:
+    ok("partition", "--store", store, "--scheme", "dirichlet", "--clients", 4, "--alpha", 1, "--name", "four")
+    words = ("--partition", "four", "--participation", "all", "--rounds", 2, "--set", "batch=4", "--seeds", "0,1")
+    run = ok("train", "--method", "fedrep", *words).data
+    held, expected = Store.open(store), []
+    parts = held.partition("four")
+    for client in parts["clients"]:
+        model = fc.load_model(run["path"], client["name"])  # of the first seed
+        rows = np.array(parts["test"] if client["test"] is None else client["test"])
+        expected += [(*found, client["name"]) for found in wrong_rows(model, held, rows)]
+    text = page_of(tmp_path, "--with-images")
+    found = shown(text)
+    assert len(found) == min(24, len(expected)) > 3
+    told = {(n, t, o, p, c) for n, t, o, p, c, _ in found}
+    assert told <= {(n, t, o, f"{-100 * p:.2f}", c) for p, n, t, o, c in expected}
+    assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(
+        [-100 * e[0] for e in sorted(expected)][: len(found)], abs=0.006
+    )
+    assert "4 clients' own models were asked, each about its own rows" in unescape(text)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_thumbnail_is_the_image_of_its_row(tmp_path: Path) -> None:
+    ok("train", "--method", "fed3r", *IID)
+    last = recall_last(Home.from_environment())
+    assert last is not None
+    root = Path(last[1].removeprefix("folder:"))
+    for name, *_, image in shown(page_of(tmp_path, "--with-images")):
+        assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(Image.open(root / name).convert("RGB")))
+
+
+def copied(tmp_path: Path) -> Path:
+    """A run on a dataset of the test's own, which it may move and change."""
+    images = folder(tmp_path / "own", train=6, test=4, classes=6)
+    ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8)
+    ok("train", "--method", "fed3r", *IID)
+    return images
+
+
+def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path: Path) -> None:
+    images = copied(tmp_path)
+    there = shown(page_of(tmp_path, "--with-images"))
+    assert there
+    images.rename(tmp_path / "moved")
+    text = page_of(tmp_path, "--with-images")
+    assert "<img" not in text
+    (note,) = re.findall(r"<p class=\"says\">(Mistakes of .*?)</p>", text)
+    assert "The images of dataset own" in note
+    assert "--data own=PATH" in note
+    again = shown(page_of(tmp_path, "--with-images", "--data", f"own={tmp_path / 'moved'}"))
+    assert [t[:5] for t in again] == [t[:5] for t in there]
+
+
+def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Path) -> None:
+    images = copied(tmp_path)
+    before = shown(page_of(tmp_path, "--with-images"))
+    changed = before[0][0]
+    Image.new("RGB", (24, 24), (1, 2, 3)).save(images / changed)
+    text = page_of(tmp_path, "--with-images")
+    assert [t[0] for t in shown(text)] == [t[0] for t in before[1:]]
+    assert f"1 of {len(before)} images are not in the dataset any more" in text
+
+
+@pytest.mark.usefixtures("store")
+def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store: Path, tmp_path: Path) -> None:
+    simulated = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-seed", 0).data["path"]
+    assert shown(page_of(tmp_path, simulated, "--with-images"))
+    private = ok("train", "--method", "fedavg", "--rounds", 1, *IID, *PRIVATE, "--dp-allow", "evaluation").data["path"]
+    for words in (
+        ("report", private, "--with-images", "-o", tmp_path / "no.html"),
+        ("report", "--with-images", "-o", tmp_path / "no.html"),
+        ("evaluate", private, "--store", store, "--with-images", "-o", tmp_path / "no.html"),
+        ("evaluate", f"{private}/models/seed-0.safetensors", "--store", store, "--with-images",
+         "-o", tmp_path / "no.html"),
+    ):  # fmt: skip
+        done = fedcache(*words)
+        assert done.code == Exit.USAGE, done.err
+        assert "differential privacy" in done.err
+        assert not (tmp_path / "no.html").exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_what_cannot_be_shown_is_one_sentence(store: Path, tmp_path: Path) -> None:
+    run = Path(ok("train", "--method", "fed3r", *IID).data["path"])
+    shutil.rmtree(run / "models")
+    assert f"Mistakes of fed3r are not shown: The run {run.name} has no model." in page_of(tmp_path, "--with-images")
+    ok("partition", "--store", store, "--scheme", "iid", "--clients", 2, "--name", "two")
+    ok("shard", "--store", store, "-p", "two", "--out", tmp_path / "sites")
+    made = ok("train", "--method", "fed3r", "--clients-from", tmp_path / "sites").data["path"]
+    assert "Mistakes are not shown: these runs were made from clients&#39; own stores." in page_of(
+        tmp_path, made, "--with-images"
+    )
+    shutil.rmtree(store)
+    assert "Mistakes are not shown: no store of dataset" in page_of(tmp_path, run, "--with-images")
+
+
+@pytest.mark.usefixtures("store")
+def test_of_many_runs_a_few_are_shown_every_method_first(tmp_path: Path) -> None:
+    for lr in range(1, MOST_GALLERIES + 1):
+        ok("train", "--method", "fedavg", *IID, "--rounds", 1, "--set", f"lr={lr / 100}")
+    ok("train", "--method", "fedncm", *IID)
+    text = page_of(tmp_path, "--with-images")
+    told = re.findall(r"What (\S+) .*got wrong</h3>|>(\S+) made no mistake on its 30 test rows", text)
+    assert len(told) == MOST_GALLERIES
+    assert {a or b for a, b in told} == {"fedavg", "fedncm"}  # of fedavg the best, and two variants
+    assert "report others alone" in text
+    assert len(shown(text)) <= 24 * MOST_GALLERIES
+
+
+def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path) -> None:
+    run = ok("train", "--method", "fed3r", *IID).data["path"]
+    other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
+    words = ("evaluate", run, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
+    ok(*words, "-o", page)
+    assert "<img" not in page.read_text()
+    told = ok(*words, "--with-images", "-o", page).data["runs"][0]["measures"]
+    found = shown(page.read_text())
+    assert len(found) == min(24, told["rows"] - told["right"]) > 0
+    for name, truth, predicted, _, client, image in found:
+        assert name.split("/")[1] == truth != predicted
+        assert client == ""
+        assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(Image.open(other / name)))
+    for wrong in ((), ("-o", tmp_path / "e.csv")):
+        done = fedcache(*words, "--with-images", *wrong)
+        assert done.code == Exit.USAGE
+        assert "--with-images shows images on a page" in done.err
+
+
+def test_evaluate_asks_every_client_about_all_rows(store: Path, tmp_path: Path) -> None:
+    run = ok("train", "--method", "fedrep", *IID, "--rounds", 1, "--set", "batch=4").data["path"]
+    page = tmp_path / "e.html"
+    ok("evaluate", run, "--store", store, "--split", "test", "--with-images", "-o", page)
+    assert "4 clients' own models" in unescape(page.read_text())
+    assert all(client.startswith("client-") for *_, client, _ in shown(page.read_text()))
+    assert read_result(Path(run) / "result.json")["clients"]
+
+
+@given(width=st.integers(1, 300), height=st.integers(1, 300), mode=st.sampled_from(["RGB", "L", "RGBA", "P"]))
+@examples(30, 300)
+def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: str) -> None:
+    image = Image.new(mode, (width, height))
+    image.info |= {"icc_profile": b"a profile" * 50, "comment": b"at home", "dpi": (300, 300)}
+    image.getexif()[0x010E] = "a name"
+    uri = thumbnail_uri(image)
+    head, raw = uri.split(",")
+    found = base64.b64decode(raw)
+    made = Image.open(io.BytesIO(found))
+    made.load()
+    assert max(made.size) == min(SIDE, max(width, height))
+    assert head == ("data:image/png;base64" if max(width, height) <= SIDE else "data:image/jpeg;base64")
+    assert len(uri) < 20_000
+    assert not dict(made.getexif())
+    assert not {"icc_profile", "comment", "exif"} & set(made.info)
