@@ -35,8 +35,8 @@ def predict(
 ) -> CommandResult:
     """Classify images, rows of a store or embeddings with the model of a finished run.
 
-    Images go through the very backbones that the run was trained on. Rows come in the order in which they were named;
-    what cannot be read is named with a reason.
+    Images go through the very backbones that the run was trained on, in batches of the size that its features were
+    computed in. Rows come in the order in which they were named; what cannot be read is named with a reason.
 
     Example: fedcache predict 3f9c photos/ cat.jpg --top 3 -o classes.csv
     """

@@ -23,10 +23,12 @@ from PIL import Image
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract import backbones as registry
+from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
-from fedcache.extract.how import jobs_of, resolve_compute
+from fedcache.extract.device import resolve_device
+from fedcache.extract.how import jobs_of, resolve_compute_as
 from fedcache.extract.images import EXTENSIONS, from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe
@@ -149,11 +151,24 @@ def locate_recipe(recipe: Recipe, home: Home, given: Mapping[str, Path] | None =
 
 @contextmanager
 def embedded(
-    images: NamedImages, planned: Sequence[PlannedArray], config: ExtractConfig, home: Home, options: ExtractionOptions
+    images: NamedImages,
+    planned: Sequence[PlannedArray],
+    computed: Sequence[Mapping[str, Any]],
+    config: ExtractConfig,
+    home: Home,
+    options: ExtractionOptions,
 ) -> Iterator[Store]:
     """A store with view 0 of every image through every backbone, for as long as the context lasts.
 
     Row i is the i-th image; arrays have the keys of the recipes with one view. Raises as ``extract``.
+
+    Args:
+        images: to be read.
+        planned: backbones, weights and recipes.
+        computed: device, dtype and batch of the features that each should be comparable with, or {}.
+        config: how they are computed where it says more than ``computed``.
+        home: where the store lies meanwhile.
+        options: of the extraction.
     """
     N = len(images.names)
     one_view = [replace(p, recipe=replace(p.recipe, views=1, view_seed=0)) for p in planned]
@@ -172,10 +187,20 @@ def embedded(
     place = make_private(home.root / SCRATCH)
     folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
     try:
-        device, settings = resolve_compute(config)
+        device = resolve_device(config.device)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
+        elsewhere = sorted({str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind})
+        if elsewhere:
+            options.observer.note(
+                f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."
+            )
         store = Store.create(folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest})
-        extract_arrays(store, data, jobs_of(one_view, data, device, settings), settings, options, earlier=None, text={})
+        alike: dict[ComputeSettings, list[PlannedArray]] = {}
+        for item, known in zip(one_view, computed, strict=True):
+            alike.setdefault(resolve_compute_as(config, known)[1], []).append(item)
+        for settings, items in alike.items():
+            jobs = jobs_of(items, data, device, settings)
+            extract_arrays(store, data, jobs, settings, options, earlier=None, text={})
         yield Store.open(store.path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,10 +6,12 @@ array is resumed, and where chunks of an earlier store are taken over: rows of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig
 from fedcache.extract.batches import ComputeSettings, FeatureJob
@@ -60,6 +62,18 @@ def resolve_compute(config: ExtractConfig) -> tuple[Device, ComputeSettings]:
     device = resolve_device(config.device)
     batch = config.batch or (256 if device.kind == "cuda" else 32)
     return device, ComputeSettings(device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads)
+
+
+def resolve_compute_as(config: ExtractConfig, computed: Mapping[str, Any]) -> tuple[Device, ComputeSettings]:
+    """``resolve_compute`` with the batch and dtype of features that there are, where they were computed on that device.
+
+    A batch of another size has other last bits, and in float16 some of them change a value. What the configuration
+    names goes first. ``computed`` holds device, dtype and batch, or nothing.
+    """
+    if computed.get("device") != resolve_device(config.device).kind:
+        return resolve_compute(config)
+    dtype = str(computed["dtype"]) if config.dtype == "auto" else config.dtype
+    return resolve_compute(replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype))
 
 
 def jobs_of(

@@ -36,6 +36,8 @@ from fedcache.store.sealed import read_sealed, write_sealed
 
 FORMAT = 1
 KIND = {"kind": "model"}
+COMPUTED = ("device", "dtype", "batch")
+"""What a model keeps of how its features were computed: another value of these gives other last bits."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class ModelFacts:
     encoder: int | None = None  # which of ``recipes`` the live encoders are
     # in what single clients differ: number -> columns and hyperparameters
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
+    # device, dtype and batch that each of these arrays was computed with, {} of ingested ones; () where nobody knows
+    computed: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def width(self) -> int:
@@ -76,6 +80,12 @@ class ModelFacts:
         """Key and recipe of each array that is read to predict: of a model that reads images that of the images."""
         every = tuple(zip(self.keys, self.recipes, strict=True))
         return every if self.image is None else every[-1:]
+
+    @property
+    def inputs_computed(self) -> tuple[Mapping[str, Any], ...]:
+        """How each of ``inputs`` was computed: device, dtype and batch, or {}."""
+        known = self.computed or ({},) * len(self.keys)
+        return known if self.image is None else known[-1:]
 
     @property
     def personal(self) -> bool:
@@ -100,14 +110,19 @@ class ModelFacts:
         known = {f.name for f in fields(cls)}
         if found != FORMAT or set(values) - known:
             raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
-        for name in ("classes", "keys", "recipes", "widths", "names"):
-            values[name] = tuple(values[name])
+        for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
+            values[name] = tuple(values.get(name, ()))
         values["image"] = None if values["image"] is None else tuple(values["image"])
         values["overrides"] = {
             int(c): ClientOverrides(tuple((a, b) for a, b in o["columns"]), o["hp"])
             for c, o in values["overrides"].items()
         }
         return cls(**values)
+
+
+def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """``ModelFacts.computed`` of arrays with these records of how they were computed."""
+    return tuple({name: record[name] for name in COMPUTED if name in record} for record in how)
 
 
 @dataclass(frozen=True)

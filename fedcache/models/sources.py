@@ -59,12 +59,13 @@ def predict_images(
     Raises MachineError for weights that are not those of the model, StoppedError after a stop. ``top`` is the number of
     classes to name; ``weights`` are files by backbone.
     """
-    planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(predictor.members[0])]
+    model = predictor.members[0]
+    planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(model)]
     options = ExtractionOptions(
         workers=config.workers, chunk_rows=None, max_bad=len(images.names), wait=False, fresh=False, stop=stop,
         observer=observer,
     )  # fmt: skip
-    with embedded(images, planned, config, home, options) as store:
+    with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
         reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
         for rows, scores in predictor.over_store(store):
             yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)

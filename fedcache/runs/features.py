@@ -40,6 +40,7 @@ class RunFeatures:
     recipes: tuple[Mapping[str, Any], ...] = ()  # of the arrays: backbone, weights and all that determines a value
     feat_post: str = "none"  # what was done to features
     scaling: Scaling | None = None  # the numbers of ``feat_post=standardize``
+    how: tuple[Mapping[str, Any], ...] = ()  # the arrays were computed; () where that is not known
 
 
 def read_store(
@@ -130,8 +131,8 @@ def with_text(
         widths=widths,
         domain=torch.from_numpy(domain),
     )
-    recipes = tuple(store.arrays[key].recipe for key in keys)
-    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes)
+    recipes, how = zip(*((store.arrays[key].recipe, store.arrays[key].how) for key in keys), strict=True)
+    return RunFeatures(tuple(keys), data, tuple(digests), tuple(templates), recipes, how=how)
 
 
 def text_of(method: Method, hp: Hp, store: Store, keys: Sequence[str]) -> tuple[NDArray[np.float32] | None, list[str]]:
@@ -162,8 +163,9 @@ def read_images(store: Store, keys: Sequence[str]) -> RunFeatures:
         domain=torch.from_numpy(samples.domain.astype(np.int64)),
         image=(H, W),
     )
-    digests, recipes = zip(*((str(store.arrays[key].digest), store.arrays[key].recipe) for key in keys), strict=True)
-    return RunFeatures(tuple(keys), data, digests, recipes=recipes)
+    arrays = [store.arrays[key] for key in keys]
+    digests, recipes, how = zip(*((str(a.digest), a.recipe, a.how) for a in arrays), strict=True)
+    return RunFeatures(tuple(keys), data, digests, recipes=recipes, how=how)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedcache.config import SaveModels
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.models.collect import collect
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.directory import MODELS, check_place, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -97,6 +97,7 @@ def facts_of(inputs: RunInputs, spec: ResolvedRun, identity: Identity, out: Trai
         template=None if data.towers is None else data.towers.template,
         encoder=None if data.towers is None else 0,
         overrides=inputs.overrides,
+        computed=computed_as(features.how),
     )
 
 

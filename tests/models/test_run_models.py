@@ -69,6 +69,29 @@ def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store: Path,
     assert [row["name"] for row in images.data["rows"]] == [str(root / name) for name in tests]
 
 
+def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
+    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
+) -> None:
+    """Another batch size gives other last bits, of which float16 features show some: here of 20 % of the rows."""
+
+    def made(place: Path) -> Path:
+        images = folder(place / "shapes", train=6, test=20)
+        words = ("extract", "--dataset", f"folder:{images}", "--workers", 0, "--backbones")
+        ok(*words, "random-projection")
+        return Path(ok(*words, "glyph-clip", "--batch", 1).data["path"])
+
+    store = once(made)
+    run = trained(*FED3R, "--backbones", "random-projection,glyph-clip")
+    known = SavedModel.load(model_file(run, 0)).facts.computed
+    assert known == tuple({"device": "cpu", "dtype": "float32", "batch": size} for size in (32, 1))
+    rows = ok("predict", run, "--store", store).data["rows"]
+    held, root = fc.Store.open(store), folder(tmp_path / "again", train=6, test=20)
+    found = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0).data["rows"]
+    assert [row["top"] for row in found] == [row["top"] for row in rows]
+    asked = ok("predict", run, *[root / name for name in held.samples.name], "--workers", 0, "--batch", 32).data["rows"]
+    assert [row["top"] for row in asked] != [row["top"] for row in rows]
+
+
 def test_every_client_of_a_personal_method_has_its_own_model(store: Path) -> None:
     run = trained(*FEDPCL)
     result = json.loads((run / "result.json").read_text())

@@ -14,7 +14,7 @@ from typing import Any
 from fedcache.federate.engine.evaluate import deployed_model, has_model
 from fedcache.federate.engine.run_state import RunState
 from fedcache.models.collect import client_tensors, owned
-from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.identity import code_of
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
@@ -61,6 +61,7 @@ class SiteModels:
             feat_post=self.feat_post,
             clients=run.env.clients,
             saved={self.client: number},
+            computed=computed_as([array.how for array in arrays]),
         )
         text = {} if run.env.text is None else {"features/text": run.env.text}
         tensors = {**text, **{f"server/{k}": t for k, t in down.items()}, **client_tensors(model, down, number)}
