@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.options import Given, command, flags_of, pick, runs_directory
-from fedcache.commands.output import CommandResult
+from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home, resolve
 from fedcache.models.request import ExportOptions, ModelOptions
 from fedcache.report.find_runs import find_one
@@ -17,7 +17,7 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first le
 
 
 @command("export-model", pick(ModelOptions), pick(ExportOptions))
-def export_model(given: Given, run: RunName) -> CommandResult:
+def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
     """Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.
 
     A folder, .onnx and .pt2 hold the frozen backbones too, and read images; .safetensors and .joblib (linear heads
@@ -31,7 +31,7 @@ def export_model(given: Given, run: RunName) -> CommandResult:
     place = Path(run) if run.endswith(".safetensors") else find_one(run, root)
     from fedcache.report.export_model import export_model as write_model
 
-    done = write_model(place, model, wanted, Home.from_environment())
+    done = write_model(place, model, wanted, Home.from_environment(), observer)
     data: dict[str, Any] = {"path": str(done.path), "format": done.kind, "bytes": done.bytes, **done.said}
     lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
     for one in done.said.get("inputs", []):

@@ -11,6 +11,7 @@ from fedcache.errors import UsageError
 from fedcache.models.export.formats import PROGRAMS, Parts, check_place, format_of, size_of, write
 from fedcache.models.export.program import make_program
 from fedcache.models.request import ExportOptions, ModelOptions
+from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_predictor, weights_of
@@ -26,7 +27,9 @@ class ExportedModel:
     said: dict[str, Any]  # of the format, plain JSON values
 
 
-def export_model(place: Path, asked: ModelOptions, wanted: ExportOptions, home: Home) -> ExportedModel:
+def export_model(
+    place: Path, asked: ModelOptions, wanted: ExportOptions, home: Home, observer: Observer
+) -> ExportedModel:
     """Write one model of a run; nothing is written where anything is refused.
 
     Args:
@@ -34,6 +37,7 @@ def export_model(place: Path, asked: ModelOptions, wanted: ExportOptions, home: 
         asked: client, seed and temperature.
         wanted: where to, and the format.
         home: where weights are looked for.
+        observer: warned of a model that other code made.
 
     Raises:
         UsageError: no place to write to, several seeds, or a method that the format cannot hold.
@@ -48,7 +52,7 @@ def export_model(place: Path, asked: ModelOptions, wanted: ExportOptions, home: 
     out = Path(wanted.out)
     kind = format_of(out, wanted.kind)
     check_place(out, kind, wanted.force)
-    predictor = open_predictor(place, asked, home, "cpu")
+    predictor = open_predictor(place, asked, home, observer, "cpu")
     found = run_result(place)
     card = model_card(predictor, None if found is None else read_result(found), home)
     program = make_program(predictor, home, weights_of(asked)) if kind in PROGRAMS else None

@@ -19,6 +19,7 @@ from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.models.measures import Mistake, Mistakes
 from fedcache.models.mistakes import Deal, find_mistakes
 from fedcache.models.request import ModelOptions
+from fedcache.progress import Silent
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_origin import RunStore
@@ -98,7 +99,7 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
 
     Raises StoreError for a run without models, and UsageError for one of a method of somebody's own.
     """
-    members = open_members(entry.path, ModelOptions())
+    members = open_members(entry.path, ModelOptions(), Silent())
     facts, partition = members[0].facts, source.partition
     if not facts.personal:
         one = predictor_of(members, ModelOptions(), places.home, "auto")

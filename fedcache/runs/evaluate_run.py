@@ -65,7 +65,7 @@ def evaluate_run(
     stop: Stop,
 ) -> RunEvaluation:
     """One run; as ``evaluate_runs``."""
-    members = open_members(place, asked)
+    members = open_members(place, asked, observer)
     facts = members[0].facts
     each = facts.personal and asked.client is None and not asked.one_for_all
     names = members[0].clients if each else [asked.client]

@@ -72,7 +72,7 @@ def personalise_run(
     name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     path = Path(wanted.out or f"{name}.safetensors")
     check_new(path)
-    members = open_members(place, asked)
+    members = open_members(place, asked, observer)
     if len(members) > 1:
         raise UsageError("A client's model is made of one seed.", f"--seed {members[0].facts.seed}")
     (model,) = members

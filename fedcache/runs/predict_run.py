@@ -10,19 +10,21 @@ from fedcache.errors import UsageError
 from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import find_images
 from fedcache.federate.engine.method import Method
+from fedcache.federate.methods import METHODS
 from fedcache.models.model import Model
 from fedcache.models.predictions import Prediction
 from fedcache.models.predictor import Predictor, encoders_of
 from fedcache.models.request import ModelOptions, PredictOptions
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel
 from fedcache.models.sources import predict_embeddings, predict_images, predict_store
 from fedcache.process import Stop
-from fedcache.progress import Observer
+from fedcache.progress import Observer, Silent
+from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
 
 
 def open_predictor(
-    place: Path, asked: ModelOptions, home: Home, device: str = "auto", method: Method | None = None
+    place: Path, asked: ModelOptions, home: Home, observer: Observer, device: str = "auto", method: Method | None = None
 ) -> Predictor:
     """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
 
@@ -30,22 +32,41 @@ def open_predictor(
         place: the directory of a run, or a model file.
         asked: client, seed and temperature.
         home: where weights of live encoders are looked for.
+        observer: warned of a model that other code made.
         device: auto, cpu or cuda, which never falls back.
         method: of the user's own, where the run was of one.
 
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
-    return predictor_of(open_members(place, asked), asked, home, device, method)
+    return predictor_of(open_members(place, asked, observer), asked, home, device, method)
 
 
-def open_members(place: Path, asked: ModelOptions) -> tuple[SavedModel, ...]:
+def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
     """The models of the seeds that are asked for; arguments and errors as ``open_predictor``."""
     if asked.one_for_all and asked.client is not None:
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
-        return (SavedModel.load(place),)
-    return tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+        members: tuple[SavedModel, ...] = (SavedModel.load(place),)
+    else:
+        members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+    warn_of_other_code(members[0].facts, observer)
+    return members
+
+
+def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
+    """Warn of a model of a method of the package that other code trained; with it all is done that is asked for.
+
+    A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
+    cannot be seen from a digest. A user's own methods come with the code that the user chose.
+    """
+    if facts.method not in METHODS or not facts.code or facts.code == code_digest(facts.method):
+        return
+    observer.warn(
+        f"The model was made by other code of {facts.method} ({facts.code[:8]}) than this one "
+        f"({code_digest(facts.method)[:8]}): its predictions may not be those that its run scored. To see whether they "
+        "are:  fedcache evaluate RUN --store STORE --split test"
+    )
 
 
 def predictor_of(
@@ -71,7 +92,7 @@ def load_model(
     """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
     home = Home.from_environment()
     asked = ModelOptions(client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all)
-    return Model(open_predictor(Path(place), asked, home, method=method), home)
+    return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
 
 
 def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
@@ -93,7 +114,7 @@ def predict_run(
 
     Raises as ``open_predictor`` and ``models.sources``. ``config`` says how images are computed.
     """
-    predictor = open_predictor(place, asked, home, config.device)
+    predictor = open_predictor(place, asked, home, observer, config.device)
     if images:
         named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)
         return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))

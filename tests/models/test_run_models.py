@@ -149,6 +149,52 @@ def test_a_run_without_a_model_names_the_command_that_trains_it_again(store: Pat
     assert (run / "result.json").read_bytes() == before  # a result has the same bits with and without a model
 
 
+DITTO = ("train", "--method", "ditto", "--scheme", "iid", "--clients", 2, "--rounds", 1, "--set", "head=linear")
+
+
+def uses_of(model: Path, store: Path, out: Path) -> dict[str, tuple[object, ...]]:
+    """Every command that takes a model, with what else it needs."""
+    return {
+        "predict": (model, "--client", "client-0", "--store", store),
+        "evaluate": (model, "--store", store),
+        "personalise": (model, "--store", store, "--name", "newcomer", "-o", out / "newcomer.safetensors"),
+        "export-model": (model, "--client", "client-0", "-o", out / "head.safetensors"),
+    }
+
+
+@pytest.mark.parametrize("command", uses_of(Path(), Path(), Path()))
+def test_a_run_of_a_release_without_models_names_the_command_that_trains_it_again(
+    store: Path, tmp_path: Path, command: str
+) -> None:
+    run = trained(*DITTO)
+    for gone in ("models", "files.json", "measured.json"):  # as an earlier release leaves a run
+        place = run / gone
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    words = uses_of(run, store, tmp_path)[command]
+    found = fedcache(command, *words, "--json")
+    assert found.code == 4, found.err
+    hint = found.envelope["error"]["hint"]
+    again = f"fedcache train --config {run / 'config.toml'} --fresh"
+    assert hint.endswith(again)
+    ok(*again.split()[1:])
+    ok(command, *words)
+
+
+@pytest.mark.parametrize("command", uses_of(Path(), Path(), Path()))
+def test_a_model_that_other_code_made_is_used_with_a_warning(store: Path, tmp_path: Path, command: str) -> None:
+    model = SavedModel.load(model_file(trained(*DITTO), 0))
+    model.save(tmp_path / "same.safetensors")
+    now, before = model.facts.code, "0123456789abcdef" * 4
+    replace(model, facts=replace(model.facts, code=before)).save(tmp_path / "other.safetensors")
+    for name, warned in (("same", False), ("other", True)):
+        out = tmp_path / f"{name}-made"
+        out.mkdir()
+        done = fedcache(command, *uses_of(tmp_path / f"{name}.safetensors", store, out)[command])
+        assert done.code == 0, done.err
+        assert (f"({before[:8]})" in done.err and f"({now[:8]})" in done.err) is warned
+        assert ("made by other code" in done.err) is warned
+
+
 def test_the_directory_of_a_run_with_the_files_of_another_is_refused_by_every_reader(store: Path) -> None:
     run, other = trained(*FED3R), trained(*FED3R, "--set", "lam=1.0")
     shutil.rmtree(run)
