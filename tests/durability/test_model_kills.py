@@ -1,0 +1,62 @@
+"""kill -9 while models are saved: a run has no result, or a result with whole models; the end is the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from command import apart, ok, start
+
+from fedcache.runs.run_models import load_seed
+
+SEEDS = 4
+TRAIN = ("train", "--method", "ditto", "--scheme", "iid", "--clients", 20, "--rounds", 1, "--seeds", f"0-{SEEDS - 1}",
+         "--set", "dim=1500", "--set", "epochs=1", "--json")  # fmt: skip
+
+
+def saved(runs: Path) -> int:
+    """Files in the folders of models, those that are being written included."""
+    return sum(1 for _ in runs.glob("*/models/*"))
+
+
+def models_in(runs: Path) -> dict[str, bytes]:
+    (folder,) = runs.glob("*/models")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path: Path, cases) -> None:
+    """Models of 8 MB a seed; a kill comes as soon as so many files are there or begun, or a little later."""
+    home = Path(os.environ["FEDCACHE_HOME"])
+    y = np.tile(np.arange(5), 40)
+    x = (np.random.default_rng(0).normal(size=(200, 64)) + 2 * np.eye(5, 64)[y]).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
+    words = (*TRAIN, "--store", ok("ingest", tmp_path / "rows.npz", "--name", "rows").data["path"])
+    assert apart(*words, "--runs", tmp_path / "whole", home=home).code == 0
+    expected = models_in(tmp_path / "whole")
+    assert set(expected) == {"models.json", *(f"seed-{seed}.safetensors" for seed in range(SEEDS))}
+    draw, killed, wanted, runs = random.Random(5), 0, cases(3, 40), home / "runs"
+    while killed < wanted:
+        shutil.rmtree(runs, ignore_errors=True)
+        for _ in range(2):
+            run, files, later = start(*words, home=home), draw.randint(1, SEEDS + 1), draw.random()
+            while run.poll() is None and saved(runs) < files:
+                time.sleep(0.001)
+            time.sleep(0.1 * later**2)
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+                killed += 1
+            run.wait()
+            for result in runs.glob("*/result.json"):
+                for seed in json.loads(result.read_text())["seeds"]:
+                    assert load_seed(result.parent, seed).clients  # whole, and of this result
+        again = apart(*words, home=home)
+        assert again.code == 0, again.err
+        assert {k: v for k, v in models_in(runs).items() if not k.endswith(".partial")} == expected
+        left = set(runs.glob("*/models/.*.partial"))
+        assert left <= {Path(one["path"]) for one in ok("gc").data["garbage"]}
