@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 # bound over their names and stay bound: importing a package that is there already binds nothing.
 import fedcache.extract
 import fedcache.report  # noqa: F401
-from fedcache.api import compare, extract, grid, ingest, load_model, partition, report, shard, train
+from fedcache.api import (
+    compare,
+    evaluate,
+    extract,
+    grid,
+    ingest,
+    load_model,
+    partition,
+    personalise,
+    report,
+    shard,
+    train,
+)  # fmt: skip
 from fedcache.errors import FedcacheError
 from fedcache.progress import Round
 
@@ -50,7 +62,8 @@ _CLASSES = {
 
 __all__ = [
     *_CLASSES, "FedcacheError", "Round", "__version__",
-    "compare", "extract", "grid", "ingest", "load_model", "partition", "report", "shard", "train",
+    "compare", "evaluate", "extract", "grid", "ingest", "load_model", "partition", "personalise", "report", "shard",
+    "train",
 ]  # fmt: skip
 
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.points import Grid
+    from fedcache.models.measures import RunEvaluation
     from fedcache.models.model import Model
     from fedcache.report.compare import Comparisons
     from fedcache.report.page import Report
     from fedcache.runs.events import OnRound
+    from fedcache.runs.personalise_run import Personalised
     from fedcache.runs.run import Run
     from fedcache.store.store import Store
 
@@ -42,25 +44,19 @@ def extract(
     """Run frozen backbones over a dataset; returns at once when the store has everything.
 
     Args:
-        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``; None is the
-            last one.
-        backbones: one name or several.
-        store: directory, instead of the one under FEDCACHE_HOME.
+        dataset: ``digits``, ``folder:PATH``, ``torchvision:NAME``, ``paper:NAME``, or ``a=SPEC,b=SPEC``; None: last.
+        backbones: one name or several; ``store``: directory, instead of the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
         views: stored views of each image; 1 is the image itself, the others are augmentations.
         text: prompt templates of the class text features.
-        limit: rows, evenly spaced over the dataset.
-        layout: meaning of folder levels, ``domain/class``.
+        limit: rows, evenly spaced over the dataset; ``layout``: meaning of folder levels, ``domain/class``.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
         dtype, batch, workers, threads, chunk_rows: how it is computed; see ``fedcache extract --help``.
-        max_bad: images that may be unreadable, ``"1%"`` or a number.
-        weights: backbone -> file; ``data``: dataset -> folder.
+        max_bad: images that may be unreadable, ``"1%"`` or a number; weights: backbone -> file; data: name -> folder.
         skip_missing: go on without backbones whose weights are not at hand.
-        follow_links: also read what links lead to outside of the dataset's folder.
-        observer: told the story; silent by default.
+        follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
 
-    Raises:
-        FedcacheError: as the command, with its exit code and hint.
+    Raises FedcacheError as the command, with its exit code and hint.
     """
     given = fields_of(ExtractConfig, locals())
     from fedcache.calls import stores
@@ -70,23 +66,17 @@ def extract(
 
 @names_checked
 def ingest(
-    file: str | Path,
-    name: str,
-    *,
-    store: str | Path | None = None,
-    replace: bool = False,
+    file: str | Path, name: str, *, store: str | Path | None = None, replace: bool = False,
     observer: Observer | None = None,
-) -> Store:
+) -> Store:  # fmt: skip
     """Bring your own embeddings (npz, npy, h5, parquet, safetensors) straight into a store.
 
     Args:
         file: with ``embeddings`` [N, D] and ``labels`` [N]; ``name`` is that of the dataset.
         store: directory, instead of the one under FEDCACHE_HOME.
-        replace: an earlier store of that name with other content.
-        observer: told the story.
+        replace: an earlier store of that name with other content; ``observer``: told the story.
 
-    Raises:
-        UsageError, StoreError, CorruptionError.
+    Raises UsageError, StoreError, CorruptionError.
     """
     from fedcache.calls import stores
 
@@ -101,12 +91,10 @@ def partition(
     Args:
         store: a store or its path; None is the last one extracted.
         scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd.
-        seed: of the draws.
-        name: to save it under.
+        seed: of the draws; ``name``: to save it under.
         arguments: those that the scheme declares (clients, alpha, shards, shots, ...).
 
-    Raises:
-        UsageError for an argument that the scheme does not have, or that the rows do not allow.
+    Raises UsageError for an argument that the scheme does not have, or that the rows do not allow.
     """
     from fedcache.calls import stores
 
@@ -117,8 +105,7 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
     """Write one ordinary store per client; returns their directory.
 
     Args:
-        store: a store or its path; None is the last one extracted.
-        parts: who holds which rows.
+        store: a store or its path; None is the last one extracted; ``parts``: who holds which rows.
         out: directory, instead of one beside the store.
     """
     from fedcache.calls import stores
@@ -151,33 +138,25 @@ def train(
         store: a store or its path; None is the last one extracted.
         parts: a partition, the name of a saved one, or None for the setting of the method's paper.
         seeds: one or several.
-        settings: hyperparameters of the method.
-        preset: ``paper`` or ``official``.
+        settings: hyperparameters of the method; ``preset``: ``paper`` or ``official``.
         dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
-        backbones: of the store; () for all that the method can use.
-        clients_from: a directory of client stores.
-        rounds: None for the paper's.
+        backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
+        rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation: clients a round: a number, a share (0.1, ``"10%"``) or ``"all"``.
-        eval_every: also score after every k-th round.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
-        device: ``auto``, ``cpu`` or ``cuda``, which never falls back.
-        dtype: ``float32`` or ``float64``.
-        client_backbones: clients take turns with these.
-        client_set: hyperparameter -> values, with which clients take turns.
+        device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
+        client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
         aggregate, attack, on_bad_update, byzantine, max_update_norm: what is done with uploads.
         max_rows_per_client, max_share: what a client's number of rows may give it.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients; these and the lines above as in
             ``fedcache train --help``.
         observer: told the story.
-        on_round: called with a ``Round`` after every round; those that are stored already come first and say so. When
-            it raises, that is warned of, it is not called again, and the run goes on.
-        track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``.
-        fresh: run again although the result is there.
+        on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
+        track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``; ``fresh``: run again where the result is there.
         save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
             whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
 
-    Raises:
-        FedcacheError: as the command, with its exit code and hint.
+    Raises FedcacheError as the command, with its exit code and hint.
     """
     given = fields_of(TrainConfig, locals())
     from fedcache.calls import training
@@ -198,15 +177,13 @@ def grid(
     """Train every combination: ``grid("fedavg", store, parts, lr=[0.1, 0.01], rounds=[5, 10])``.
 
     Args:
-        methods: one name or several.
-        store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
+        methods: one name or several; store, parts, seeds, settings, observer, on_round, track, fresh: as in ``train``.
         options: other keywords of ``train``, the same for all points.
         sampler, exact, jobs, save_models, save_clients: as in ``fedcache grid --help``.
         sweeps: hyperparameter, or rounds, participation, clients, alpha, ... -> values.
 
-    Raises:
-        Once all other points are trained and kept: CorruptionError when a stored point is damaged,
-        FederatedRunError when one could not be trained.
+    Raises once all other points are trained and kept: CorruptionError when a stored point is damaged, FederatedRunError
+    when one could not be trained.
     """
     given = fields_of(TrainConfig, options or {}, strict=True)
     from fedcache.calls import training
@@ -226,19 +203,62 @@ def load_model(
 
     Args:
         source: a ``Run``, the directory of one, or a model file.
-        client: whose model, where a method trains one for each client.
+        client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
         seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
-        method: the ``Method`` of your own that the run was of.
         one_for_all: the server's model, where a method trains personal ones beside it.
 
-    Raises:
-        UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
-        file that is not what was written.
+    Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
+    file that is not what was written.
     """
     from fedcache.runs import predict_run
 
     path = source if isinstance(source, str | Path) else source.path
     return predict_run.load_model(path, client, seed, method, one_for_all=one_for_all)
+
+
+def evaluate(
+    source: str | Path | Run, dataset: str | None = None, *, store: AnyStore | None = None,
+    embeddings: str | Path | None = None, split: str = "all", client: str | None = None,
+    seed: int | Literal["all"] | None = None, one_for_all: bool = False, temperature: float = 1.0,
+    out: str | Path | None = None, with_images: bool = False, options: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> RunEvaluation:  # fmt: skip
+    """Measure the model of a finished run on labelled data: ``fc.evaluate(run, "folder:photos").accuracy``.
+
+    Args:
+        source, client, seed, one_for_all: whose model, as in ``load_model``; without ``client`` each client's in turn.
+        dataset: of which what the model reads is extracted; or rows of a ``store``, or a file of ``embeddings``.
+        split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it.
+        out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
+        options: other keywords of ``extract``; ``observer``: told the story.
+
+    Raises FedcacheError as the command, with its exit code and hint.
+    """
+    given = dict(locals())
+    from fedcache.calls import models
+
+    return models.evaluate(given)
+
+
+def personalise(
+    source: str | Path | Run, store: AnyStore, out: str | Path | None = None, *, name: str | None = None,
+    settings: Mapping[str, Any] | None = None, rounds: int | None = None, seed: int | None = None,
+    weights: Mapping[str, str] | None = None, device: str | None = None, observer: Observer | None = None,
+) -> Personalised:  # fmt: skip
+    """Make the model of a client that was not there: ``fc.personalise(run, "new.zarr").model().predict("cat.jpg")``.
+
+    Args:
+        source: a ``Run``, the directory of one, or a model file; ``seed``: one of the run's.
+        store: the client's rows; ``name``: the client's, None for that of the shard or store.
+        out: the model's file, None for ``NAME.safetensors``; one that is there is kept.
+        settings, rounds: in place of the run's; weights, device, observer: as in ``extract``.
+
+    Raises FedcacheError as the command, with its exit code and hint.
+    """
+    given = dict(locals())
+    from fedcache.calls import models
+
+    return models.personalise(given)
 
 
 def compare(
@@ -254,27 +274,27 @@ def compare(
         against: what all are compared with: a name in the table, a method, a run; None is the best.
         pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.
 
-    Raises:
-        UsageError.
+    Raises UsageError.
     """
     from fedcache.calls import runs as finished
 
     return finished.compare(runs, root, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
 
 
-def report(runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca") -> Report:
+def report(
+    runs: Queries = None, out: str | Path = "report.html", *, title: str = "", embed: str = "pca",
+    with_images: bool = False, data: Mapping[str, str] | None = None,
+) -> Report:  # fmt: skip
     """Write one self-contained HTML file of runs.
 
     Args:
-        runs: runs, grids, points of grids, directories or first letters of digests, one or several; None for all
-            results of ``FEDCACHE_HOME``.
-        out: the file.
-        title: its heading.
+        runs: runs, grids, points, directories or first letters of digests; None for all of ``FEDCACHE_HOME``.
+        out: the file; ``title``: its heading.
         embed: pca | tsne | umap | none, how features come to two dimensions.
+        with_images: show what runs got wrong, with images of their ``data``: dataset -> folder, where it has moved.
 
-    Raises:
-        UsageError, MachineError.
+    Raises UsageError, MachineError.
     """
     from fedcache.calls import runs as finished
 
-    return finished.report(runs, out, title, embed)
+    return finished.report(runs, out, title, embed, data or {} if with_images else None)

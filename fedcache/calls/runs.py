@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fedcache.config import Home
+from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.report.compare import Comparisons, compare_entries
 from fedcache.report.find_runs import RunQuery, gather, several
 from fedcache.report.page import Report, write_report
@@ -20,6 +21,8 @@ def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
     return compare_entries(found, **how)
 
 
-def report(runs: Queries, out: str | Path, title: str, embed: str) -> Report:
-    """The written report of runs."""
-    return write_report(several(runs), Path(out), Home.from_environment().runs, title=title, embed=embed)
+def report(runs: Queries, out: str | Path, title: str, embed: str, data: Mapping[str, str] | None) -> Report:
+    """The written report of runs, with images where ``data`` (dataset -> folder) is given."""
+    home = Home.from_environment()
+    places = None if data is None else ImagePlaces(home, data)
+    return write_report(several(runs), Path(out), home.runs, title=title, embed=embed, images=places)

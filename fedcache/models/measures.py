@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.notebooks import html_facts, percent
+
 BINS = 15
 """Equal-width bins of confidence: bin b of 1..15 holds ((b - 1) / 15, b / 15]."""
 LEVEL = 0.95
@@ -185,7 +187,7 @@ class Mistakes:
     clients: int  # whose own models were asked; 0 for one model for all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunEvaluation:
     """The model of a run on rows."""
 
@@ -207,6 +209,23 @@ class RunEvaluation:
     def label(self) -> str:
         """For tables and figures."""
         return f"{self.method} {self.run[:8]}"
+
+    @property
+    def accuracy(self) -> float | None:
+        """A fraction; of several clients' models their mean. None without rows."""
+        return self.measures.all.accuracy if self.clients is None else self.clients.mean
+
+    def __repr__(self) -> str:
+        shown = percent(self.accuracy) or "not scored"
+        return f"RunEvaluation({self.label}, {self.model}: {shown} of {self.measures.all.rows:,} rows, {self.rows})"
+
+    def _repr_html_(self) -> str:
+        m = self.measures
+        interval = None if m.all.interval is None else " to ".join(str(percent(v)) for v in m.all.interval)
+        facts = {"rows": f"{m.all.rows:,}", "accuracy": percent(self.accuracy), "95 % interval": interval,
+                 "macro-F1": percent(m.macro_f1), "ECE": percent(m.ece), "NLL": f"{m.nll:.4f}",
+                 "best temperature": None if m.temperature is None else f"{m.temperature.value:.4g}"}  # fmt: skip
+        return html_facts(f"{self.label}, {self.model}, on {self.rows}", facts)
 
     def sentences(self) -> list[str]:
         """What the figures do not say by themselves, for a person."""

@@ -161,10 +161,9 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[tuple[str, bool]], list
         interval = "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
         if e.clients is not None and e.clients.std is not None:
             interval = f"std over clients {percent(e.clients.std)}"
-        accuracy = m.all.accuracy if e.clients is None else e.clients.mean
         words = [HtmlCell(w, w) for w in (e.method, e.run[:8], e.model, e.trained_on)]
-        figures = [(f"{m.all.rows:,}", m.all.rows), (percent(accuracy), accuracy), (percent(m.macro_f1), m.macro_f1),
-                   (percent(m.ece), m.ece), (f"{m.nll:.4f}", m.nll)]  # fmt: skip
+        figures = [(f"{m.all.rows:,}", m.all.rows), (percent(e.accuracy), e.accuracy),
+                   (percent(m.macro_f1), m.macro_f1), (percent(m.ece), m.ece), (f"{m.nll:.4f}", m.nll)]  # fmt: skip
         figures += (
             [("-", None)] * 2 if best is None else [(f"{best.value:.4g}", best.value), (f"{best.nll:.4f}", best.nll)]
         )

@@ -16,19 +16,21 @@ from fedcache.extract.device import resolve_device
 from fedcache.federate.engine.feature_post import prepare_features
 from fedcache.models.evaluate import measure, model_labels, rows_of_store
 from fedcache.models.measures import Measures
+from fedcache.models.model import Model
 from fedcache.models.personalise import NewClient, personalise, settled, trains
 from fedcache.models.predictor import Predictor, array_keys, encoders_of
 from fedcache.models.request import ModelOptions, PersonaliseOptions
 from fedcache.models.saved_model import SavedModel
+from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.predict_run import open_members, weights_of
+from fedcache.runs.predict_run import load_model, open_members, weights_of
 from fedcache.store.catalog import resolve_path
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Personalised:
     """A model of a new client that was written."""
 
@@ -38,6 +40,19 @@ class Personalised:
     rows: int  # it was trained on
     rounds: int  # of training; 0 for a method that needs none
     measures: Measures | None  # on the store's test rows; None without labelled ones
+
+    def model(self) -> Model:
+        """The model, ready to classify images or features. Raises as ``fedcache.load_model``."""
+        return load_model(self.path, None, None, None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the store's test rows, a fraction; None without labelled ones."""
+        return None if self.measures is None else self.measures.all.accuracy
+
+    def __repr__(self) -> str:
+        shown = percent(self.accuracy) or "not measured"
+        return f"Personalised({self.client}, {self.method} from {self.rows:,} rows: {shown}, {self.path})"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""

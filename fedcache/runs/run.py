@@ -91,11 +91,13 @@ def spread(accuracy: Mapping[str, Any]) -> str:
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a person looks for first, by name; None for what the run does not have."""
     part, exact, seconds = result["partition"], result["traffic"]["exact"], measured.get("seconds", {})
+    claimed = " (claimed)" * is_claimed(result)
     return {
-        "accuracy": percent(result["accuracy"]["mean"]),
+        f"accuracy{claimed}": percent(result["accuracy"]["mean"]),
         "std over seeds": percent(result["accuracy"]["std"]),
-        "worst 10 % of clients": percent(result["fairness"].get("worst10")),
-        "macro-F1": percent(result["macro_f1"]["mean"]),
+        f"worst 10 % of clients{claimed}": percent(result["fairness"].get("worst10")),
+        f"macro-F1{claimed}": percent(result["macro_f1"]["mean"]),
+        "claimed": "each site scored itself, which the server cannot check" if claimed else None,
         "partition": f"{part['scheme']}, {part['clients']} clients",
         "rounds": f"{result['rounds']}, {result['participation']} clients a round",
         "seeds": ", ".join(map(str, result["seeds"])),
@@ -127,8 +129,13 @@ class Run:
 
     @property
     def accuracy(self) -> Figures:
-        """mean, std (over seeds, ddof 1), per_seed, per_client: fractions."""
-        return Figures("accuracy", self.result["accuracy"])
+        """mean, std (over seeds, ddof 1), per_seed, per_client: fractions; of a federation what its sites claim."""
+        return Figures(self._scored_by("accuracy"), self.result["accuracy"])
+
+    @property
+    def claimed(self) -> bool:
+        """Whether accuracy, F1 and fairness are what the sites of a federation say, which a server cannot check."""
+        return is_claimed(self.result)
 
     @property
     def traffic(self) -> TrafficFigures:
@@ -138,7 +145,7 @@ class Run:
     @property
     def fairness(self) -> Figures:
         """How accuracy is spread over clients; a tail of too few clients is None."""
-        return Figures("fairness", self.result["fairness"])
+        return Figures(self._scored_by("fairness"), self.result["fairness"])
 
     @property
     def trust(self) -> Figures:
@@ -180,6 +187,8 @@ class Run:
     def frame(self, what: str = "rounds") -> Any:
         """pandas columns: ``rounds``, one row per seed and round, or ``clients``, one per client.
 
+        In ``claimed`` stands whether ``accuracy`` is what sites say.
+
         Raises UsageError for another word; MachineError without pandas.
         """
         if what not in FRAMES:
@@ -189,6 +198,7 @@ class Run:
                 {
                     "client": self.result["clients"],
                     "accuracy": self.result["accuracy"]["per_client"],
+                    "claimed": self.claimed,
                     "classes_owned": self.result["classes_owned"]["per_client"],
                 }
             )
@@ -200,6 +210,7 @@ class Run:
                 "round": [r["round"] for r in records],
                 "clients": [None if r["clients"] is None else len(r["clients"]) for r in records],
                 "accuracy": [r["accuracy"] for r in records],
+                "claimed": self.claimed,
                 "bytes_up": [r["traffic"]["up_bytes"] for r in records],
                 "bytes_down": [r["traffic"]["down_bytes"] for r in records],
                 **{k: [r.get("diagnostics", {}).get(k) for r in records] for k in watched},
@@ -207,10 +218,13 @@ class Run:
         )
 
     def __repr__(self) -> str:
-        return f"Run({self._title()}: {spread(self.result['accuracy'])}, {self.path})"
+        return f"Run({self._title()}: {spread(self.result['accuracy'])}{' (claimed)' * self.claimed}, {self.path})"
 
     def _repr_html_(self) -> str:
         return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
+
+    def _scored_by(self, what: str) -> str:
+        return f"claimed {what}" if self.claimed else what
 
     def _title(self) -> str:
         r = self.result

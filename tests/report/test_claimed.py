@@ -15,7 +15,8 @@ from fedcache.federate.engines.flower.federation import federate
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.progress import Silent
 from fedcache.report.figures.grids import matrix
-from fedcache.runs.run import is_claimed
+from fedcache.runs.directory import read_result
+from fedcache.runs.run import Run, is_claimed
 from fedcache.store.store import Store
 
 METHODS = ("fed3r", "fedncm")
@@ -65,6 +66,21 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: P
     for section in settings:
         assert ("each site scored itself" in section) == (section in claimed)
         assert ("accuracy % (claimed)" in section) == (section in claimed)
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("claimed", [True, False])
+def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
+    for entry in [e for e in ok("ls", "--runs").data["entries"] if e["claimed"] == claimed]:
+        run = Run(Path(entry["path"]), read_result(Path(entry["path"]) / "result.json"), {})
+        assert run.claimed == claimed
+        for shown in (repr(run), repr(run.accuracy), repr(run.fairness), run._repr_html_()):
+            assert ("claimed" in shown) == claimed
+        assert run._repr_html_().count("(claimed)") == 3 * claimed - (run.fairness.get("worst10") is None) * claimed
+        for what in ("rounds", "clients"):
+            frame = run.frame(what)
+            assert frame["claimed"].tolist() == [claimed] * len(frame)
+            assert "accuracy" in frame
 
 
 @pytest.mark.usefixtures("runs")

@@ -1,0 +1,70 @@
+"""Models of finished runs on rows, as ``evaluate`` and ``personalise`` of the Python API ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedcache.calls.keywords import fields_of
+from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.errors import UsageError
+from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.models.measures import RunEvaluation
+from fedcache.models.request import EvaluateOptions, ModelOptions, PersonaliseOptions
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.report.evaluation import check_asked, write_evaluations
+from fedcache.runs.evaluate_run import evaluate_run
+from fedcache.runs.personalise_run import Personalised, personalise_run
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
+
+
+def place_of(source: str | Path | Run) -> Path:
+    """The directory of a run, or a model file."""
+    return Path(source) if isinstance(source, str | Path) else source.path
+
+
+def path_of(store: Store | str | Path | None) -> str | None:
+    """A store, file or dataset as an option has it."""
+    return None if store is None else str(store if isinstance(store, str | Path) else store.path)
+
+
+def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
+    """The figures of a run's model; ``given`` are the arguments of ``fedcache.evaluate``."""
+    rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
+    named = [name for name, value in rows.items() if value is not None]
+    if len(named) != 1:
+        raise UsageError(
+            f"dataset, store or embeddings says what is evaluated on; found {' and '.join(named) or 'none'}.",
+            'For example fc.evaluate(run, "folder:photos")',
+        )
+    options = fields_of(ExtractConfig, given["options"] or {}, strict=True)
+    config = replace(resolve(ExtractConfig, options, {}, "evaluate()"), dataset=given["dataset"])
+    out, with_images = None if given["out"] is None else Path(given["out"]), bool(given["with_images"])
+    check_asked(out, with_images=with_images)
+    asked = ModelOptions(
+        given["client"], given["one_for_all"], _word(given["seed"]), given["temperature"], config.weights
+    )
+    wanted, home = EvaluateOptions(**rows, split=given["split"], with_images=with_images), Home.from_environment()
+    place, observer = place_of(given["source"]), given["observer"] or Silent()
+    found = evaluate_run(place, asked, wanted, config, home, observer, Stop())
+    if out is not None:
+        write_evaluations(out, [found], ImagePlaces(home, config.data) if with_images else None)
+    return found
+
+
+def personalise(given: Mapping[str, Any]) -> Personalised:
+    """The model of a new client; ``given`` are the arguments of ``fedcache.personalise``."""
+    asked = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
+    wanted = PersonaliseOptions(
+        path_of(given["store"]), given["name"], given["settings"] or {}, given["rounds"], path_of(given["out"])
+    )
+    place, observer = place_of(given["source"]), given["observer"] or Silent()
+    return personalise_run(place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop())
+
+
+def _word(seed: int | str | None) -> str | None:
+    return None if seed is None else str(seed)

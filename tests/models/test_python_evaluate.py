@@ -1,0 +1,97 @@
+"""``fc.evaluate`` and ``fc.personalise`` give what the commands of the same names give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import ok
+from pictures import folder
+
+import fedcache as fc
+
+
+def trained(place: Path) -> Path:
+    """A store of two domains, each a client."""
+    images = folder(place / "shapes", train=6, test=5, classes=4, domains=("ink", "chalk"))
+    return Path(ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> fc.Store:
+    return fc.Store.open(once(trained))
+
+
+@pytest.fixture
+def run(store: fc.Store) -> fc.Run:
+    return fc.train("fed3r", store, fc.partition(store, "feature-shift"))
+
+
+def test_an_evaluation_is_that_of_the_command(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    found = fc.evaluate(run, store=store, split="test", temperature=0.1)
+    words = ("evaluate", run.path, "--store", store.path, "--split", "test", "--temperature", 0.1)
+    (told,) = ok(*words).data["runs"]
+    assert json.loads(json.dumps(found.to_dict())) == told
+    assert found.accuracy == run.accuracy.mean == told["measures"]["accuracy"]
+    assert f"{100 * run.accuracy.mean:.2f} %" in repr(found)
+    assert "\n" not in repr(found)
+    assert "95 % interval" in found._repr_html_()
+    saved = run.model().save(tmp_path / "m.safetensors")
+    for source in (str(run.path), saved):
+        again = fc.evaluate(source, store=store.path, split="test", temperature=0.1)
+        assert again.measures == found.measures
+
+
+def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run: fc.Run, tmp_path: Path) -> None:
+    other, pages = folder(tmp_path / "other", train=1, test=6, classes=5), [tmp_path / f"{i}.html" for i in (1, 2)]
+    asked = {"split": "test", "with_images": True, "options": {"workers": 0}}
+    found = fc.evaluate(run, f"folder:{other}", out=pages[0], **asked)
+    words = ("evaluate", run.path, "-d", f"folder:{other}", "--split", "test", "--workers", 0, "--with-images")
+    (told,) = ok(*words, "-o", pages[1]).data["runs"]
+    assert json.loads(json.dumps(found.to_dict())) == told
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert found.mistakes is not None
+    assert pages[0].read_text().count("<img") == len(found.mistakes.most)
+
+
+def test_clients_models_are_measured_each_or_one(store: fc.Store) -> None:
+    run = fc.train("fedrep", store, fc.partition(store, "feature-shift"), rounds=1, settings={"batch": 4})
+    every = fc.evaluate(run, store=store, split="test")
+    assert every.clients is not None
+    assert every.accuracy == every.clients.mean
+    for name, accuracy in every.clients.clients.items():
+        assert fc.evaluate(run, store=store, split="test", client=name).accuracy == accuracy
+
+
+def test_a_new_clients_model_is_that_of_the_command(store: fc.Store, tmp_path: Path) -> None:
+    parts = fc.partition(store, "feature-shift")
+    run = fc.train("fedrep", store, parts, rounds=2, settings={"batch": 4})
+    sites = fc.shard(store, parts, tmp_path / "sites")
+    site = fc.Store.open(sorted(sites.glob("*.zarr"))[0])
+    made = fc.personalise(run, site, tmp_path / "a.safetensors", name="new", rounds=1, settings={"lr": 0.05})
+    words = ("personalise", run.path, "--store", site.path, "-o", tmp_path / "b.safetensors", "--name", "new",
+             "--rounds", 1, "--set", "lr=0.05")  # fmt: skip
+    told = ok(*words).data
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert {**json.loads(json.dumps(made.to_dict())), "path": told["path"]} == told
+    X, y = site.Xy(split="test")
+    assert np.mean(made.model().scores(X).argmax(1) == y) == made.accuracy
+    assert "new, fedrep from" in repr(made)
+
+
+def test_what_makes_no_sense_is_refused_in_words(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    for call, said in (
+        (lambda: fc.evaluate(run), "found none"),
+        (lambda: fc.evaluate(run, "digits", store=store), "found dataset and store"),
+        (lambda: fc.evaluate(run, store=store, split="tests"), "tests"),
+        (lambda: fc.evaluate(run, store=store, out=tmp_path / "e.pdf"), ".pdf"),
+        (lambda: fc.evaluate(run, store=store, with_images=True), "none is written"),
+        (lambda: fc.evaluate(run, store=store, options={"wokers": 0}), "workers"),
+        (lambda: fc.personalise(run, store, tmp_path / "p.safetensors"), "no personal part"),
+    ):
+        with pytest.raises(fc.FedcacheError, match=said) as caught:
+            call()
+        assert caught.value.code == 2
