@@ -38,5 +38,14 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         shape = f"uint8 [N, 3, {one['height']}, {one['width']}]" if one["kind"] == "images" else f"[N, {one['width']}]"
         lines.append(f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})")
     if "difference" in done.said:
-        lines.append(f"  its probabilities differ by at most {done.said['difference']:.1g} from this model's")
+        gap, moved = done.said["difference"], done.said["moved_by_libraries"]
+        lines.append(
+            f"  over drawn rows, scores differ by at most {gap['scores']:.1g} and probabilities by "
+            f"{gap['probabilities']:.1g} from this model's"
+        )
+        if moved["scores"]:
+            lines.append(
+                f"  features that another library rounds otherwise can move scores by {moved['scores']:.1g} and "
+                f"probabilities by {moved['probabilities']:.1g}"
+            )
     return CommandResult(data, lines)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
 from fedcache.models.export.formats import PROGRAMS, Parts, check_place, format_of, size_of, write
-from fedcache.models.export.program import make_program
+from fedcache.models.export.program import BATCH, DRAWS, LIBRARIES, ModelProgram, make_program
 from fedcache.models.request import ExportOptions, ModelOptions
+from fedcache.models.saved_model import SavedModel
 from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import open_predictor, weights_of
+from fedcache.runs.predict_run import open_members, predictor_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,37 @@ def export_model(
     out = Path(wanted.out)
     kind = format_of(out, wanted.kind)
     check_place(out, kind, wanted.force)
-    predictor = open_predictor(place, asked, home, observer, "cpu")
+    members = open_members(place, asked, observer)
+    predictor = predictor_of(members, named(members[0], asked), home, "cpu")
     found = run_result(place)
-    card = model_card(predictor, None if found is None else read_result(found), home)
     program = make_program(predictor, home, weights_of(asked)) if kind in PROGRAMS else None
+    card = model_card(predictor, None if found is None else read_result(found), home)
+    if program is not None and program.module.encoders:
+        card += agreement(program)
     said = write(out, kind, Parts(predictor, card, program))
     return ExportedModel(out, kind, size_of(out), said)
+
+
+def named(saved: SavedModel, asked: ModelOptions) -> ModelOptions:
+    """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
+    if asked.client is None and not asked.one_for_all and saved.facts.personal and len(saved.clients) == 1:
+        return replace(asked, client=saved.clients[0])
+    return asked
+
+
+def agreement(program: ModelProgram) -> str:
+    """The section of a card on how far another library's answers may lie from these."""
+    dtypes = sorted({recipe.dtype for recipe in program.module.saved.recipes})
+    moved = program.libraries
+    lines = [
+        "",
+        "## Agreement with predict",
+        "",
+        f"Features are rounded to {' and '.join(dtypes)}, as the store of the run keeps them. Libraries sum in "
+        "different orders, so a feature near the middle between two such numbers is rounded up by one and down by "
+        f"another. With every feature of {BATCH} drawn images moved {DRAWS} times, each by up to {LIBRARIES:.0e} of "
+        f"itself, scores changed by at most {moved.scores:.1g} and probabilities by {moved.probabilities:.1g}.",
+    ]
+    if "float16" in dtypes:
+        lines.append("A run on features kept as float32 (`fedcache extract --recipe dtype=float32`) is free of it.")
+    return "\n".join(lines) + "\n"

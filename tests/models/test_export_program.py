@@ -27,10 +27,10 @@ LINEAR = {
 """Methods whose scores are linear in features by default, up to a number that is the same for all classes."""
 
 
-def trained(case):
+def trained(case, dtype=torch.float64):
     """(predictor, data) of the tiny federation."""
-    data, clients = tiny(views=4)
-    out = go_tiny(*case, data, clients)
+    data, clients = tiny(views=4, dtype=dtype)
+    out = go_tiny(*case, data, clients, dtype=dtype)
     data = fitted(METHODS[case[0]], data)
     collected = collect(out, replace(facts_of(out, data), recipes=({},)), data, None)
     model = collected.model

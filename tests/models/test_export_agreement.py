@@ -1,0 +1,139 @@
+"""A thousand images: what is exported says what ``predict`` says, where fedcache cannot be imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from command import ok
+
+import fedcache as fc
+from fedcache.config import Home
+from fedcache.extract.datasets import open_dataset
+from fedcache.extract.images import decode
+from fedcache.extract.planning.plan import memory_of
+
+TRAIN, TEST, SIDE = 300, 1000, 64
+BATCH = 32
+
+OTHERS = """
+import importlib.abc, importlib.util, runpy, sys
+
+class Nothing(importlib.abc.MetaPathFinder):
+    "Stands before every other finder, editable installs and paths included."
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "fedcache":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+
+import joblib, numpy, torch
+
+folder, graph, head, features, found, *images = sys.argv[1:]
+sys.argv = [folder + "/predict.py"]
+shown = runpy.run_path(sys.argv[0])
+inputs = shown["facts"]["inputs"]
+x = [torch.cat([shown["pixels"](path, how) for path in images]) for how in inputs]
+blocks = [[part[i : i + %(batch)d] for part in x] for i in range(0, len(images), %(batch)d)]
+held = {}
+with torch.no_grad():
+    answers = [shown["model"](*block) for block in blocks]
+held["torch_scores"], held["torch"] = (torch.cat(part).numpy() for part in zip(*answers))
+import onnxruntime
+session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+named = [{how["name"]: part.numpy() for how, part in zip(inputs, block)} for block in blocks]
+answers = [session.run(["scores", "probabilities"], one) for one in named]
+held["onnx_scores"], held["onnx"] = (numpy.concatenate(part) for part in zip(*answers))
+made = joblib.load(head)
+held["sklearn"] = made.predict_proba(numpy.load(features))
+numpy.savez(found, classes=made.classes_, **held)
+assert not [name for name in sys.modules if name.partition(".")[0] == "fedcache"]
+try:
+    import fedcache
+except ModuleNotFoundError:
+    print("no fedcache here")
+""" % {"batch": BATCH}  # noqa: UP031 - the script is full of braces
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Digits as files: some to train on, and a thousand."""
+    root = tmp_path_factory.mktemp("agreement")
+    patched = pytest.MonkeyPatch()
+    patched.setenv("FEDCACHE_HOME", str(root / "home"))
+    digits = open_dataset("digits", memory=memory_of(Home.from_environment()))
+    rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
+    train = set(np.random.default_rng(0).permutation(len(rows))[:TRAIN].tolist())
+    for number, row in enumerate(rows):
+        place = root / "images" / ("train" if number in train else "test") / f"digit {digits.label[row]}"
+        place.mkdir(parents=True, exist_ok=True)
+        decode(digits.source.read(int(row))).save(place / f"{number:04}.png")
+    yield root
+    patched.undo()
+
+
+def answers_of_others(images, run, work, features):
+    """Of the folder, the graph and the estimator in a process that has no fedcache; and what export-model says."""
+    ok("export-model", run, "-o", work / "m")
+    said = ok("export-model", run, "-o", work / "m.onnx").data
+    ok("export-model", run, "-o", work / "m.joblib")
+    np.save(work / "x.npy", features)
+    (work / "others.py").write_text(OTHERS)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    words = ["m", "m.onnx", "m.joblib", "x.npy", "found.npz"]
+    done = subprocess.run(
+        [sys.executable, "-I", "others.py", *words, *map(str, images)], capture_output=True, text=True, env=env,
+        cwd=work, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "no fedcache here\n"
+    return dict(np.load(work / "found.npz")), said["moved_by_libraries"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "feat_post"),
+    [
+        ("float16", "none"),
+        pytest.param("float16", "standardize", marks=pytest.mark.full),
+        pytest.param("float32", "none", marks=pytest.mark.full),
+    ],
+)
+def test_a_thousand_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):
+    """Probabilities to 1e-4 and scores to 1e-4 of the largest; of features kept as float32 both to 1e-5.
+
+    The folder's program runs the very kernels of ``predict`` on batches of the same size: where it did not round
+    features as the store does, most rows would differ by more than 1e-5.
+    """
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("FEDCACHE_HOME", str(home / "home"))
+    pair, recipe = ("--backbones", "efficientnet-lite0,random-projection"), f"size={SIDE},dtype={dtype}"
+    ok("extract", "-d", f"folder:{home / 'images'}", *pair, "--recipe", recipe, "--workers", 0)
+    store = fc.Store.open(next((home / "home" / "stores").glob("*.zarr")))
+    keys = [key for name in pair[1].split(",") for key, a in store.arrays.items()
+            if a.dtype == dtype and a.recipe["backbone"] == name]  # fmt: skip
+    run = ok("train", "--store", store.path, "--backbones", ",".join(keys), "--method", "fed3r", "--clients", 5,
+             "--scheme", "iid", "--set", f"feat_post={feat_post}").data["path"]  # fmt: skip
+    model = fc.load_model(run)
+    images = [home / "images" / store.samples.name[row] for row in np.flatnonzero(store.samples.split == 1)]
+    assert len(images) == TEST
+    rows = [dict(row) for row in model.predict(images, top=len(model.classes))]
+    wanted = np.array([[row[name] for name in model.classes] for row in rows])
+    X, _ = store.Xy(keys, split="test")
+    scores = model.scores(X)
+    assert np.abs(model.probabilities(X) - wanted).max() <= 1e-7  # what is compared below is what predict says
+
+    found, moved = answers_of_others(images, run, tmp_path, X)
+    assert list(found["classes"]) == list(model.classes)
+    assert np.abs(found["sklearn"] - wanted).max() <= 1e-6
+    size = max(1.0, np.abs(scores).max())
+    allowed, room = (1e-4, moved["scores"]) if dtype == "float16" else (1e-5, 0.0)
+    for name in ("torch", "onnx"):
+        assert np.abs(found[name] - wanted).max() <= allowed, name
+        assert np.abs(found[f"{name}_scores"] - scores).max() <= allowed * size + room, name
+    near = np.abs(found["torch_scores"] - scores).max(-1) <= 1e-5 * size
+    assert near.mean() >= 0.9
