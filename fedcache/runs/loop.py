@@ -154,6 +154,7 @@ def train_run(
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
     run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept)
+    run.kept.check_clients([c.name for c in inputs.clients])
     if run.stored is not None:
         note_stored(run.stored, observer)
         if run.kept.which == "all" and not has_model(run.stored.path):
@@ -228,6 +229,7 @@ def _open_point(
     """The run of a point: that which was trained alone if it is there, else the one that is trained with others."""
     inputs, spec = resolve_inputs(point.inputs, point.config, notes)
     alone = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=point.position, kept=kept)
+    alone.kept.check_clients([c.name for c in inputs.clients])
     if alone.stored is not None:
         note_stored(alone.stored, notes)
         return alone

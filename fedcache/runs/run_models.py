@@ -11,14 +11,14 @@ so a result has the same bits with and without them, and removing them damages n
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import SaveModels
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.engine.outcome import TrainingOutput
-from fedcache.models.collect import collect
+from fedcache.models.collect import chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.directory import MODELS, check_place, read_result
 from fedcache.runs.features import RunInputs
@@ -41,6 +41,11 @@ class KeptModels:
         self._seen: dict[str, float] = {}  # the best accuracy of each method so far
         # the best run of each method that has ended: its accuracy, directory and digest
         self._best: dict[str, tuple[float, Path, str]] = {}
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Refuse a client to save that is none of ``names``, before anything is trained. Raises UsageError."""
+        if self.clients is not None:
+            chosen_clients(names, self.clients)
 
     def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""

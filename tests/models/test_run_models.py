@@ -233,7 +233,9 @@ def test_clients_to_save_are_named_or_left_out(store: Path) -> None:
     found = fedcache("predict", run, "--client", first, "--store", store, "--json")
     assert found.code == 4
     assert f"--save-clients {first}" in found.envelope["error"]["hint"]
+    kept = model_file(run, 0).read_bytes()
     assert fedcache(*FEDPCL, "--fresh", "--save-clients", "nobody").code == 2
+    assert model_file(run, 0).read_bytes() == kept  # refused before the stored run is given up and trained again
 
 
 @pytest.mark.parametrize(("keep", "left"), [("best", 1), ("all", 3), ("none", 0)])
