@@ -92,9 +92,9 @@ def partition(
         store: a store or its path; None is the last one extracted.
         scheme: iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd.
         seed: of the draws; ``name``: to save it under.
-        arguments: those that the scheme declares (clients, alpha, shards, shots, ...).
+        arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
 
-    Raises UsageError for an argument that the scheme does not have, or that the rows do not allow.
+    Raises UsageError for an argument that the scheme does not have or the rows do not allow, and for such a name.
     """
     from fedcache.calls import stores
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -295,15 +295,17 @@ class SaveModels:
 C = TypeVar("C")
 
 
-def read_file(path: Path | None) -> dict[str, dict[str, Any]]:
+def read_file(path: Path | None, say: Callable[[str], None] = lambda _words: None) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError, when the file is missing, is not TOML, or has an unknown section.
+    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` is told where a file is
+    in force that nobody named.
     """
     if path is None:
         path = Path(FILE_NAME)
         if not path.exists():
             return {}
+        say(f"Settings of {path.resolve()} are in force where no option says otherwise.")
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -165,3 +165,15 @@ def test_what_was_asked_of_memory_is_told(error: Exception, message: str | None)
     assert (None if found is None else (found.code, found.message)) == (
         None if message is None else (Exit.ENVIRONMENT, message)
     )
+
+
+def test_a_file_that_nobody_named_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    assert read_file(None, said.append) == {}
+    assert not said
+    (tmp_path / "fedcache.toml").write_text("[train]\nrounds = 3\n")
+    read_file(None, said.append)
+    assert said == [f"Settings of {tmp_path / 'fedcache.toml'} are in force where no option says otherwise."]
+    read_file(tmp_path / "fedcache.toml", said.append)
+    assert len(said) == 1

@@ -214,6 +214,14 @@ PROMISES = (
             ("tests/federate/engines/test_masking.py",),
             ("federate/engines/flower/masking.py", "if not largest <= self.bound:", "if False:",
              "tests/federate/engines/test_masking.py -k beyond")),
+    Promise("C10", "A run knows its partition by its rows: a name that other rows were given since is refused",
+            ("tests/runs/test_partitions.py -k 'other_rows or know_its'",),
+            ("runs/partitions.py", "if not loaded.digest.startswith(pinned):", "if False:",
+             "tests/runs/test_partitions.py -k 'other_rows or know_its'")),
+    Promise("A10", "No two sums of --secure differ by what one site sent: sites and seeds that would make them are refused",
+            ("tests/federate/engines/test_masking.py -k difference",),
+            ("federate/engines/flower/plan.py", "if a_round < self.sites:", "if False:",
+             "tests/federate/engines/test_masking.py -k difference")),
     Promise("A3", "Noise that protects cannot be worked out from what a run tells, and no two runs or rounds share any",
             (f"{PRIVACY} -k 'noise or recovered or takes_part'", f"{PRIVATE} -k 'two_real or stopped'"),
             ("federate/trust/privacy.py", "            return system_normals\n",
@@ -236,7 +244,8 @@ PROMISES = (
             ("runs/open_run.py", "if released and told is not None and told <= rounds:", "if True:",
              f"{PRIVATE} -k 'older_state or not_known'")),
     Promise("A6", "What epsilon does not cover is refused unless it is allowed by name, and nobody is told who took part",
-            (f"{PRIVACY} -k 'by_name or counts_are or secret or methods_info'", f"{PRIVATE} -k 'asked_for or tells_who'"),
+            (f"{PRIVACY} -k 'by_name or counts_are or secret or methods_info'",
+             f"{PRIVATE} -k 'asked_for or tells_who or single_clients'", "tests/federate/trust/test_weights.py -k names_nobody"),
             ("runs/results.py", '"clients": None if secret else list(r.clients)', '"clients": list(r.clients)',
              f"{PRIVATE} -k tells_who")),
     Promise("A7", "A private run that is killed (-9) makes no told round again, and what it spent is written down",
@@ -471,6 +480,7 @@ What epsilon does not cover is refused, or must be allowed by name:
 | who took part in which round | not told, or `--dp-allow participants` |
 | accuracy, F1, confusion, diagnostics, classes owned: what is measured on clients' rows | `--dp-allow evaluation` |
 | uploads that are refused, by client and round (`--on-bad-update reject`) | `--dp-allow participants` |
+| whose update is long, or who has many rows (`--max-update-norm`, `--max-rows-per-client`) | refused |
 | that a client has rows at all, its name, that its malformed upload ended the run | public |
 | time of each round | not told; that of the whole run is |
 """

@@ -86,7 +86,7 @@ def extract(
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
     keep_freed_memory()  # for what is computed in this process
-    resolved = extract_config(read_file(config), given)
+    resolved = extract_config(read_file(config, observer.note), given)
     if partition is None:
         refuse_scheme_options(given, out)
     cluster, stop = engine_of(engine, ray_address), Stop()

@@ -266,7 +266,7 @@ def up(
         "secure": secure,
         "secure_bound": secure_bound,
     }
-    plan = plan_of(given, sweep, sites=100_000, **terms)
+    plan = plan_of(given, sweep, sites=len(list(shards.glob("*.zarr"))) or 100_000, **terms)
     with _taking_all_along():
         return _ended(start(plan, shards, Home.from_environment(), _telling(observer), tls=tls, port=port, keep=logs))
 

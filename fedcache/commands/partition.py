@@ -44,13 +44,16 @@ def partition(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf).")
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In the place of a partition of that name with other rows.")
+    ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
     """Assign the rows of a store to clients and save who holds what.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     """
-    resolved = partition_config(read_file(config), given)
+    resolved = partition_config(read_file(config, observer.note), given)
     if resolved.scheme is None:
         raise UsageError("No scheme was named.", f"--scheme {' | '.join(SCHEMES)}")
     arguments = dict(resolved.options)
@@ -59,7 +62,7 @@ def partition(
     if resolved.clients is not None:
         arguments["clients"] = resolved.clients
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
-    made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, **arguments)
+    made = make_partition(opened, resolved.scheme, seed=resolved.seed, name=name, replace=replace, **arguments)
     saved = name or made.default_name()
     columns = columns_of(opened)
     if out is not None:

@@ -49,7 +49,7 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
     Example: fedcache train --method fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
     check_config(config)
-    file = read_file(config)
+    file = read_file(config, observer.note)
     resolved, partition = train_config(file, given), partition_config(file, given)
     if resolved.method is None:
         raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
@@ -171,7 +171,7 @@ def grid(
     if ready == "list":
         return list_ready_grids()
     check_config(config)
-    file, preset = read_file(config), presets.find_preset(ready) if ready is not None else None
+    file, preset = read_file(config, observer.note), presets.find_preset(ready) if ready is not None else None
     if preset is not None:
         note_preset(preset, file, given["scheme"], observer)
         file = preset.merged_with(file, given["scheme"])

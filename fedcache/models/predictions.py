@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import unknown
 from fedcache.store.files import write_atomic
+from fedcache.visible_text import escape_json, sheet_cell
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 
@@ -73,11 +74,14 @@ def check_out(path: Path) -> None:
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -> None:
-    """Write rows to a .csv, .jsonl or .parquet file, whole or not at all. Raises as ``check_out``."""
+    """Write rows to a .csv, .jsonl or .parquet file, whole or not at all. Raises as ``check_out``.
+
+    In a .csv no name is a formula or commands a terminal (``sheet_cell``); the others hold names as they are.
+    """
     check_out(path)
     rows = [p.to_dict() for p in predictions]
     if path.suffix.lower() == ".jsonl":
-        write_atomic(path, b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in rows))
+        write_atomic(path, b"".join(escape_json(json.dumps(r, ensure_ascii=False)).encode() + b"\n" for r in rows))
         return
     table = [_flat(row, top) for row in rows]
     if path.suffix.lower() == ".parquet":
@@ -95,7 +99,7 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
     text_file = io.StringIO(newline="")
     writer = csv.DictWriter(text_file, list(_flat({"name": "", "class": "", "top": [], "reason": ""}, top)))
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({name: sheet_cell(value) for name, value in row.items()} for row in table)
     write_atomic(path, text_file.getvalue().encode())
 
 

@@ -58,6 +58,9 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
                 why = f"no store of dataset {str(entry.result['dataset']['digest'])[:16]} is here any more"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
+            if partition.digest not in entry.result["partition"]["digests"]:
+                why = f"the partition {entry.result['partition']['name']!r} was made again since, with other rows"
+                continue
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")
             continue

@@ -16,7 +16,6 @@ import torch
 
 from fedcache.config import PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import InternalError, UsageError
-from fedcache.extract.device import resolve_device
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.methods import METHODS, find_method
@@ -25,6 +24,7 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
+from fedcache.runs.partitions import pinned_name
 from fedcache.runs.privacy_ledger import (
     Release,
     forget_told_rounds,
@@ -38,6 +38,7 @@ from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRo
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
 from fedcache.runs.spec import ResolvedRun, check_participation, hyperparameters, parse_seeds
+from fedcache.runs.training_device import on_device, training_device
 from fedcache.runs.trust_words import describe_privacy
 from fedcache.store.files import digest_of
 
@@ -124,6 +125,10 @@ class OpenRun:
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
             table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.json")
+        elif self.inputs.partition_name is not None and same_for_all:  # a name may be given to other rows later
+            table["partition"] = pinned_name(
+                self.inputs.partition_name, self.inputs.partitions[self.spec.seeds[0]].digest
+            )
         note = ""
         if self.spec.trust.protects:
             note = "Noise comes from the operating system: another run has another result, and spends privacy again."
@@ -286,6 +291,11 @@ def resolve_inputs(inputs: RunInputs, config: TrainConfig, observer: Observer) -
     spec = inputs.resolve(config)
     if cost := spec.privacy_cost(len(inputs.clients)):
         observer.note(describe_privacy(cost))  # before anything is trained
+        if cost["noise"] and cost["delta"] * len(inputs.clients) >= 1:
+            observer.warn(
+                f"A delta of {cost['delta']:g} is also kept by telling everything of 1 of {len(inputs.clients):,} "
+                f"clients: choose one far below {1 / len(inputs.clients):g} (--dp-delta)."
+            )
     check_participation(config, len(inputs.clients))
     note_paper_choices(inputs, spec, observer)
     device = training_device(config.device, observer, live=inputs.data.towers is not None)
@@ -302,38 +312,6 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
     if config.participation is None and not method.central:
         share = spec.participation_text
         observer.note(f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses).")
-
-
-def training_device(requested: str, observer: Observer, *, live: bool = False) -> str:
-    """``auto`` is the CPU, where light heads are fast and the docs were measured; ``cuda`` never falls back.
-
-    With ``live`` encoders ``auto`` takes a GPU when torch can use one. Raises UsageError for an unknown device,
-    MachineError for ``cuda`` without a usable GPU.
-    """
-    if requested == "auto" and not live:
-        if torch.cuda.is_available():
-            observer.note(
-                "Training on the CPU, although there is a GPU: heads are light (--device cuda moves it there)."
-            )
-        return "cpu"
-    return resolve_device(requested).kind
-
-
-def on_device(inputs: RunInputs, device: str) -> RunInputs:
-    """Inputs with their tensors where they are computed on."""
-    if device == "cpu":
-        return inputs
-    d = inputs.data
-    return inputs.with_data(
-        replace(
-            d,
-            x=d.x.to(device),
-            y=d.y.to(device),
-            text=None if d.text is None else d.text.to(device),
-            domain=None if d.domain is None else d.domain.to(device),
-            towers=None if d.towers is None else d.towers.to(device),
-        )
-    )
 
 
 def open_run(

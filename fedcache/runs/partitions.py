@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
@@ -57,11 +57,19 @@ def _typed(kind: str | None, value: Any) -> Any:
 
 
 def make_partition(
-    store: Store, scheme: str, *, seed: int = 0, name: str | None = None, save: bool = True, **arguments: Any
+    store: Store,
+    scheme: str,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    save: bool = True,
+    replace: bool = False,
+    **arguments: Any,
 ) -> Partition:
     """Deal the store's readable rows to clients and save the partition in the store.
 
-    Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works).
+    Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works), and for a
+    name that other rows have.
 
     Args:
         store: whose rows are dealt.
@@ -69,11 +77,18 @@ def make_partition(
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
+        replace: whether it may take the place of another partition of that name.
         arguments: of the scheme.
     """
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
+    called = name or made.default_name()
+    if save and not replace and called in store.partitions and store.partition(called).get("digest") != made.digest:
+        raise UsageError(
+            f"{store.path.name} has a partition {called!r} with other rows, which runs may name.",
+            f"Another name: --name {called}-2;  or in its place: --replace",
+        )
     if save:
-        store.put_partition(name or made.default_name(), made.to_payload())
+        store.put_partition(called, made.to_payload())
     return made
 
 
@@ -175,7 +190,8 @@ def partition_seeds(
             )
         loaded = load_partition(store, train.partition)
         # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
-        return dict.fromkeys(seeds, loaded), train.partition if train.partition in store.partitions else None
+        name = train.partition.partition("@")[0]
+        return dict.fromkeys(seeds, loaded), name if name in store.partitions else None
     scheme, arguments = default_partition(method, store, config, train.domain, observer)
     made: dict[int, Partition] = {}
     for seed in seeds:
@@ -199,11 +215,29 @@ def partition_seeds(
     return made, None
 
 
+def pinned_name(name: str, digest: str) -> str:
+    """``NAME@DIGEST``: a saved partition by its name, as long as it has that digest."""
+    return f"{name}@{digest[:16]}"
+
+
 def load_partition(store: Store, name: str) -> Partition:
     """A saved partition by name, or a partition file by path; it must be of this store's dataset.
 
-    Raises UsageError for an unknown name; StoreError for one of another dataset; CorruptionError for a damaged one.
+    Raises UsageError for an unknown name; StoreError for one of another dataset, or that was made again with other rows
+    where ``NAME@DIGEST`` names those it had; CorruptionError for a damaged one.
     """
+    name, _, pinned = name.partition("@") if "@" in name and not Path(name).exists() else (name, "", "")
+    loaded = _load_partition(store, name)
+    if not loaded.digest.startswith(pinned):
+        raise StoreError(
+            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest "
+            f"{loaded.digest[:16]}, not {pinned}.",
+            f"To train on it as it is now: --partition {name}",
+        )
+    return loaded
+
+
+def _load_partition(store: Store, name: str) -> Partition:
     digest = str(store.dataset["digest"])
     if name.endswith(".json") and Path(name).exists():
         return parts.load(Path(name), dataset=digest, rows=store.rows)

@@ -112,7 +112,7 @@ def resolve_run(
     Raises UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
     ``clients`` is their number.
     """
-    text = _participation_text(config, method, clients)
+    text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
     return ResolvedRun(
@@ -129,7 +129,7 @@ def resolve_run(
     )
 
 
-def _participation_text(config: TrainConfig, method: Method, clients: int) -> str:
+def participation_text(config: TrainConfig, method: Method, clients: int) -> str:
     """What was asked for, else what the method's paper or its released code takes, where there are so many clients."""
     if config.participation is not None:
         return config.participation

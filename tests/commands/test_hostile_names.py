@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import picture
 
+from fedcache.models.predictions import Prediction, write_predictions
 from fedcache.visible_text import escape_json, sheet_cell, visible
 
 TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
@@ -139,3 +140,20 @@ def test_a_sheet_runs_no_cell(cell: str) -> None:
 def test_numbers_of_a_sheet_stay_numbers(number: float) -> None:
     assert sheet_cell(number) == number
     assert sheet_cell(repr(number)) == repr(number)
+
+
+def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path: Path) -> None:
+    rows = [
+        Prediction("=HYPERLINK(1).png", ("\x1b[31mred", "plain"), (0.75, 0.25)),
+        Prediction("\u202egnp.x", (), (), "+bad"),
+    ]
+    write_predictions(tmp_path / "p.csv", rows, 2)
+    raw = (tmp_path / "p.csv").read_text()
+    assert list(csv.reader(raw.splitlines()))[1:] == [
+        ["'=HYPERLINK(1).png", "\\x1b[31mred", "0.75", "plain", "0.25", ""],
+        ["\\u202egnp.x", "", "", "", "", "'+bad"],
+    ]
+    write_predictions(tmp_path / "p.jsonl", rows, 2)
+    raw = (tmp_path / "p.jsonl").read_text()
+    assert not set(raw) & {"\x1b", "\u202e"}
+    assert [json.loads(line)["name"] for line in raw.splitlines()] == ["=HYPERLINK(1).png", "\u202egnp.x"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import fedcache, ok
 from heard import Heard
 
 import fedcache as fc
@@ -21,6 +22,7 @@ from fedcache.runs.partitions import (
     named_backbones,
     need_labels,
     partition_seeds,
+    pinned_name,
     report_notes,
     single_class_warning,
     typed_arguments,
@@ -226,3 +228,43 @@ def test_clients_take_turns_with_columns_and_values() -> None:
     message = f"--client-backbones names {keys[1]}, which is not among the run's backbones."
     hint = "Leave --backbones out, or name all of them there."
     refused(message, hint, client_overrides, method, TrainConfig(client_backbones=("a", "b")), place, keys[:1], [3], 2)
+
+
+def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
+    held = store()
+    first = make_partition(held, "iid", clients=2, name="pp")
+    assert make_partition(held, "iid", clients=2, name="pp").digest == first.digest  # the same again
+    refused(
+        f"{held.path.name} has a partition 'pp' with other rows, which runs may name.",
+        "Another name: --name pp-2;  or in its place: --replace",
+        make_partition, held, "iid", clients=3, name="pp",
+    )  # fmt: skip
+    assert load_partition(held, "pp").digest == first.digest
+    other = make_partition(held, "iid", clients=3, name="pp", replace=True)
+    assert load_partition(held, "pp").digest == other.digest
+    assert load_partition(held, pinned_name("pp", other.digest)).digest == other.digest
+    with pytest.raises(FedcacheError, match="was made again with other rows: it has digest") as caught:
+        load_partition(held, pinned_name("pp", first.digest))
+    assert (caught.value.code, caught.value.hint) == (Exit.STORE, "To train on it as it is now: --partition pp")
+
+
+def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path: Path) -> None:
+    held = store()
+    ok("partition", "--store", held.path, "--scheme", "iid", "--clients", 2, "--name", "pp")
+    run = ok("train", "--store", held.path, "--method", "fedncm", "--partition", "pp").data
+    config = Path(run["path"]) / "config.toml"
+    assert ok("train", "--config", config).data["reused"]
+    assert ok("train", "--store", held.path, "--method", "fedncm", "--partition", "pp").data["reused"]
+    words = ("partition", "--store", held.path, "--scheme", "iid", "--clients", 3, "--name", "pp")
+    assert fedcache(*words).code == Exit.USAGE
+    ok(*words, "--replace")
+    again = fedcache("train", "--config", config, "--json")
+    assert again.code == Exit.STORE
+    assert "was made again with other rows" in again.envelope["error"]["message"]
+    page = tmp_path / "page.html"
+    ok("report", run["digest"][:12], "-o", page)
+    assert "was made again with other rows" in page.read_text()
+    pinned = pinned_name("pp", run["partition"]["digests"][0])
+    config.write_text(config.read_text().replace(pinned, "pp"))  # as a former release wrote it
+    ok("report", run["digest"][:12], "-o", page)
+    assert "was made again since, with other rows" in page.read_text()

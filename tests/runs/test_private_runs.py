@@ -342,3 +342,28 @@ def test_noise_too_small_to_compute_with_is_refused() -> None:
         assert done.code == Exit.USAGE, noise
         assert "--dp-noise" in done.envelope["error"]["message"]
     assert ok(*TRAIN, "--dp-noise", 0.001, "--dp-seed", 0).data["trust"]["privacy"]["composed"]["epsilon_pld"] is None
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--max-update-norm", 0.001), "--max-update-norm with --dp-noise would tell something of single clients"),
+        (("--max-rows-per-client", 80), "--max-rows-per-client with --dp-noise would tell"),
+        (("--set", "head=mlp", "--set", "bn=true"), "makes variances of BatchNorm negative"),
+        (("--dp-delta", "1e-300"), "--dp-delta 1e-300 is out of range"),
+    ],
+)
+def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words: tuple, said: str) -> None:
+    done = fedcache(*REAL, *words, "--json")
+    assert done.code == Exit.USAGE
+    assert said in done.envelope["error"]["message"]
+    assert not (home() / "runs").exists() or not list((home() / "runs").glob("*/result.json"))
+    assert not (home() / "privacy.jsonl").exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_a_delta_that_allows_to_tell_of_one_client_is_warned_of() -> None:
+    (warning,) = (w for w in ok(*SIMULATED, "--dp-delta", 0.2).envelope["warnings"] if "delta" in w)
+    assert "1 of 10 clients" in warning
+    assert not any("delta" in w for w in ok(*SIMULATED).envelope["warnings"])

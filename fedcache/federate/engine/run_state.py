@@ -254,7 +254,8 @@ class RunState:
     def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
         """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
-        self.expected_clients = self.share(participation) * len(self.eligible)
+        # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
+        self.expected_clients = self.share(participation) * len(self.training_clients if private else self.eligible)
         return (UploadPipeline if self.trust.plain else BufferedUploads)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
@@ -353,7 +354,7 @@ class RunState:
         They stand for those that took part where these are secret, as their number and names would tell of each.
         """
         up = {n: torch.ones(()).to(t.dtype).expand(t.shape) for n, t in self.expected_uploads().items()}
-        ids = self.eligible[: math.ceil(self.expected_clients - 1e-9)]
+        ids = list(range(len(self.training_clients)))[: math.ceil(self.expected_clients - 1e-9)]
         return ids, [self.upload_size(up)] * len(ids)
 
     def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:

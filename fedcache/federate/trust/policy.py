@@ -24,6 +24,10 @@ WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
 """Switches, and the values under which a method sends no counts."""
 
 
+SIMULATE = "--dp-seed 0"
+"""What makes a private run a simulation."""
+
+
 @dataclass(frozen=True)
 class TrustPolicy:
     """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload."""
@@ -62,8 +66,20 @@ class TrustPolicy:
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
             raise self.refused(method, "its server keeps what each client sends and takes no mean of it")
+        if self.privacy is not None and self.privacy.noise and hp.get("bn"):
+            raise self.refused(method, "noise makes variances of BatchNorm negative (bn=true)")
         if self.privacy is not None and self.protects:
+            self._check_untold()
             self._check_covered(method, hp, self.privacy)
+
+    def _check_untold(self) -> None:
+        """Refuse bounds of which it would be told whom they concern. Raises UsageError."""
+        for name, given in (("--max-update-norm", self.max_norm), ("--max-rows-per-client", self.max_rows)):
+            if given is not None:
+                raise UsageError(
+                    f"{name} with --dp-noise would tell something of single clients that epsilon does not cover.",
+                    f"Leave it out: --dp-clip bounds what every client can do; or simulate: {SIMULATE}",
+                )
 
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
         """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
@@ -76,7 +92,7 @@ class TrustPolicy:
             raise UsageError(
                 f"{method.name} with --dp-noise would tell what epsilon does not cover: {what}.",
                 f"Say that this may be known: --dp-allow {','.join(sorted({*missing, *privacy.allow}))};  or simulate: "
-                "--dp-seed 0",
+                f"{SIMULATE}",
             )
 
     def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:

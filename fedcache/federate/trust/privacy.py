@@ -31,6 +31,9 @@ DELTA = 1e-5
 MOST = 1e6
 """Bound and multiplier that are taken: above, noise overflows what it is added to."""
 
+LEAST_DELTA = 1e-12
+"""Below it the accountants' rounding is larger than what they are asked for."""
+
 LEAST_NOISE = 1e-3
 """Multiplier from which on noise is taken, beside none at all: its epsilon is 500,000 already, and far below it is
 beyond what can be computed with."""
@@ -187,7 +190,7 @@ def parse_privacy(
     delta = DELTA if delta is None else delta
     known = noise == 0 or LEAST_NOISE <= noise <= MOST
     for name, value, legal in (("--dp-clip", bound, 0 < bound <= MOST), ("--dp-noise", noise, known),
-                               ("--dp-delta", delta, 0 < delta < 1)):  # fmt: skip
+                               ("--dp-delta", delta, LEAST_DELTA <= delta < 1)):  # fmt: skip
         if not legal or value != value or value == float("inf"):
             raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} 1e-5"
                                 if "delta" in name else f"For example {name} 1")  # fmt: skip

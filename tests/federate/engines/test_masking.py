@@ -159,3 +159,18 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows: list
     assert torch.allclose(found["even"][0], sum(up["even"].double() for up in ups), atol=worst, rtol=0)
     assert torch.allclose(found["sum"][0], sum(up["sum"] for up in ups), atol=worst, rtol=0)
     assert torch.equal(found["count"][0].long(), sum(up["count"] for up in ups))
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "why"),
+    [
+        ("fedncm", {"participation": "3"}, "3 of 4 sites a round: two sums over different sites differ"),
+        ("fedavg", {"participation": "0.75"}, "3 of 4 sites a round"),
+        ("fedncm", {"seeds": "0-3"}, "several seeds of fedncm"),
+        ("fed3r", {"seeds": "0,1"}, "several seeds of fed3r"),
+    ],
+)
+def test_sums_of_which_a_difference_is_one_upload_are_refused(method: str, words: dict[str, Any], why: str) -> None:
+    with pytest.raises(FedcacheError, match=why) as caught:
+        secure(method, sites=4, **words).checked()
+    assert caught.value.code is Exit.USAGE

@@ -165,12 +165,19 @@ def test_counts_are_voted_on_like_the_sums_they_belong_to():
 def test_a_private_run_names_nobody_it_skips():
     data, clients = federated(3000)
     clients[1] = replace(clients[1], train=clients[1].train[:0])
-    bounded = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, allow=("evaluation",)))
-    out = go("fedavg", {}, data, clients, participation=0.9, trust=bounded)
+    private = Privacy(1.0, 1.0, allow=("evaluation",))
+    out = go("fedavg", {}, data, clients, participation=0.5, trust=parse_policy(privacy=private))
     told = " ".join(out.warnings)
     assert "clients that have no training rows are skipped; who they are is not told" in told
-    assert "clients that have more rows than --max-rows-per-client 100 are skipped" in told
     assert "client-" not in told
-    assert not any(character.isdigit() for character in told.replace("--max-rows-per-client 100", ""))
+    assert not any(character.isdigit() for character in told)
+    # What is sent is told as that of half of all six clients, whoever of them can train.
+    upload = sum(t.numel() for t in out.server.values())
+    assert [r.up for r in out.traffic.rounds] == [3 * upload] * len(out.traffic.rounds)
+    assert [r.clients for r in out.traffic.rounds] == [3] * len(out.traffic.rounds)
+    for bound in ({"max_rows_per_client": 100}, {"max_update_norm": 5.0}):
+        with pytest.raises(FedcacheError, match="would tell something of single clients") as caught:
+            go("fedavg", {}, data, clients, trust=parse_policy(privacy=private, **bound))
+        assert caught.value.code is Exit.USAGE
     simulated = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, seed=0))
     assert "client-3" in " ".join(go("fedavg", {}, data, clients, participation=0.9, trust=simulated).warnings)

@@ -17,13 +17,20 @@ import tomli_w
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import UsageError
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method, keep_down
+from fedcache.federate.engine.method import Method, clients_per_round, keep_down
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
 from fedcache.parsing import parse_toml
-from fedcache.runs.spec import check_participation, check_values, parse_participation, parse_seeds, policy_from_config
+from fedcache.runs.spec import (
+    check_participation,
+    check_values,
+    parse_participation,
+    parse_seeds,
+    participation_text,
+    policy_from_config,
+)
 from fedcache.store.files import write_atomic
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
@@ -163,11 +170,25 @@ class Plan:
         """Refuse what secure aggregation cannot do. Raises UsageError."""
         for _, config in self.points:
             check_secure(method, method.resolve(config.preset, config.set), policy_from_config(config, method))
-        asked = parse_participation(self.train.participation)
-        if min(self.sites, asked if isinstance(asked, int) else self.sites) < LEAST_SITES:
+        asked = parse_participation(participation_text(self.train, method, self.sites))
+        a_round = clients_per_round(asked, self.sites)
+        if min(self.sites, a_round) < LEAST_SITES:
             raise UsageError(
                 f"--secure with fewer than {LEAST_SITES} sites a round: their sum tells what each sent.",
                 f"--sites {LEAST_SITES} or more, and --participation all",
+            )
+        # Sums of the same uploads over other sites differ by what single sites sent.
+        if a_round < self.sites:
+            raise UsageError(
+                f"--secure with {a_round} of {self.sites} sites a round: two sums over different sites differ by what "
+                "single sites sent.",
+                "--participation all",
+            )
+        if method.one_shot and len(parse_seeds(self.train.seeds)) > 1:
+            raise UsageError(
+                f"--secure with several seeds of {method.name}: its sites would send the same again, and where one is "
+                "lost between two seeds their sums differ by what it sent.",
+                "--seeds 0",
             )
         if not 0 < self.secure_bound < float("inf"):
             raise UsageError(f"--secure-bound {self.secure_bound:g} is not above 0.", f"For example {BOUND:g}")
