@@ -15,7 +15,7 @@ from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
-from fedcache.report.methods.facts import leaving
+from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.trust_words import describe_trust
 
@@ -63,8 +63,21 @@ def model_card(predictor: Predictor, result: Mapping[str, Any] | None, home: Hom
             "",
             f"It holds tensors of {predictor.client} alone ({own}), made of that client's rows. Give it to nobody who "
             "may not know them.",
+            *_held_rows(predictor),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _held_rows(predictor: Predictor) -> list[str]:
+    """A warning where a client's model holds its training rows one by one."""
+    method = predictor.method or METHODS.get(predictor.members[0].facts.method)
+    held = () if method is None else rows_in_models(method)
+    if not held:
+        return []
+    return [
+        f"{' and '.join(held)} hold{'s' * (len(held) == 1)} every training row of {predictor.client} one by one: "
+        "features and class of each, not a sum over them. Whoever has this file has that client's features."
+    ]
 
 
 def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:

@@ -17,10 +17,18 @@ import numpy as np
 import pytest
 import torch
 from command import fedcache, ok
+from federation import VARIANTS, ids, scaled, small
 from pictures import folder, picture
 from safetensors import safe_open
 
+from fedcache.config import Home
+from fedcache.federate.methods import METHODS
 from fedcache.models.export.formats import check_place, format_of
+from fedcache.models.request import ModelOptions
+from fedcache.progress import Silent
+from fedcache.report.methods.facts import rows_in_models
+from fedcache.report.model_card import model_card
+from fedcache.runs.predict_run import open_predictor
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +121,35 @@ def test_one_clients_model_says_so_and_is_that_clients(home, tmp_path):
     for row, (name, p) in zip(probability, said_by_predict(runs["many"], paths, "--client", "client-1"), strict=True):
         assert facts["classes"][int(row.argmax())] == name
         assert abs(float(row.max()) - p) <= 1e-4
+
+
+def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkeypatch):
+    root, runs = home
+    monkeypatch.setenv("FEDCACHE_HOME", str(root / "home"))
+    clip = ("--dataset", f"folder:{root / 'shapes'}", "--backbones", "glyph-clip", "--scheme", "iid", "--clients", 2)
+    cached = ok("train", "--method", "tip-local", *clip).data["path"]
+    for run, says in ((cached, True), (runs["many"], False)):
+        predictor = open_predictor(Path(run), ModelOptions(client="client-1"), Home.from_environment(), Silent())
+        card = model_card(predictor, None, Home.from_environment())
+        assert "made of that client's rows" in card
+        assert ("keys and label hold every training row of client-1 one by one" in card) is says
+        part = predictor.deployed[0].personal
+        rows = {t.shape[0] for t in part.values()}
+        assert (rows == {12} and part["keys"].shape == (12, 128)) is says  # 24 training rows of 2 clients
+
+
+@pytest.mark.parametrize("case", VARIANTS, ids=ids)
+def test_no_switch_makes_a_model_hold_rows_that_the_default_does_not(case):
+    name, settings = case
+    assert rows_in_models(METHODS[name], scaled({**small(name), **settings})) == rows_in_models(METHODS[name])
+
+
+def test_the_documentation_names_the_methods_whose_models_hold_rows():
+    held = {name: rows_in_models(method) for name, method in METHODS.items()}
+    assert {name for name, names in held.items() if names} == {"tip-local"}  # a new one is to be told of as well
+    page = (Path(__file__).parents[2] / "docs" / "from-run-to-prediction.md").read_text()
+    for name, names in held.items():
+        assert (f"A client's model of `{name}` holds more" in page) == bool(names)
 
 
 def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):

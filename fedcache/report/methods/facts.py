@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import ClientData, Data, FrozenEncoders
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
@@ -192,6 +194,31 @@ _LAYER = {"W": _WEIGHTS, "b": _WEIGHTS, "gain": _WEIGHTS, "shift": _WEIGHTS, "me
 _CONTROL = ("control variate", "the mean gradient of its local steps")
 _ALL = ("all its rows", "everything: this is the centralised reference")
 _ROWS = ("number of its training rows", "how much data it has")
+
+
+def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Names of the tensors of a client's saved model that hold something of each of its training rows; () for most.
+
+    Found by what the method's ``personal_part`` makes of clients with two, three and four rows of every class: such a
+    tensor grows with the rows, as a cache of their features does.
+
+    Args:
+        method: the method.
+        settings: over its defaults.
+    """
+    sizes, hp = Sizes(8, 8, 3), {**method.resolve(), **(settings or {})}
+    data = _rows(method, sizes, CLIENTS + 2)
+    data = replace(data, x=data.x.expand(-1, 4, -1))  # some settings read augmented views
+    edges = np.cumsum([0, *(sizes.classes * k for k in range(PER_CLASS, PER_CLASS + CLIENTS))])
+    rows = np.arange(edges[-1])
+    clients = [Client(f"c{i}", rows[a:b], rows[:0]) for i, (a, b) in enumerate(pairwise(edges))]
+    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+    out = run(TrainingRun(method, data, clients, 1, None, 0, torch.float32), with_schedule_rounds({**hp, **idle}, 1))
+    if out.protocol == "global":
+        return ()
+    models = [model.personal for i in range(CLIENTS) if (model := out.deployed(i)) is not None]
+    shapes = {name: {part[name].shape for part in models if name in part} for part in models for name in part}
+    return tuple(sorted(name for name, seen in shapes.items() if len(seen) > 1))
 
 
 @dataclass(frozen=True)
