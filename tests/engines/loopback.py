@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedcache.api import load_model
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.keys import make_keys
@@ -21,6 +24,8 @@ from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.serving import attend, open_loopback
 from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
 from fedcache.runs.loop import train
+from fedcache.runs.run import Run
+from fedcache.store.store import Store
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
 RUNS = {"fed3r": 1, "fedpcl": 2, **({"fedavg": 1, "fst-cbdg": 1} if FULL else {})}
@@ -48,9 +53,18 @@ def plan(method: str, rounds: int, **words: Any) -> Plan:
     return Plan(config, sites=3, **words).checked()
 
 
-def reference(method: str, rounds: int, sites: Path, home: Home) -> Any:
+def reference(method: str, rounds: int, sites: Path, home: Home) -> Run:
     config = TrainConfig(method=method, rounds=rounds, clients_from=str(sites))
-    return train(config, home, runs=home.root / "alone").result["accuracy"]["mean"]
+    return train(config, home, runs=home.root / "alone")
+
+
+def compared(last: dict[str, Any], alone: Run, sites: Path) -> dict[str, Any]:
+    """What the saved models of a federation and of one process say of all rows of its sites."""
+    far, near = load_model(last["done"][0]["path"]), alone.model()
+    X = np.concatenate([Store.open(path).Xy(split=None)[0] for path in sorted(sites.glob("*.zarr"))])
+    one, other = far.scores(X), near.scores(X)
+    rows = int((one.argmax(1) != other.argmax(1)).sum())
+    return {"rows": len(X), "other_class": rows, "apart": float(np.abs(one - other).max())}
 
 
 def refused(shard: Path, address: Address, keys: Path, home: Home) -> dict[str, Any]:
@@ -71,10 +85,13 @@ def main(sites: Path, folder: Path) -> None:
             loopback.add(shard, home)
         for method, rounds in RUNS.items():
             last = loopback.run(plan(method, rounds), lambda _words: None)
-            tell(method, last=last, alone=reference(method, rounds, sites, home))
+            alone = reference(method, rounds, sites, home)
+            models = compared(last, alone, sites) if method == "fed3r" else {}
+            tell(method, last=last, alone=alone.accuracy.mean, models=models)
 
         last = loopback.run(plan("fed3r", 1, secure=True), lambda _words: None)
-        tell("secure", last=last, alone=reference("fed3r", 1, sites, home))
+        alone = reference("fed3r", 1, sites, home)
+        tell("secure", last=last, alone=alone.accuracy.mean, models=compared(last, alone, sites))
 
         # The server is lost after the first round, comes back, and the run goes on.
         def lose(words: dict[str, Any]) -> None:
@@ -88,7 +105,9 @@ def main(sites: Path, folder: Path) -> None:
             loopback.link = start_superlink(loopback.address, loopback.keys, folder)
             last = loopback.run(plan("fedproto", 2), lambda words: told.append(str(words)))
             alive = {name: node.alive for name, node in loopback.nodes.items()}
-            tell("restart", last=last, alone=reference("fedproto", 2, sites, home), told=told, alive=alive)
+            tell(
+                "restart", last=last, alone=reference("fedproto", 2, sites, home).accuracy.mean, told=told, alive=alive
+            )
 
         last = loopback.run(plan("fed3r", 1, backbones=["pixels"], wait=5.0), lambda _words: None)
         tell("no-features", last=last)

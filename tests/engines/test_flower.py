@@ -90,6 +90,15 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(tol
     assert federation["uploads"].startswith("sums alone (SecAgg+)")
 
 
+@pytest.mark.parametrize(("which", "apart"), [("fed3r", 1e-4), ("secure", 1e-3)])
+def test_the_saved_model_predicts_as_that_of_one_process(which: str, apart: float, told: dict[str, Any]) -> None:
+    models = told[which]["models"]
+    assert models["rows"] >= 900
+    assert models["other_class"] == 0
+    # Of scores near 0 and 1: sums were added in another order, and masked ones are rounded to whole steps.
+    assert models["apart"] < apart
+
+
 @LATER
 def test_a_server_that_is_lost_and_comes_back_gives_the_same(told: dict[str, Any]) -> None:
     words = told["restart"]
