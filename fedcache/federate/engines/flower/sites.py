@@ -109,6 +109,9 @@ BOUND_HINT = (
 GONE = "its node went away"
 """Why a node does not answer that was ended while it was asked."""
 
+ANSWER = 60.0
+"""Seconds that a node is given to say what it has also where ``wait`` is over: its app must start first."""
+
 ASKED = 3
 """How often a node is asked what it has before it counts as one that says nothing."""
 
@@ -203,8 +206,7 @@ class Sites:
         else:
             self.say(f"A name belongs to the first key that takes part under it: {len(self.names.known())} have one.")
         while True:
-            left = last - time.monotonic()
-            came += self._ask_facts(lacking, max(left, self.terms.poll))
+            came += self._ask_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, refused, disbelieved = self._judged(came)
             decided = bool(self.terms.like) or len(came) > 2 * len(refused)
             if (decided and len(kept) >= self.terms.sites) or time.monotonic() >= last:
