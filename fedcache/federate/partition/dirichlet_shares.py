@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.rows import RowPool, Streams
 from fedcache.federate.partition.scheme import (
     LARGEST_COUNT,
@@ -238,18 +239,20 @@ def _first(count: int, works: Callable[[int], bool]) -> int | None:
     return high
 
 
-def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> RowLists:
     """Shuffle the rows of each of C classes and hand out consecutive pieces: the rows of each of M clients.
 
     ``counts`` are int64 [C, M]; a class's counts may sum to less than it has.
     """
-    pieces: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    sizes = counts.sum(0)
+    dealt = RowLists.of_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
+    start = dealt.ends[:-1].copy()  # where each client's next piece begins
     for of_class, count in zip(rows, counts, strict=True):
-        shuffled = rng.permutation(of_class)
-        cuts = np.cumsum(count)
-        for piece, start, stop in zip(pieces, cuts - count, cuts, strict=True):
-            piece.append(shuffled[start:stop])
-    return [np.concatenate(piece) for piece in pieces]
+        shuffled = rng.permutation(of_class)[: int(count.sum())]
+        before = np.cumsum(count) - count
+        dealt.rows[np.repeat(start - before, count) + np.arange(len(shuffled))] = shuffled
+        start += count
+    return dealt
 
 
 def present(pool: RowPool, rows: np.ndarray) -> list[np.ndarray]:

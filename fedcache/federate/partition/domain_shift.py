@@ -19,11 +19,11 @@ from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, 
 from fedcache.federate.partition.rows import (
     FEWER,
     Dealt,
+    MatchedTests,
     RowPool,
     Streams,
     fewer_shots,
     first_per_class,
-    matched,
     need_rows,
 )
 from fedcache.federate.partition.scheme import (
@@ -78,7 +78,7 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
         test = _balanced_tests(pool, args)
     else:
         test = [
-            matched(rows, pool.of_domain(pool.test, domain), pool.columns.label, streams("test"))
+            MatchedTests(pool.of_domain(pool.test, domain), pool.columns.label, streams("test")).of(rows)
             for rows, domain in zip(train, domains, strict=True)
         ]
     return Dealt(train, test, _names(pool), [])

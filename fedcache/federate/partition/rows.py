@@ -149,23 +149,41 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
         )
 
 
-def matched(train: np.ndarray, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The largest set of test rows whose class shares are those of a client's training rows.
+class MatchedTests:
+    """Test rows of each class in one random order, of which clients take the first ones in their own class shares.
 
-    With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the owned
-    classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may share
-    test rows; the first ones of one permutation are taken, so equal clients have equal tests. ``label`` is [N]; no row
-    is returned when no owned class has a candidate.
+    Args:
+        candidates: int64 [T] test rows.
+        label: [N] of all rows.
+        rng: of the order; equal for all clients, so that equal clients have equal tests.
     """
-    shuffled = rng.permutation(candidates)
-    owned, counts = np.unique(label[train], return_counts=True)
-    rows = [shuffled[label[shuffled] == c] for c in owned]
-    # Integers, so that no rounding makes a class lose its last row: a_j / n_j is smallest at the scarcest class.
-    pairs = [(len(r), int(n)) for r, n in zip(rows, counts, strict=True) if len(r)]
-    if not pairs:
-        return np.empty(0, np.int64)
-    have, own = min(pairs, key=lambda pair: pair[0] / pair[1])
-    return np.concatenate([r[: -(-int(n) * have // own)] for r, n in zip(rows, counts, strict=True)])
+
+    def __init__(self, candidates: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> None:
+        shuffled = rng.permutation(candidates)
+        self._label = label
+        self._rows = shuffled[np.argsort(label[shuffled], kind="stable")]
+        self._classes, starts = np.unique(label[self._rows], return_index=True)
+        self._ends = np.append(starts, len(shuffled))
+
+    def of(self, train: np.ndarray) -> np.ndarray:
+        """The largest set of test rows whose class shares are those of a client's training rows.
+
+        With n_k training rows of class k and a_k candidates, class k gets ceil(n_k min_j(a_j / n_j)) rows over the
+        owned classes j that have candidates, so the scarcest class is used up and every other one follows. Clients may
+        share test rows. No row is returned when no owned class has a candidate.
+        """
+        owned, counts = np.unique(self._label[train], return_counts=True)
+        places = np.searchsorted(self._classes, owned)
+        known = [
+            (int(self._ends[k]), int(self._ends[k + 1] - self._ends[k]), n)
+            for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True)
+            if k < len(self._classes) and self._classes[k] == c
+        ]
+        if not known:
+            return np.empty(0, np.int64)
+        # Integers, so that no rounding makes a class lose its last row: a_j / n_j is smallest at the scarcest class.
+        _, have, own = min(known, key=lambda one: one[1] / one[2])
+        return np.concatenate([self._rows[start : start + -(-n * have // own)] for start, _, n in known])
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:

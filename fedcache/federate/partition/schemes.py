@@ -16,6 +16,7 @@ import numpy as np
 
 from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, fewer_shots, need_rows
 from fedcache.federate.partition.scheme import (
     DOMAIN,
@@ -117,7 +118,14 @@ def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if clients > rows:
         why = f"Scheme iid with {clients} clients: {rows} rows; the largest number of clients that works is {rows}."
         raise IID.infeasible(args, why, {"clients": rows})
-    return Dealt(np.array_split(streams("rows").permutation(pool.train), clients))
+    return Dealt(even_pieces(streams("rows").permutation(pool.train), clients))
+
+
+def even_pieces(rows: np.ndarray, pieces: int) -> RowLists:
+    """Consecutive pieces whose sizes differ by at most one, the larger first."""
+    sizes = np.full(pieces, len(rows) // pieces)
+    sizes[: len(rows) % pieces] += 1
+    return RowLists.of_sizes(rows, sizes)
 
 
 def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
@@ -137,13 +145,10 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     pieces_of = np.full(fewest, clients * each // fewest)
     pieces_of[np.argsort(-sizes, kind="stable")[: clients * each % fewest]] += 1  # the classes with most rows
     rng = streams("rows")
-    shards = [
-        shard
-        for rows, pieces in zip(classes, pieces_of, strict=True)
-        for shard in np.array_split(rng.permutation(rows), pieces)
-    ]
-    order = streams("shards").permutation(len(shards)).reshape(clients, each)
-    return Dealt([np.concatenate([shards[i] for i in of_client]) for of_client in order])
+    cut = [even_pieces(rng.permutation(rows), int(pieces)) for rows, pieces in zip(classes, pieces_of, strict=True)]
+    sizes = np.concatenate([lists.sizes for lists in cut])
+    shards = RowLists.of_sizes(np.concatenate([lists.rows for lists in cut]), sizes)
+    return Dealt(shards.take(streams("shards").permutation(len(shards))).joined(each))
 
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:

@@ -1,0 +1,100 @@
+"""The clients of a partition as arrays: what a scheme dealt, without an object for a client before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client's rows of the store."""
+
+    name: str  # a domain, or ``client-07``
+    train: np.ndarray  # int64, ascending
+    test: np.ndarray  # int64, ascending; the rows a personalised evaluation of this client uses
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTable(Sequence[Client]):
+    """The clients of a partition, in client order.
+
+    Args:
+        names: of the M clients; numbered ones are a rule.
+        train: M lists of training rows.
+        common: int64 [T]: the test rows that clients share, held once.
+        shares: bool [M]: whether a client is tested on exactly these.
+        tests: M lists of test rows; empty for clients that share.
+    """
+
+    names: Sequence[str]
+    train: RowLists
+    common: np.ndarray
+    shares: np.ndarray
+    tests: RowLists
+
+    @classmethod
+    def of(cls, clients: Sequence[Client], common: np.ndarray) -> ClientTable:
+        """The table of single clients; those tested on the rows of ``common`` share it."""
+        if isinstance(clients, ClientTable) and clients.common is common:
+            return clients
+        return cls.dealt(
+            NumberedNames.recognise([c.name for c in clients]),
+            RowLists.of([c.train for c in clients]),
+            common,
+            [c.test for c in clients],
+        )
+
+    @classmethod
+    def dealt(
+        cls, names: Sequence[str], train: RowLists, common: np.ndarray, tests: Sequence[np.ndarray] | None
+    ) -> ClientTable:
+        """A table of lists; ``tests`` are the clients' own test rows, None when all share."""
+        if tests is None:
+            none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
+            return cls(names, train, common, np.ones(len(train), bool), none)
+        shares = np.fromiter((t is common or np.array_equal(t, common) for t in tests), bool, len(train))
+        own = RowLists.of([common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)])
+        return cls(names, train, common, shares, own)
+
+    @property
+    def tested(self) -> np.ndarray:
+        """int64, ascending: every row that some client or the global evaluation is tested on."""
+        if not len(self.tests.rows):
+            return self.common
+        return sorted_once(np.concatenate([self.tests.rows, self.common]))
+
+    @property
+    def train_sizes(self) -> np.ndarray:
+        """int64 [M]: training rows of each client."""
+        return self.train.sizes
+
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """int64 [M]: test rows of each client."""
+        sizes: np.ndarray = np.where(self.shares, len(self.common), self.tests.sizes)
+        return sizes
+
+    def test_of(self, i: int) -> np.ndarray:
+        """The test rows of a client."""
+        return self.common if self.shares[i] else self.tests[i]
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @overload
+    def __getitem__(self, i: int) -> Client: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Client, ...]: ...
+    def __getitem__(self, i: int | slice) -> Client | tuple[Client, ...]:
+        if isinstance(i, slice):
+            return tuple(self[k] for k in range(*i.indices(len(self))))
+        return Client(self.names[i], self.train[i], self.test_of(i))
+
+    def __iter__(self) -> Iterator[Client]:
+        return (self[i] for i in range(len(self)))
