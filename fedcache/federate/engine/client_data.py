@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import InternalError, StoreError
+from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 
 ALIGNED = 64
 """Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
@@ -73,22 +74,6 @@ class FrozenEncoders(Protocol):
 
     def to(self, device: str) -> FrozenEncoders:
         """The same towers on another device."""
-
-
-class ClientRows(Protocol):
-    """Which rows a client holds; ``federate.partition.Client`` is one."""
-
-    @property
-    def name(self) -> str:
-        """Unique name; the key of the client's random streams."""
-
-    @property
-    def train(self) -> np.ndarray:
-        """int64 rows it trains on."""
-
-    @property
-    def test(self) -> np.ndarray:
-        """int64 rows its deployed model is scored on."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +183,7 @@ class AllClients:
 
     def __init__(self, clients: Sequence[ClientRows]) -> None:
         # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
-        self.train = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in clients]))
+        self.train = np.sort(all_train_rows(clients))
         self.test = np.empty(0, np.int64)
 
 

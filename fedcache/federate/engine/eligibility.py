@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.client_data import ClientRows
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method
+from fedcache.federate.partition.client_table import ClientRows, names_of, train_sizes
+from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.weights import weight_warnings
 
@@ -35,36 +38,37 @@ def eligible_clients(
             f"{method.name} reads client 0 as the public set, and it has no training rows.",
             "Deal rows to it, for example --scheme flesd.",
         )
-    kept, empty, short, large = [], [], [], []
-    for i, c in enumerate(clients):
-        if i < public:
-            continue
-        n = len(c.train)
-        if n == 0:
-            empty.append(c.name)
-        elif trust.max_rows is not None and n > trust.max_rows:
-            large.append(c.name)
-        elif method.gradient and "batch" in hp and not batch_sizes(min(n, 2 * cast(int, hp["batch"])), hp):
-            short.append(c.name)
-        else:
-            kept.append(i)
+    names, rows = names_of(clients), train_sizes(clients)
+    asked = np.arange(len(clients)) >= public
+    empty = asked & (rows == 0)
+    large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
+    short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
+    kept: list[int] = np.flatnonzero(asked & ~empty & ~large & ~short).tolist()
     said = []
-    for names, why in (
+    for skipped, why in (
         (empty, "have no training rows"),
         (short, "have too few rows for one batch"),
         (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
     ):
-        if names and trust.protects:  # who has how many rows is nothing that noise was added to
+        count = int(skipped.sum())
+        if count and trust.protects:  # who has how many rows is nothing that noise was added to
             said.append(f"clients that {why} are skipped; who they are is not told, as this run is private")
-        elif names:
-            listed = ", ".join(names[:5]) + (" .." if len(names) > 5 else "")
-            said.append(f"{len(names)} of {len(clients)} clients {why} and are skipped: {listed}")
+        elif count:
+            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (" .." if count > 5 else "")
+            said.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
     if not kept:
         raise FederatedRunError(
             f"None of the {len(clients)} clients can train: {'; '.join(said)}.",
             "Use fewer clients, more rows, or a smaller --set batch=.",
         )
     if trust.weighs_by_rows(method, hp):
-        rows = {c: float(len(clients[c].train)) for c in kept}
-        said += weight_warnings({c: clients[c].name for c in kept}, rows, trust.max_share)
+        said += weight_warnings(names, dict(zip(kept, rows[kept].astype(float).tolist(), strict=True)), trust.max_share)
     return kept, said
+
+
+def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
+    """The numbers of rows, of those that occur, that make no batch."""
+    if not method.gradient or "batch" not in hp:
+        return []
+    few = sorted_once(rows[rows <= 2 * cast(int, hp["batch"])]).tolist()  # above there is a whole batch
+    return [n for n in few if not batch_sizes(n, hp)]

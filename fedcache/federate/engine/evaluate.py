@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import ClientRows, Data, stack_clients
+from fedcache.federate.engine.client_data import Data, stack_clients
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import Evaluation, macro_f1
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.partition.client_table import ClientRows, ClientTable
+from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
 
 BLOCK = 4096
@@ -41,17 +43,14 @@ def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray) -> np.n
 
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
-    tests = [np.asarray(c.test, np.int64) for c in clients]
-    rows, place = np.unique(np.concatenate([*tests, np.empty(0, np.int64)]), return_inverse=True)
+    table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
+    rows = table.tested
     predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
     right = _right(predictions, truth)
-    whose = np.repeat(np.arange(len(clients)), [len(t) for t in tests])
-    mine = right[place]
-    known = ~np.isnan(mine)
-    counts = np.bincount(whose[known], minlength=len(clients))
-    hits = np.bincount(whose[known], mine[known], minlength=len(clients))
-    accuracy = np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
+    # Of the rows of each client, and of those that clients share once for all of them.
+    accuracy = _shares(right[np.searchsorted(rows, table.tests.rows)], table.tests)
+    accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
     f1 = macro_f1(predictions, truth, data.classes)
     return Evaluation(accuracy, _mean(right), f1, _by_domain(data, rows, right), rows, predictions)
 
@@ -90,6 +89,15 @@ def evaluate_personal(
     flat, guess = np.concatenate(rows), np.concatenate(predictions)
     by_domain = _by_domain(data, flat, _right(guess, y[flat]))
     return Evaluation(accuracy, None, _mean(np.array(f1)), by_domain, flat, guess, headline)
+
+
+def _shares(right: np.ndarray, lists: RowLists) -> np.ndarray:
+    """[M]: the share of 1 among the known numbers of each list; NaN for a list without any."""
+    known = ~np.isnan(right)
+    owner = lists.owner[known]
+    counts = np.bincount(owner, minlength=len(lists))
+    hits = np.bincount(owner, right[known], minlength=len(lists))
+    return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

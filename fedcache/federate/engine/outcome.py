@@ -7,7 +7,7 @@ tensors; ``paper`` counts weights only (no biases, no BatchNorm), as the papers'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.partition.client_table import ClientRows, all_train_rows, train_sizes
+from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import Tree
 
@@ -79,6 +81,15 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
 def classes_owned(label: np.ndarray) -> int:
     """Distinct known classes among the labels [n] of a client's training rows."""
     return len(np.unique(label[label >= 0]))
+
+
+def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> tuple[int, ...]:
+    """``classes_owned`` of every client; ``label`` [N] is of all rows."""
+    rows, sizes = all_train_rows(clients), train_sizes(clients)
+    owner, known = np.repeat(np.arange(len(clients)), sizes), label[rows]
+    owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
+    pairs = sorted_once(owner * (int(known.max(initial=0)) + 1) + known)  # each class of each client once
+    return tuple(np.bincount(pairs // (int(known.max(initial=0)) + 1), minlength=len(clients)).tolist())
 
 
 def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:

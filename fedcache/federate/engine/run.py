@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,18 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedcache.config import execution_name
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
-from fedcache.federate.engine.client_data import ClientRows, Data
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import deployed_model, has_model, score_job
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_owned
+from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.execution.batched import Batched
@@ -30,6 +30,8 @@ from fedcache.federate.execution.executor import Executor, Sequential
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load
+from fedcache.federate.partition.client_table import ClientRows, names_of
+from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import TrustPolicy
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
@@ -262,7 +264,7 @@ def _run(
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     labels = jobs[0].data.y.cpu().numpy()
-    owned = tuple(classes_owned(labels[np.asarray(c.train, np.int64)]) for c in jobs[0].clients)
+    owned = classes_of_clients(labels, jobs[0].clients)
     return [
         failed[g] if g in failed else _outcome(job, executor.batch, records[g], scored[g] or score_job(job), owned)
         for g, job in enumerate(jobs)
@@ -284,11 +286,12 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
         raise FederatedRunError(
             "The partition has no client.", "Make one: fedcache partition --scheme iid --clients 10"
         )
-    names = [c.name for c in clients]
-    twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
+    names = names_of(clients)
+    unique = isinstance(names, NumberedNames) or len(set(names)) == len(names)
+    twice = [] if unique else sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise FederatedRunError(
-            f"Clients must have different names, found {twice[0]!r} {names.count(twice[0])} times.",
+            f"Clients must have different names, found {twice[0]!r} {list(names).count(twice[0])} times.",
             "Rename the clients of the partition: their names key the random draws.",
         )
 
@@ -330,7 +333,7 @@ def _outcome(
         points=batch.plan.points,
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
-        clients=tuple(c.name for c in job.clients),
+        clients=tuple(names_of(job.clients)),
         classes_owned=owned,
         trainable=job.method.trainable(job.server, next(map(job.states.outline, job.states), {})),
         server=job.server,

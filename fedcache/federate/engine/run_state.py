@@ -16,15 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import StoreError
-from fedcache.federate.engine.client_data import (
-    AllClients,
-    ClientData,
-    ClientRows,
-    Data,
-    FeatureColumns,
-    cut_out,
-    stack_clients,
-)
+from fedcache.federate.engine.client_data import AllClients, ClientData, Data, FeatureColumns, cut_out, stack_clients
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator
 from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
@@ -32,6 +24,7 @@ from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, ch
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
+from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
 from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.buffered_uploads import BufferedUploads
 from fedcache.federate.trust.pipeline import RejectedUpload, UploadPipeline, UploadRound
@@ -108,7 +101,7 @@ class RunState:
         self.met = [False] * len(self.training_clients)
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
-        self.train_bytes = sum(len(self.training_clients[c].train) for c in self.eligible) * self.data.x[:1].nbytes
+        self.train_bytes = int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
@@ -156,7 +149,7 @@ class RunState:
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of some clients, with a client axis or (one client) without."""
-        names = tuple(self.training_clients[i].name for i in ids)
+        names = tuple(self.client_names[i] for i in ids)
         draws = ClientRng(self.seed, self.round, names, axes, self.env.dtype, self.env.device, self.memo)
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
@@ -202,7 +195,7 @@ class RunState:
 
     def labelled(self, client: int | None) -> ClientData:
         """All clients' labelled training rows, as evaluation may read them; features as that client has them."""
-        rows = np.sort(np.concatenate([np.asarray(c.train, np.int64) for c in self.clients]))
+        rows = np.sort(all_train_rows(self.clients))
         rows = rows[self.data.y.cpu().numpy()[rows] >= 0]
         return stack_clients(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
 
@@ -213,12 +206,18 @@ class RunState:
     def sample(self, participation: int | float | None) -> list[int]:
         """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
         k = min(clients_per_round(participation, len(self.training_clients)), len(self.eligible))
-        by_name = sorted(self.eligible, key=lambda i: self.training_clients[i].name)
+        by_name = self._by_name
         if self.trust.privacy is not None:  # each by itself, as its accounting assumes
             drawn = self.private.uniforms(self.round, len(by_name)) < self.share(participation)
             return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
         order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
         return sorted(by_name[j] for j in order[:k])
+
+    @cached_property
+    def _by_name(self) -> list[int]:
+        """Clients that can train, sorted by name."""
+        names = self.client_names
+        return sorted(self.eligible, key=names.__getitem__)
 
     def share(self, participation: int | float | None) -> float:
         """The expected share of clients in a round."""
@@ -242,14 +241,15 @@ class RunState:
         return UpdateValidation(self.expected_uploads(), self.round + 1)
 
     @cached_property
-    def client_names(self) -> list[str]:
+    def client_names(self) -> Sequence[str]:
         """Of every client."""
-        return [client.name for client in self.training_clients]
+        return names_of(self.training_clients)
 
     @cached_property
     def client_rows(self) -> list[float]:
         """n_i, training rows of every client."""
-        return [float(len(client.train)) for client in self.training_clients]
+        rows: list[float] = train_sizes(self.training_clients).astype(np.float64).tolist()
+        return rows
 
     def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
         """What takes the uploads of this round's clients."""

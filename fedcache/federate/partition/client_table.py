@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload
 
 import numpy as np
 
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
+
+
+class ClientRows(Protocol):
+    """Which rows a client holds; ``Client`` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique name; the key of the client's random streams."""
+
+    @property
+    def train(self) -> np.ndarray:
+        """int64 rows it trains on."""
+
+    @property
+    def test(self) -> np.ndarray:
+        """int64 rows its deployed model is scored on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +55,7 @@ class ClientTable(Sequence[Client]):
     tests: RowLists
 
     @classmethod
-    def of(cls, clients: Sequence[Client], common: np.ndarray) -> ClientTable:
+    def of(cls, clients: Sequence[ClientRows], common: np.ndarray) -> ClientTable:
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
             return clients
@@ -98,3 +114,22 @@ class ClientTable(Sequence[Client]):
 
     def __iter__(self) -> Iterator[Client]:
         return (self[i] for i in range(len(self)))
+
+
+def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
+    """int64 [M]: training rows of each client; of a table no client is made for it."""
+    if isinstance(clients, ClientTable):
+        return clients.train_sizes
+    return np.fromiter((len(c.train) for c in clients), np.int64, len(clients))
+
+
+def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
+    """The name of each client, in client order."""
+    return clients.names if isinstance(clients, ClientTable) else [c.name for c in clients]
+
+
+def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
+    """int64: the training rows of all clients, one client after the other."""
+    if isinstance(clients, ClientTable):
+        return clients.train.rows
+    return np.concatenate([np.empty(0, np.int64), *(np.asarray(c.train, np.int64) for c in clients)])

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.errors import UsageError, unknown
-from fedcache.federate.engine.client_data import ClientRows
 from fedcache.federate.engine.context import generator
+from fedcache.federate.partition.client_table import ClientRows
 from fedcache.federate.trust.accounting import Spent, epsilons, require_accounting
 from fedcache.federate.trust.noise import Noise, simulated_normals, system_normals, system_uniforms
 from fedcache.federate.trust.robust_rules import clip

@@ -63,7 +63,9 @@ def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int,
     return {c: w for (c, n), w in zip(rows.items(), weights, strict=True) if w != n}
 
 
-def weight_warnings(names: Mapping[int, str], rows: Mapping[int, float], share: float | None) -> list[str]:
+def weight_warnings(
+    names: Mapping[int, str] | Sequence[str], rows: Mapping[int, float], share: float | None
+) -> list[str]:
     """What a person is told of the largest clients, where uploads are averaged or added by rows.
 
     Args:
