@@ -1,0 +1,149 @@
+"""Many lists in one array: each is what a list of its own would be, and the canonical JSON in parts is that of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition import partition as parts
+from fedcache.federate.partition.client_table import Client, ClientTable, all_train_rows, names_of, train_sizes
+from fedcache.federate.partition.dirichlet_shares import deal_rows
+from fedcache.federate.partition.partition import Partition
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
+from fedcache.federate.partition.schemes import even_pieces
+
+LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
+
+
+def arrays(lists: list[list[int]]) -> list[np.ndarray]:
+    return [np.array(rows, np.int64) for rows in lists]
+
+
+@given(LISTS, st.randoms())
+@examples(30, 300)
+def test_lists_are_what_lists_of_their_own_would_be(lists, draw):
+    held = RowLists.of(arrays(lists))
+    assert [rows.tolist() for rows in held] == [held[i].tolist() for i in range(len(held))] == lists
+    assert held.sizes.tolist() == [len(rows) for rows in lists]
+    assert held.owner.tolist() == [i for i, rows in enumerate(lists) for _ in rows]
+    assert [rows.tolist() for rows in held.ascending()] == [sorted(rows) for rows in lists]
+    order = draw.sample(range(len(lists)), len(lists))
+    assert [rows.tolist() for rows in held.take(np.array(order, np.int64))] == [lists[i] for i in order]
+    assert held.words(0, len(held)) == [",".join(map(str, rows)) for rows in lists]
+    assert [rows.tolist() for rows in held[1:3]] == lists[1:3]
+    with pytest.raises(IndexError):
+        held[len(lists)]
+    if len(lists) % 2 == 0:
+        assert [rows.tolist() for rows in held.joined(2)] == [a + b for a, b in zip(*[iter(lists)] * 2, strict=True)]
+
+
+def test_rows_too_large_for_one_key_are_sorted_all_the_same():
+    held = RowLists.of(arrays([[2**48 - 1, 5], [2**48 - 2, 0]] * 20_000))
+    assert int(held[0].max()) * len(held) > 2**62
+    assert held.ascending()[-1].tolist() == [0, 2**48 - 2]
+    assert held.ascending()[0].tolist() == [5, 2**48 - 1]
+
+
+@given(st.lists(st.integers(-9, 9), max_size=20), st.lists(st.integers(-9, 9), max_size=20))
+@examples(30, 300)
+def test_sorting_and_looking_up_are_those_of_sets(values, others):
+    assert sorted_once(np.array(values, np.int64)).tolist() == sorted(set(values))
+    assert is_among(np.array(values, np.int64), np.array(others, np.int64)).tolist() == [v in others for v in values]
+
+
+@given(st.integers(0, 30), st.integers(1, 12))
+@examples(20, 100)
+def test_even_pieces_are_numpys(rows, pieces):
+    found, expected = even_pieces(np.arange(rows), pieces), np.array_split(np.arange(rows), pieces)
+    assert [p.tolist() for p in found] == [p.tolist() for p in expected]
+
+
+def test_classes_are_dealt_piece_by_piece():
+    rows, counts = arrays([[0, 1, 2, 3], [10, 11, 12]]), np.array([[1, 0, 2], [0, 2, 1]])
+    dealt = deal_rows(rows, counts, np.random.default_rng(3))
+    rng = np.random.default_rng(3)
+    first, second = (rng.permutation(r) for r in rows)
+    assert [d.tolist() for d in dealt] == [[first[0]], second[:2].tolist(), [*first[1:3], second[2]]]
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 1000])
+def test_numbered_names_are_made_when_they_are_asked_for(count):
+    names = [f"client-{i:0{len(str(count - 1))}d}" for i in range(count)]
+    made = NumberedNames(count)
+    assert list(made) == made[:] == names
+    assert made[-1] == names[-1]
+    assert isinstance(NumberedNames.recognise(names), NumberedNames)
+    assert NumberedNames.recognise([*names[:-1], "north"]) == (*names[:-1], "north")
+    with pytest.raises(IndexError):
+        made[count]
+
+
+COMMON = np.array([50, 51, 52])
+CLIENTS = (
+    Client("a", np.array([0, 3]), COMMON),
+    Client("b", np.array([1]), COMMON.copy()),
+    Client("c", np.array([2, 4, 5]), np.array([50, 60])),
+)
+
+
+def test_a_table_is_its_clients_and_holds_common_test_rows_once():
+    table = ClientTable.of(CLIENTS, COMMON)
+    for made, given_ in zip(table, CLIENTS, strict=True):
+        assert (made.name, made.train.tolist(), made.test.tolist()) == (
+            given_.name, given_.train.tolist(), given_.test.tolist(),
+        )  # fmt: skip
+    assert table.shares.tolist() == [True, True, False]
+    assert table[0].test is table[1].test is COMMON
+    assert table.tested.tolist() == [50, 51, 52, 60]
+    assert table.test_sizes.tolist() == [3, 3, 2]
+    assert [c.name for c in table[1:]] == ["b", "c"]
+    assert ClientTable.of(table, COMMON) is table
+    for clients in (CLIENTS, table):
+        assert train_sizes(clients).tolist() == [2, 1, 3]
+        assert list(names_of(clients)) == ["a", "b", "c"]
+        assert all_train_rows(clients).tolist() == [0, 3, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 1 << 14])
+def test_the_digest_in_parts_is_that_of_the_whole(part, monkeypatch):
+    monkeypatch.setattr(parts, "PART", part)
+    clients = (*CLIENTS, Client('ä "quoted"\n', np.array([7]), COMMON))
+    made = Partition("mine", {"b": (1, 2), "a": None}, 3, clients, COMMON, "d" * 64, 9, 2, ("a note",))
+    payload = made.to_payload()
+    claimed = payload.pop("digest")
+    whole = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert claimed == hashlib.sha256(whole.encode()).hexdigest()
+
+
+def test_the_file_is_the_canonical_payload(tmp_path):
+    made = Partition("mine", {}, 3, CLIENTS, COMMON, "d" * 64, 9, 2)
+    made.save(tmp_path / "p.json")
+    raw = (tmp_path / "p.json").read_bytes()
+    assert raw == json.dumps(made.to_payload(), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("clients", "why"),
+    [
+        ((Client("a", np.array([3, 0]), COMMON), CLIENTS[1]), "training rows of 'a' are not ascending"),
+        ((CLIENTS[1], Client("z", np.array([6, 6]), COMMON)), "training rows of 'z' are not ascending"),
+        ((CLIENTS[1], Client("z", np.array([-1, 6]), COMMON)), "training rows of 'z' are not ascending and non-neg"),
+        ((CLIENTS[1], Client("z", np.array([6]), np.array([9, 8]))), "test rows of 'z' are not ascending"),
+        ((CLIENTS[1], Client("z", np.array([6]), np.array([-9, 8]))), "test rows of 'z' are not ascending"),
+        ((CLIENTS[1], Client("z", np.array([], np.int64), COMMON)), "client 'z' has 0 training and 3 test rows"),
+        ((CLIENTS[1], Client("b", np.array([6]), COMMON)), "2 clients have 1 names"),
+        ((CLIENTS[1], Client("z", np.array([51]), COMMON)), "row 51 is trained and tested on"),
+        ((CLIENTS[1], Client("z", np.array([7]), np.array([1, 2]))), "row 1 is trained and tested on"),
+        ((), "it has no clients"),
+    ],
+)
+def test_what_is_no_partition_is_refused_by_client(clients, why):
+    with pytest.raises(FedcacheError, match=f"Not a partition: {why}"):
+        Partition("mine", {}, 0, clients, COMMON, "d" * 64, 9, 0)
