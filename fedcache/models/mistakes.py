@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.models.evaluate import model_labels
 from fedcache.models.measures import Mistake, Mistakes
 from fedcache.models.predictor import Predictor, array_keys
@@ -19,6 +18,9 @@ MOST = 24
 
 Deal = tuple[str | None, Predictor, NDArray[np.int64]]
 """A client (None for the one model for all), its model, and the rows that it scores."""
+
+BLOCK = 4096
+"""Rows that are classified at once."""
 
 
 def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,11 @@ from PIL import Image
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.models.measures import Mistake, Mistakes
-from fedcache.models.mistakes import Deal, find_mistakes
 from fedcache.models.request import ModelOptions
 from fedcache.progress import Silent
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_origin import RunStore
-from fedcache.runs.predict_run import open_members, predictor_of
 from fedcache.store.store import Store
 
 SIDE = 64
@@ -99,10 +97,14 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
 
     Raises StoreError for a run without models, and UsageError for one of a method of somebody's own.
     """
-    members = open_members(entry.path, ModelOptions(), Silent())
+    # These compute with torch, which pages without images start without.
+    from fedcache.models.mistakes import find_mistakes
+    from fedcache.runs import predict_run
+
+    members = predict_run.open_members(entry.path, ModelOptions(), Silent())
     facts, partition = members[0].facts, source.partition
     if not facts.personal:
-        one = predictor_of(members, ModelOptions(), places.home, "auto")
+        one = predict_run.predictor_of(members, ModelOptions(), places.home, "auto")
         return find_mistakes(source.store, [(None, one, np.asarray(partition.test, np.int64))])
     clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
     if not clients:
@@ -110,11 +112,9 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
             f"The run saved no client's model ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all",
         )
-    first = predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
+    first = predict_run.predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
     step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)  # clients may all be tested on the same rows
-    deals: Iterator[Deal] = (
-        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64)) for c in clients[::step]
-    )
+    deals = ((c.name, replace(first, client=c.name), np.asarray(c.test, np.int64)) for c in clients[::step])
     return find_mistakes(source.store, deals)
 
 
