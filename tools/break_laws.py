@@ -171,7 +171,7 @@ TABLE = (
     B("the_snapshot_is_not_a_view_of_the_run", "snapshots share the run's memory", SNAPSHOTS,
       "return t.clone(memory_format=torch.contiguous_format)", "return t"),
     B("a_test_row_that_two_clients_hold_counts_once_globally", "shared test rows count once per client", SCORE,
-      "rows = table.tested\n", "rows = np.sort(np.concatenate([c.test for c in table]))\n"),
+      "rows = table.tested_by_clients\n", "rows = np.sort(np.concatenate([c.test for c in table]))\n"),
     B("the_sum_cannot_be_recovered_from_what_a_real_run_tells", "noise comes from a public seed", PRIVACY,
       "            return system_normals\n",
       '            return simulated_normals(0, "privacy", self._key, self._seed, round_)\n'),

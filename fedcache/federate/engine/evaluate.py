@@ -44,13 +44,14 @@ def predict_rows(scores: Scores, device: torch.device, rows: np.ndarray) -> np.n
 def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
     table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
-    rows = table.tested
+    rows = table.tested_by_clients
     predictions = predict_rows(scores, data.x.device, rows)
     truth = data.y.cpu().numpy()[rows]
     right = _right(predictions, truth)
     # Of the rows of each client, and of those that clients share once for all of them.
     accuracy = _shares(right[np.searchsorted(rows, table.tests.rows)], table.tests)
-    accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
+    if table.shares.any():
+        accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
     f1 = macro_f1(predictions, truth, data.classes)
     return Evaluation(accuracy, _mean(right), f1, _by_domain(data, rows, right), rows, predictions)
 

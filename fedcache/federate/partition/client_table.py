@@ -86,6 +86,11 @@ class ClientTable(Sequence[Client]):
         return sorted_once(np.concatenate([self.tests.rows, self.common]))
 
     @property
+    def tested_by_clients(self) -> np.ndarray:
+        """int64, ascending: every row that some client is tested on."""
+        return self.tested if self.shares.any() else sorted_once(self.tests.rows)
+
+    @property
     def train_sizes(self) -> np.ndarray:
         """int64 [M]: training rows of each client."""
         return self.train.sizes

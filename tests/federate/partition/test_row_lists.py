@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from draws import examples
+from federation import difference, federation, go
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,3 +148,24 @@ def test_the_file_is_the_canonical_payload(tmp_path):
 def test_what_is_no_partition_is_refused_by_client(clients, why):
     with pytest.raises(FedcacheError, match=f"Not a partition: {why}"):
         Partition("mine", {}, 0, clients, COMMON, "d" * 64, 9, 0)
+
+
+@pytest.mark.parametrize("protocol", ["balanced", "matched", "mixed"])
+def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
+    """Also where no client is tested on the common rows, or some are: those that nobody is tested on are not scored."""
+    data, clients = federation()
+    common = np.unique(np.concatenate([c.test for c in clients]))
+    own = [Client(c.name, c.train, common if protocol == "balanced" or (protocol == "mixed" and i % 2) else c.test[:3])
+           for i, c in enumerate(clients)]  # fmt: skip
+    table = ClientTable.of(own, common)
+    assert len(set(table.shares.tolist())) == 1 + (protocol == "mixed")
+    for method in ("fed3r", "fedavg", "fedrep", "solo"):
+        one, other = go(method, {}, data, own), go(method, {}, data, table)
+        assert difference(one, other) == 0.0
+        assert one.evaluation.rows.tolist() == other.evaluation.rows.tolist()
+        per_client = one.evaluation.client_accuracy, other.evaluation.client_accuracy
+        assert np.array_equal(*per_client, equal_nan=True)
+        assert one.evaluation.accuracy == other.evaluation.accuracy
+        assert (one.classes_owned, one.clients, one.warnings) == (other.classes_owned, other.clients, other.warnings)
+    scored = go("fed3r", {}, data, table).evaluation.rows.tolist()
+    assert scored == sorted({row for c in own for row in c.test.tolist()})
