@@ -120,7 +120,8 @@ class OpenRun:
         """
         self.fresh = fresh
         made_here = self.inputs.partition_name is None and not self.spec.engine
-        partitions = {f"partition-{s}": self.inputs.partitions[s].to_payload() for s in self.spec.seeds}
+        kept = self.spec.seeds if made_here else ()
+        partitions = {f"partition-{s}": self.inputs.partitions[s].to_payload() for s in kept}
         table = {**self.spec.to_config(), **self.inputs.choices}
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
@@ -132,7 +133,7 @@ class OpenRun:
         note = ""
         if self.spec.trust.protects:
             note = "Noise comes from the operating system: another run has another result, and spends privacy again."
-        self.directory.begin(table, partitions if made_here else {}, note)
+        self.directory.begin(table, partitions, note)
         if fresh:
             self.directory.restart()
             drop(self.directory.path)

@@ -88,8 +88,9 @@ def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> tupl
     rows, sizes = all_train_rows(clients), train_sizes(clients)
     owner, known = np.repeat(np.arange(len(clients)), sizes), label[rows]
     owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
-    pairs = sorted_once(owner * (int(known.max(initial=0)) + 1) + known)  # each class of each client once
-    return tuple(np.bincount(pairs // (int(known.max(initial=0)) + 1), minlength=len(clients)).tolist())
+    classes = int(known.max(initial=0)) + 1
+    pairs = sorted_once(owner * classes + known)  # each class of each client once
+    return tuple(np.bincount(pairs // classes, minlength=len(clients)).tolist())
 
 
 def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:

@@ -354,7 +354,7 @@ class RunState:
         They stand for those that took part where these are secret, as their number and names would tell of each.
         """
         up = {n: torch.ones(()).to(t.dtype).expand(t.shape) for n, t in self.expected_uploads().items()}
-        ids = list(range(len(self.training_clients)))[: math.ceil(self.expected_clients - 1e-9)]
+        ids = list(range(math.ceil(self.expected_clients - 1e-9)))
         return ids, [self.upload_size(up)] * len(ids)
 
     def _count(self, ids: Sequence[int], down: Tree, ups: Sequence[tuple[int, int]]) -> RoundTraffic:

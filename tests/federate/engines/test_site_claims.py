@@ -401,3 +401,15 @@ def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites: Path
         federated(Patient(grid_of(sites, where / "state").sites), where, wait=wait, timeout=600.0)
         assert given
         assert all(at_most - 5 < timeout <= at_most for timeout in given)
+
+
+def test_a_site_that_went_away_is_still_to_come_and_one_that_is_silent_is_not(sites: Path, tmp_path: Path) -> None:
+    for why, waited_for in (("its node went away", True), ("its answer is malformed: it lacks words", False)):
+        place = tmp_path / str(waited_for)
+        grid = grid_of(sites, place / "state")
+        grid.meddle[node_of(grid, LIAR)] = lambda kind, _n, packed, why=why: why if kind == "facts" else packed
+        if waited_for:
+            with pytest.raises(FedcacheError, match="5 of 6 sites take part"):
+                federated(grid, place)
+        else:
+            assert LIAR not in federated(grid, place).result["clients"]

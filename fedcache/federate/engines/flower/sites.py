@@ -269,7 +269,8 @@ class Sites:
         for node, answer in (self.transport.ask("facts", questions, timeout) if new else {}).items():
             # A site that was ended meanwhile is asked again when it is back: its key makes it the same node. One that
             # is slow, or lost one answer, is asked again a few times.
-            self._silent[node] += isinstance(answer, str) and answer != GONE
+            if isinstance(answer, str) and answer != GONE:
+                self._silent[node] += 1
             if not isinstance(answer, str) or self._silent[node] >= ASKED:
                 self._met.add(node)
             if isinstance(answer, str):
