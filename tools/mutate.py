@@ -245,6 +245,7 @@ def _watched(
 ) -> tuple[list[tuple[str, float]], dict[str, dict[int, int]], str]:
     """Tests with their seconds, lines with the bits of the tests, and what went wrong."""
     from coverage import CoverageData
+    from coverage.exceptions import DataError
 
     with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
         told = Path(folder) / "tests.json"
@@ -262,7 +263,10 @@ def _watched(
         lines: dict[str, dict[int, int]] = {}
         for path in sorted(Path(folder).glob("data.*")):
             data = CoverageData(str(path))
-            data.read()
+            try:
+                data.read()
+            except DataError:  # of a process that was killed while it wrote
+                continue
             for module in data.measured_files():
                 executed = data.contexts_by_lineno(module)  # empty for a module that was not even imported
                 mine = lines.setdefault(Path(module).relative_to(tree).as_posix(), {}) if executed else {}
