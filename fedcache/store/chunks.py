@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
     floating = dtype.startswith("float")
     if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
         raise InternalError(f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them.")
+    # float16 overflows silently, so both sides of the cast are looked at.
+    if floating and not len(bad):
+        with np.errstate(over="ignore"):
+            cast = rows.astype(dtype, copy=False)
+        if all_finite(rows) and (cast is rows or all_finite(cast)):
+            return cast
     flat = rows.reshape(len(rows), -1)
     lost = np.zeros(len(rows), bool)
     lost[list(bad)] = True
@@ -113,7 +120,6 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
         )
     if not floating:
         return rows
-    # float16 overflows silently, so both sides of the cast are looked at.
     with np.errstate(over="ignore"):
         cast = rows.astype(dtype)
     for values, why, hint in (
@@ -127,6 +133,25 @@ def to_stored_dtype(rows: NDArray[Any], dtype: str, bad: Collection[int], first:
             )
     cast[lost] = fill_of(dtype)
     return cast
+
+
+_EXPONENTS = {2: (np.uint16, 0x7C00), 4: (np.uint32, 0x7F80_0000), 8: (np.uint64, 0x7FF0_0000_0000_0000)}
+"""Of each size of float the integer of that size and its bits of the exponent, all of them 1 in inf and NaN alone."""
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Whether every value is finite; by integers, since numpy has no fast ``isfinite`` of float16.
+
+    >>> all_finite(np.array([65504.0, -0.0], np.float16)), all_finite(np.array([1.0, np.nan], np.float16))
+    (True, False)
+    """
+    kind = _EXPONENTS.get(values.dtype.itemsize)
+    if kind is None or not values.dtype.isnative:
+        return bool(np.isfinite(values).all())
+    integer, exponent = kind
+    bits = np.ascontiguousarray(values).reshape(-1).view(integer)
+    step = 1 << 16  # what is made on the way stays in the cache
+    return all(int((bits[at : at + step] & integer(exponent)).max()) < exponent for at in range(0, len(bits), step))
 
 
 def list_rows(rows: NDArray[Any]) -> str:
@@ -164,15 +189,24 @@ def make_directories(path: Path) -> None:
 
 def encode_strings(values: Sequence[str]) -> bytes:
     """vlen-utf8: count, then length and bytes of each value, all lengths 4 bytes little-endian."""
-    parts = [struct.pack("<I", len(values))]
-    for value in values:
-        raw = value.encode("utf-8")
-        parts += [struct.pack("<I", len(raw)), raw]
-    return b"".join(parts)
+    count = struct.pack("<I", len(values))
+    if len(widths := set(map(len, values))) == 1 and (text := "".join(values)).isascii():
+        # As many bytes each, as numbered rows have: columns of one table.
+        (width,) = widths
+        table = np.empty((len(values), 4 + width), np.uint8)
+        table[:, :4] = np.frombuffer(struct.pack("<I", width), np.uint8)
+        table[:, 4:] = np.frombuffer(text.encode("ascii"), np.uint8).reshape(len(values), width)
+        return count + table.tobytes()
+    raw = [value.encode("utf-8") for value in values]
+    sizes = {length: struct.pack("<I", length) for length in set(map(len, raw))}
+    pairs = zip(map(sizes.__getitem__, map(len, raw)), raw, strict=True)
+    return count + b"".join(chain.from_iterable(pairs))
 
 
 def decode_strings(raw: bytes) -> tuple[str, ...]:
     """The inverse of ``encode_strings``. Raises ValueError, for bytes it does not write."""
+    if (found := _decode_equal(raw)) is not None:
+        return found
     try:
         (count,) = struct.unpack_from("<I", raw, 0)
         at, out = 4, []
@@ -187,6 +221,20 @@ def decode_strings(raw: bytes) -> tuple[str, ...]:
     if at != len(raw):
         raise ValueError(f"{len(raw) - at} bytes follow the last string")
     return tuple(out)
+
+
+def _decode_equal(raw: bytes) -> tuple[str, ...] | None:
+    """The strings where all are ASCII of one length, as numbered rows are; else None."""
+    if len(raw) < 8:
+        return None
+    count, length = struct.unpack_from("<II", raw, 0)
+    if not length or len(raw) != 4 + count * (4 + length):
+        return None
+    table = np.frombuffer(raw, np.uint8, offset=4).reshape(count, 4 + length)
+    if (table[:, :4] != table[0, :4]).any() or (table[:, 4:] > 127).any():
+        return None
+    text = table[:, 4:].tobytes().decode("ascii")
+    return tuple([text[at : at + length] for at in range(0, len(text), length)])
 
 
 def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = None) -> bytes:

@@ -1,12 +1,17 @@
-"""Embeddings arranged as a store holds them: rows in order, dtypes of the format, recipes and digests; not on disk."""
+"""Embeddings arranged as a store holds them: rows in order, dtypes of the format, recipes and digests; not on disk.
+
+Features are read twice, block by block: once for the digests that name the store and its arrays, and once to be
+written. So a file is ingested in the memory of one block, unless its rows have names that are not in order.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +20,86 @@ from numpy.typing import NDArray
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.store.chunks import to_stored_dtype
+from fedcache.store.chunks import array_bytes, checksum, encode, to_stored_dtype
 from fedcache.store.embedding_files import Embeddings, assemble
+from fedcache.store.embedding_readers import FileRows
 from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
 from fedcache.store.text_features import slug_of
 
 CHUNK_ROWS = 512
+"""Rows of a chunk file of an array up to ``LARGE``."""
+
+LARGE = 64 << 20
+"""Bytes of an array from which on its chunk files are as large as ``CHUNK_BYTES`` allow."""
+
+CHUNK_BYTES = 8 << 20
 
 WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
+
+
+@dataclass(frozen=True)
+class ContentArray:
+    """Features of one backbone in the order of the rows of a store."""
+
+    source: NDArray[Any] | FileRows  # [N, V, D], any float dtype
+    dtype: str  # stored
+    chunk_rows: int  # rows per chunk file
+    name: str  # of the backbone, for messages
+    digest: str = ""  # sha256 of all values, known after the first reading
+    crcs: tuple[int, ...] = ()  # crc32c of every chunk, likewise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, V, D)."""
+        return self.source.shape
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What determines the values: the values themselves."""
+        return {
+            "backbone": self.name,
+            "weights": self.digest,
+            "source": INGESTED,
+            "dtype": self.dtype,
+            "views": self.shape[1],
+        }
+
+    @property
+    def key(self) -> str:
+        """Name of the array in the store."""
+        return f"{slug_of(self.name)}-{digest_of(self.recipe)[:8]}"
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """The rows of every chunk in its stored dtype; raises CorruptionError for values that are not finite there."""
+        size, source = self.chunk_rows, self.source
+        if isinstance(source, FileRows):
+            blocks = source.blocks(size)
+        else:
+            blocks = (source[first : first + size] for first in range(0, len(source), size))
+        for number, rows in enumerate(blocks):
+            try:
+                yield to_stored_dtype(rows, self.dtype, (), number * size, self.name)
+            except FedcacheError as error:
+                hint = "Mend these rows of the file or leave them out."
+                raise FedcacheError(error.code, error.message, hint) from error
+
+    def blocks_again(self) -> Iterator[NDArray[Any]]:
+        """The same as at the first reading. Raises UsageError for a file that has changed since."""
+        for number, rows in enumerate(self.blocks()):
+            if self.chunk_crc(rows) != self.crcs[number]:
+                raise UsageError(
+                    f"The features {self.name} changed while they were read: rows {number * self.chunk_rows} to "
+                    f"{number * self.chunk_rows + len(rows) - 1}.",
+                    "Ingest a file that nobody writes.",
+                )
+            yield rows
+
+    def chunk_crc(self, rows: NDArray[Any]) -> int:
+        """crc32c of the chunk file that holds these rows, the last one filled up."""
+        return checksum(encode(rows, self.chunk_rows, self.dtype).reshape(-1).view(np.uint8))
 
 
 @dataclass
@@ -33,7 +107,7 @@ class Content:
     """Embeddings in the order and the types of a store, not yet on disk."""
 
     samples: Samples  # the rows, sorted by name
-    arrays: dict[str, tuple[NDArray[Any], dict[str, Any]]]  # per key of the store the values [N, V, D] and their recipe
+    arrays: dict[str, ContentArray]  # per key of the store
     texts: dict[str, NDArray[np.float32]]  # [C, D] per backbone name, unit rows
     # what the manifest says of the dataset; ``held_out`` names the rule where the file brought no split
     dataset: dict[str, Any]
@@ -41,7 +115,7 @@ class Content:
     @property
     def values(self) -> set[tuple[str, int]]:
         """(digest of the values, views) of every array, whatever it is called."""
-        return {value_id(recipe) for _, recipe in self.arrays.values()}
+        return {value_id(array.recipe) for array in self.arrays.values()}
 
 
 def usable_name(name: str) -> str:
@@ -67,22 +141,21 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     Without a split, of each (domain, class) the fifth with the smallest uids becomes the test set, as for folders.
     Raises UsageError for names that repeat; CorruptionError for non-finite features, with row numbers.
     """
-    count = len(embeddings.names)
-    repeated = [name for name, times in Counter(embeddings.names).items() if times > 1]
-    if repeated:
-        raise UsageError(
-            f"{len(repeated)} of {count} names repeat, the first {repeated[0]!r}.",
-            "Names must be unique; leave name out to number the rows.",
-        )
-    order = np.array(sorted(range(count), key=lambda i: embeddings.names[i]))
-    # Checked before anything is on disk, and before the rows are sorted: the numbers are those of the file.
-    arrays = {key: _storable(key, values)[order] for key, values in embeddings.features.items()}
-    uid = np.zeros((count, 16), np.uint8)
-    for row in range(count):
-        digest = hashlib.sha256()
-        for key in sorted(arrays):
-            digest.update(np.ascontiguousarray(arrays[key][row]).tobytes())
-        uid[row] = np.frombuffer(digest.digest()[:16], np.uint8)
+    count, names = len(embeddings.names), embeddings.names
+    features = {key: _named(key, values) for key, values in embeddings.features.items()}
+    order: Any = slice(None)
+    if not all(a < b for a, b in pairwise(names)):
+        repeated = [name for name, times in Counter(names).items() if times > 1]
+        if repeated:
+            raise UsageError(
+                f"{len(repeated)} of {count} names repeat, the first {repeated[0]!r}.",
+                "Names must be unique; leave name out to number the rows.",
+            )
+        order = np.array(sorted(range(count), key=names.__getitem__))
+        names = tuple(names[i] for i in order)
+        # Checked before the rows are sorted: the numbers of bad ones are those of the file.
+        features = {key: _storable(key, values)[order] for key, values in features.items()}
+    arrays, uid = _read_once(features)
     label, domain = embeddings.labels[order], embeddings.domains[order]
     if embeddings.splits is None:
         split = held_out(label, domain, uid, np.ones(count, bool)).astype(np.uint8)
@@ -90,7 +163,7 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
         split = embeddings.splits[order]
     samples = Samples(
         uid=uid,
-        name=tuple(embeddings.names[i] for i in order),
+        name=names,
         label=label,
         domain=domain,
         split=split,
@@ -105,18 +178,46 @@ def arrange(embeddings: Embeddings, name: str) -> Content:
     dataset = {"slug": slug_of(name), "digest": whole, "template": None, "source": INGESTED}
     if embeddings.splits is None:
         dataset["held_out"] = HELD_OUT
-    return Content(samples, dict(_with_recipe(*item) for item in arrays.items()), embeddings.texts, dataset)
+    return Content(samples, {array.key: array for array in arrays}, embeddings.texts, dataset)
 
 
-def _with_recipe(key: str, values: NDArray[Any]) -> tuple[str, tuple[NDArray[Any], dict[str, Any]]]:
-    recipe = {
-        "backbone": key,
-        "weights": sha256_hex(np.ascontiguousarray(values).tobytes()),
-        "source": INGESTED,
-        "dtype": values.dtype.name,
-        "views": values.shape[1],
-    }
-    return f"{slug_of(key)}-{digest_of(recipe)[:8]}", (values, recipe)
+def _read_once(features: Mapping[str, NDArray[Any] | FileRows]) -> tuple[list[ContentArray], NDArray[np.uint8]]:
+    """The arrays with their digests, and the uid of every row, [N, 16]: of its values in the order of the backbones."""
+    dtypes = {key: _stored_dtype(values.dtype) for key, values in features.items()}
+    (count,) = {len(values) for values in features.values()}
+    widest = max(array_bytes(values.shape[1:], dtypes[key]) for key, values in features.items())
+    size = chunk_rows_for(count, widest)
+    arrays = {key: ContentArray(values, dtypes[key], size, key) for key, values in features.items()}
+    digests, crcs = {key: hashlib.sha256() for key in arrays}, {key: list[int]() for key in arrays}
+    uid = np.empty((count, 16), np.uint8)
+    for number, blocks in enumerate(zip(*(arrays[key].blocks() for key in sorted(arrays)), strict=True)):
+        for key, rows in zip(sorted(arrays), blocks, strict=True):
+            digests[key].update(_bytes_of(rows).data)
+            crcs[key].append(arrays[key].chunk_crc(rows))
+        start = number * size
+        uid[start : start + len(blocks[0])] = _uids(np.concatenate([_bytes_of(rows) for rows in blocks], axis=1))
+    made = [replace(array, digest=digests[key].hexdigest(), crcs=tuple(crcs[key])) for key, array in arrays.items()]
+    return made, uid
+
+
+def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """[n, ..] values as [n, bytes]."""
+    return np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+
+
+def _uids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The first half of the sha256 of every row, [n, 16]."""
+    width, raw, sha256 = rows.shape[1], rows.reshape(-1).data, hashlib.sha256
+    digests = b"".join([sha256(raw[at : at + width]).digest() for at in range(0, rows.size, width)])
+    return np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :16]
+
+
+def chunk_rows_for(rows: int, row_bytes: int) -> int:
+    """Rows per chunk file of an array: 512, and of a large one 512 x 2^j, the largest with at most 8 MiB."""
+    size = CHUNK_ROWS
+    while rows * row_bytes > LARGE and 2 * size * row_bytes <= CHUNK_BYTES:
+        size *= 2
+    return size
 
 
 def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
@@ -124,16 +225,25 @@ def value_id(recipe: dict[str, Any]) -> tuple[str, int]:
     return str(recipe["weights"]), int(recipe["views"])
 
 
-def _storable(key: str, values: NDArray[Any]) -> NDArray[Any]:
-    """float16 stays, wider floats become float32. Raises CorruptionError, for values that are not finite there."""
+def _named(key: str, values: Any) -> Any:
+    """Features under a name that a folder can have."""
     if not SAFE.fullmatch(slug_of(key)):
         raise UsageError(
             f"Features are named {key!r}.", "A name begins with a letter or digit and has at most 110 characters."
         )
-    try:
-        return to_stored_dtype(values, "float16" if values.dtype == np.float16 else "float32", (), 0, key)
-    except FedcacheError as error:
-        raise FedcacheError(error.code, error.message, "Mend these rows of the file or leave them out.") from error
+    return values
+
+
+def _stored_dtype(dtype: np.dtype[Any]) -> str:
+    """float16 stays, other floats become float32."""
+    return "float16" if dtype == np.float16 else "float32"
+
+
+def _storable(key: str, values: NDArray[Any] | FileRows) -> NDArray[Any]:
+    """All values in memory, in their stored dtype. Raises CorruptionError for those that are not finite there."""
+    whole = values.whole() if isinstance(values, FileRows) else values
+    (block,) = ContentArray(whole, _stored_dtype(whole.dtype), len(whole), key).blocks()
+    return block
 
 
 def arrange_arrays(

@@ -1,8 +1,9 @@
-"""Files of embeddings: npz, npy, h5, parquet and safetensors, never a pickle, and what their columns mean.
+"""Files of embeddings: what their columns mean, and writing them.
 
-One layout for all: ``features/<name>`` [N, D] (or [N, V, D]) per backbone, ``labels``, ``domain``, ``split`` [N], and
-``name`` where the format has strings, with the class and domain names. What ``export`` writes, ``ingest`` reads; it
-also takes class text features, ``text/<name>`` [C, D], where the format has arrays of another length.
+One layout for npz, npy, h5, parquet and safetensors: ``features/<name>`` [N, D] (or [N, V, D]) per backbone,
+``labels``, ``domain``, ``split`` [N], and ``name`` where the format has strings, with the class and domain names. What
+``export`` writes, ``ingest`` reads; it also takes class text features, ``text/<name>`` [C, D], where the format has
+arrays of another length.
 
 Each format's library is imported by the function that needs it.
 """
@@ -11,19 +12,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import CorruptionError, FedcacheError, UsageError, unknown
-from fedcache.parsing import parse_json
+from fedcache.errors import CorruptionError, UsageError, unknown
+from fedcache.store.embedding_readers import FEATURES, READERS, FileRows, read_columns
 from fedcache.store.samples import SPLITS
 
-FEATURES = ("features", "embeddings", "X", "x")
 LABELS = ("labels", "label", "y")
 
 
@@ -31,7 +31,7 @@ LABELS = ("labels", "label", "y")
 class Embeddings:
     """What a file holds."""
 
-    features: dict[str, NDArray[Any]]  # [N, V, D] per backbone name
+    features: dict[str, Any]  # [N, V, D] per backbone name: arrays, or ``FileRows`` that stay in the file
     labels: NDArray[np.int32]  # int [N], -1 unknown
     domains: NDArray[np.int16]  # int [N]
     splits: NDArray[np.uint8] | None  # int [N], 0 train, 1 test, 2 validation; None when the file does not say
@@ -42,8 +42,8 @@ class Embeddings:
     texts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
-def read_embeddings(path: Path) -> Embeddings:
-    """Read a file of embeddings.
+def open_embeddings(path: Path) -> Embeddings:
+    """A file of embeddings whose features stay in it, to be read by block.
 
     Keys: ``features/<name>``, or one of features, embeddings, X; labels, label or y; and domain, split, name, classes,
     domains, ``text/<name>`` where given. Without labels every row is -1. Raises UsageError, for a missing file, an
@@ -51,25 +51,21 @@ def read_embeddings(path: Path) -> Embeddings:
     """
     if not path.is_file():
         raise UsageError(f"{path} is not a file.", f"fedcache ingest FILE --name NAME   takes {', '.join(READERS)}")
-    ending = path.suffix.lower()
-    if ending not in READERS:
+    if path.suffix.lower() not in READERS:
         raise unknown("file ending", path.suffix, READERS)
-    try:
-        raw = READERS[ending](path)
-        raw = {key: np.char.decode(v, "utf-8") if v.dtype.kind == "S" else v for key, v in raw.items()}
-    except FedcacheError:
-        raise
-    except Exception as error:  # the formats' libraries raise their own kinds for damaged files
-        raise UsageError(
-            f"{path} could not be read as {path.suffix}: {type(error).__name__}: {str(error)[:160]}",
-            "Object arrays and pickles are never read; write plain numbers.",
-        ) from error
-    return assemble(path, raw)
+    return assemble(path, read_columns(path))
+
+
+def read_embeddings(path: Path) -> Embeddings:
+    """A file of embeddings with its features in memory; keys and errors as ``open_embeddings``."""
+    found = open_embeddings(path)
+    whole = {name: v.whole() if isinstance(v, FileRows) else v for name, v in found.features.items()}
+    return replace(found, features=whole)
 
 
 def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
     """What columns mean, by their names; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
-    features: dict[str, NDArray[Any]] = {}
+    features: dict[str, Any] = {}
     for key, values in raw.items():
         name = key.removeprefix("features/") if key.startswith("features/") else path.stem if key in FEATURES else None
         if name is None:
@@ -84,7 +80,10 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
                 f"{path}: {key} and another column are both features of {name!r}.",
                 "Name each features/<backbone>, or leave one out.",
             )
-        features[name] = values[:, None] if values.ndim == 2 else values
+        if isinstance(values, FileRows):
+            features[name] = values.with_views()
+        else:
+            features[name] = values[:, None] if values.ndim == 2 else values
     if not features:
         raise UsageError(
             f"{path} has no features; it has {', '.join(sorted(raw)) or 'nothing'}.",
@@ -109,7 +108,7 @@ def assemble(path: Path, raw: dict[str, Any]) -> Embeddings:
     if names is not None and names.shape != (count,):
         raise UsageError(f"{path}: name has shape {names.shape} for {count} rows.", "Give one name per row, or none.")
     width = len(str(count - 1))
-    words = tuple(map(str, names)) if names is not None else tuple(f"{i:0{width}d}" for i in range(count))
+    words = tuple(map(str, names)) if names is not None else tuple(map(f"{{:0{width}d}}".format, range(count)))
     texts = _texts(path, raw, features)
     for name, matrix in texts.items():
         if "classes" not in raw and all(c.isdigit() for c in classes) and len(classes) < len(matrix):
@@ -138,7 +137,7 @@ def _with_domains(path: Path, raw: dict[str, Any], count: int) -> dict[str, Any]
     )
 
 
-def _texts(path: Path, raw: dict[str, Any], features: dict[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+def _texts(path: Path, raw: dict[str, Any], features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
     """``text/<name>`` of backbones of the file, or ``text`` of its only one, as unit rows."""
     found: dict[str, NDArray[np.float32]] = {}
     for key, values in raw.items():
@@ -259,114 +258,4 @@ WRITERS = {
     ".hdf5": _write_h5,
     ".parquet": _write_parquet,
     ".safetensors": _write_safetensors,
-}
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    # Opened here, because numpy leaves a file open that turns out to be no archive.
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
-    odd = [name for name, values in found.items() if not isinstance(values, np.ndarray)]
-    if odd:  # numpy hands out what is not an array as bytes
-        raise UsageError(f"{path}: {odd[0]} is not an array.", "Write it with numpy.savez.")
-    return found
-
-
-def _read_npy(path: Path) -> dict[str, Any]:
-    return {"features": np.load(path, allow_pickle=False)}
-
-
-def _read_h5(path: Path) -> dict[str, Any]:
-    import h5py
-
-    found: dict[str, Any] = {}
-
-    def walk(group: Any, prefix: str) -> None:
-        for name in group:
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                raise UsageError(f"{path} holds a link ({prefix}{name}) to elsewhere.", "Copy the data into the file.")
-            item = group[name]
-            if isinstance(item, h5py.Group):
-                walk(item, f"{prefix}{name}/")
-            elif item.external or item.is_virtual:
-                raise UsageError(f"{path}: {prefix}{name} is stored in another file.", "Copy the data into the file.")
-            else:
-                text = item.shape is not None and h5py.check_string_dtype(item.dtype) is not None
-                found[f"{prefix}{name}"] = np.array(item.asstr()[()], np.str_) if text else np.asarray(item[()])
-
-    with h5py.File(path, "r") as file:
-        walk(file, "")
-    return found
-
-
-def _read_parquet(path: Path) -> dict[str, Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # An extension type may name code to run when it is built; only plain columns are ever read.
-    schema = pq.read_schema(path)
-    odd = [
-        f.name
-        for f in schema
-        if isinstance(f.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (f.metadata or {})
-    ]
-    if odd:
-        raise UsageError(
-            f"{path}: column {odd[0]} has an extension type.", "Write plain numbers, words and lists of numbers."
-        )
-    table = pq.read_table(path)
-    meta = parse_json((table.schema.metadata or {}).get(b"fedcache", b"{}"))
-    found: dict[str, Any] = {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        kind = column.type
-        if column.null_count:
-            raise UsageError(
-                f"{path}: {column.null_count} rows of {name} are empty.",
-                "Give every row a value; the label -1 means none.",
-            )
-        if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            lengths = column.value_lengths().unique().to_pylist()
-            flat = column.flatten()
-            if len(lengths) > 1 or flat.null_count:
-                raise UsageError(
-                    f"{path}: the rows of {name} have lengths {sorted(lengths)[:4]}, with "
-                    f"{flat.null_count} empty values.",
-                    "Every row needs the same number of values.",
-                )
-            shape = meta.get("shapes", {}).get(name, lengths or [0])
-            found[name] = flat.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            found[name] = np.array(column.to_pylist(), np.str_)
-        else:
-            found[name] = column.to_numpy(zero_copy_only=False)
-    return found
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    found: dict[str, Any] = {}
-    with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-            found[name] = file.get_tensor(name)
-        meta = parse_json((file.metadata() or {}).get("fedcache", "{}"))
-    found |= {k: np.array(meta[k], np.str_) for k in ("classes", "domains") if k in meta}
-    if "names" in meta:
-        found["name"] = np.array(meta["names"], np.str_)
-    return found
-
-
-READERS = {
-    ".npz": _read_npz,
-    ".npy": _read_npy,
-    ".h5": _read_h5,
-    ".hdf5": _read_h5,
-    ".parquet": _read_parquet,
-    ".safetensors": _read_safetensors,
 }

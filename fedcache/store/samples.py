@@ -67,8 +67,10 @@ def held_out(
     """
     chosen = np.zeros(len(label), dtype=bool)
     rows = np.flatnonzero(among)
-    # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row.
-    keys = (rows, *(uid[rows, i] for i in range(15, -1, -1)), label[rows], domain[rows])
+    # lexsort's last key is the first criterion: domain, label, then the bytes of the uid, then the row. Eight bytes are
+    # ordered as the number that begins with the first.
+    high, low = np.ascontiguousarray(uid[rows]).view(">u8").T
+    keys = (rows, low.astype(np.uint64), high.astype(np.uint64), label[rows], domain[rows])
     rows = rows[np.lexsort(keys)]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     borders = np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1

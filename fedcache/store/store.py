@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.store import chunks as files
-from fedcache.store.content import CHUNK_ROWS, Content, arrange_arrays
+from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
 from fedcache.store.files import canonical_json, sha256_hex, write_atomic
-from fedcache.store.journal import unfinished_arrays
+from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
 from fedcache.store.reader import Reader, open_reader
@@ -118,13 +118,17 @@ class Store:
         for name, matrix in content.texts.items():
             if not store.has_text(name):
                 store.put_text(name, [], matrix, {"backbone": name, "source": INGESTED})
-        for key, (values, recipe) in content.arrays.items():
-            how = {"source": INGESTED}
+        for key, array in content.arrays.items():
+            begun, size = read_journal(journal_path(path, key)).header, array.chunk_rows
+            fresh = begun is not None and begun["chunk_rows"] != size  # by a version that chose other chunks
             with store.writer(
-                key, shape=values.shape, dtype=values.dtype.name, chunk_rows=CHUNK_ROWS, recipe=recipe, how=how
-            ) as writer:
-                for chunk in writer.missing():
-                    writer.write(chunk, values[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS])
+                key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
+                how={"source": INGESTED}, fresh=fresh,
+            ) as writer:  # fmt: skip
+                missing = set(writer.missing())
+                for chunk, rows in enumerate(array.blocks_again() if missing else ()):
+                    if chunk in missing:
+                        writer.write(chunk, rows)
                 writer.complete()
         return cls.open(path)
 

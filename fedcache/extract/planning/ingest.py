@@ -24,7 +24,7 @@ from fedcache.store.catalog import (
     store_option,
 )
 from fedcache.store.content import Content, arrange, usable_name
-from fedcache.store.embedding_files import read_embeddings
+from fedcache.store.embedding_files import open_embeddings
 from fedcache.store.files import make_private
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
@@ -52,7 +52,7 @@ def ingest_file(
     slug = usable_name(name)
     again = shlex.join(["fedcache", "ingest", str(file), "--name", name, *(["--store", str(path)] if path else [])])
     try:
-        content = arrange(read_embeddings(file), name)
+        content = arrange(open_embeddings(file), name)
     except FedcacheError as error:
         raise FedcacheError(
             error.code, error.message, f"{error.hint}\nThen:  {again}" if file.is_file() else error.hint

@@ -1,0 +1,210 @@
+"""Ingest reads a file block by block: the same store as of the whole file, in the memory of one block."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import save_file
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.store import content as contents
+from fedcache.store.chunks import all_finite, decode_strings, encode_strings
+from fedcache.store.content import arrange, chunk_rows_for
+from fedcache.store.embedding_files import open_embeddings, read_embeddings
+from fedcache.store.embedding_readers import FileRows
+from fedcache.store.samples import held_out
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+ENDINGS = ("npz", "npy", "h5", "parquet", "safetensors")
+ROWS = 1500
+
+
+def values(*shape: int, dtype: str = "float16") -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def write(path: Path, x: np.ndarray, **columns: np.ndarray) -> Path:
+    """Features and other columns as a file of the ending of ``path``; npy has features alone."""
+    given = {"features": x, **columns}
+    if path.suffix == ".npy":
+        np.save(path, x)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, **given)
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            for name, v in given.items():
+                file.create_dataset(name, data=v.astype("S") if v.dtype.kind == "U" else v)
+    elif path.suffix == ".safetensors":
+        save_file({k: v for k, v in given.items() if v.dtype.kind != "U"}, path)
+    else:
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x[0].size)
+        others = {k: pa.array(v) for k, v in columns.items()}
+        pq.write_table(pa.table({"features": lists, **others}), path, row_group_size=400)
+    return path
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("size", [1, 7, 400, 512, ROWS, 4 * ROWS])
+def test_blocks_are_the_rows_in_order(tmp_path: Path, ending: str, size: int) -> None:
+    x = values(ROWS, 6)
+    rows = open_embeddings(write(tmp_path / f"e.{ending}", x)).features["e"]
+    assert isinstance(rows, FileRows)
+    for _ in range(2):  # as often as they are asked for
+        blocks = list(rows.blocks(size))
+        assert [len(b) for b in blocks] == [min(size, ROWS - at) for at in range(0, ROWS, size)]
+        assert np.array_equal(np.concatenate(blocks)[:, 0], x)
+    assert np.array_equal(rows.whole()[:, 0], x)
+
+
+def test_a_large_array_has_few_chunk_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "LARGE", 10_000)
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 13_000)
+    file = write(tmp_path / "e.npz", values(2500, 6), labels=np.arange(2500) % 3)
+    store = Store.from_content(arrange(open_embeddings(file), "e"), tmp_path / "s.zarr")
+    (info,) = store.arrays.values()
+    assert (info.chunk_rows, len(info.chunks)) == (1024, 3)
+    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(2500, 6))
+    assert verify(store.path).ok
+
+
+@given(rows=st.integers(1, 10**9), row_bytes=st.integers(2, 10**5))
+def test_chunks_of_a_large_array_are_as_large_as_they_may_be(rows: int, row_bytes: int) -> None:
+    size = chunk_rows_for(rows, row_bytes)
+    if rows * row_bytes <= contents.LARGE:
+        assert size == 512
+    else:
+        assert size == 512 or (size % 512 == 0 and size * row_bytes <= contents.CHUNK_BYTES)
+        assert 2 * size * row_bytes > contents.CHUNK_BYTES
+
+
+def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path: Path) -> None:
+    x, z = values(ROWS, 2, 6), values(ROWS, 3, dtype="float64")
+    np.savez(tmp_path / "e.npz", **{"features/b": x, "features/a": z})
+    content = arrange(open_embeddings(tmp_path / "e.npz"), "e")
+    single = z.astype(np.float32)
+    for row in (0, 511, 512, ROWS - 1):
+        wanted = hashlib.sha256(single[row].tobytes() + x[row].tobytes()).digest()[:16]
+        assert content.samples.uid[row].tobytes() == wanted
+    weights = {array.recipe["backbone"]: array.recipe["weights"] for array in content.arrays.values()}
+    assert weights == {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in (("a", single), ("b", x))}
+
+
+def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
+    x, labels = values(ROWS, 6), np.arange(ROWS) % 5
+    names, order = np.array([f"{i:05}" for i in range(ROWS)]), np.random.default_rng(1).permutation(ROWS)
+    sorted_file = write(tmp_path / "a.npz", x, labels=labels, name=names)
+    other = write(tmp_path / "b.npz", x[order], labels=labels[order], name=names[order])
+    one, two = (arrange(open_embeddings(f), "e") for f in (sorted_file, other))
+    # The backbone is called as the file, and is no part of the rows.
+    assert one.dataset["digest"] == two.dataset["digest"]
+    assert one.values == two.values
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_file_needs_the_memory_of_one_block(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "LARGE", 1 << 20)
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 20)
+    x = values(32_000, 256)  # 16 MB
+    file = write(tmp_path / f"e.{ending}", x)
+    del x
+    tracemalloc.start()
+    try:
+        Store.from_content(arrange(open_embeddings(file), "e"), tmp_path / "s.zarr")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    columns = 32_000 * (16 + 4 + 2 + 1 + 1 + 150)  # names are objects
+    assert peak < 6 * (1 << 20) + columns, f"{peak / 2**20:.1f} MiB"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "e.npy", values(ROWS, 6))
+    content = arrange(open_embeddings(file), "e")
+    write(file, -values(ROWS, 6))
+    with pytest.raises(FedcacheError, match="changed while they were read: rows 0 to 511") as caught:
+        Store.from_content(content, tmp_path / "s.zarr")
+    assert caught.value.code is Exit.USAGE
+    write(file, values(ROWS, 6))
+    store = Store.from_content(content, tmp_path / "s.zarr")
+    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(ROWS, 6))
+
+
+def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "e.npz"
+    np.savez(file, features=values(ROWS, 6))
+    with zipfile.ZipFile(file) as archive:
+        at = archive.infolist()[0].header_offset
+    raw = bytearray(file.read_bytes())
+    raw[at + 5000] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(FedcacheError, match="Bad CRC") as caught:
+        arrange(open_embeddings(file), "e")
+    assert caught.value.code is Exit.USAGE
+    assert str(file) in caught.value.message
+
+
+def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = arrange(open_embeddings(write(tmp_path / "e.npy", values(ROWS, 6))), "e")
+    ((key, array),) = content.arrays.items()
+    store = Store.create(tmp_path / "s.zarr", content.samples, dataset=content.dataset)
+    with store.writer(
+        key, shape=array.shape, dtype=array.dtype, chunk_rows=100, recipe=array.recipe, how={"source": "ingested"}
+    ) as writer:
+        writer.write(0, values(ROWS, 6)[:100, None])
+    made = Store.from_content(content, tmp_path / "s.zarr")
+    assert made.arrays[key].chunk_rows == 512
+    assert np.array_equal(made.reader(key).all()[:, 0], values(ROWS, 6))
+
+
+@given(st.lists(st.text(max_size=4), max_size=9) | st.lists(st.sampled_from(["ab", "cd", "é", "0\0"]), max_size=9))
+def test_strings_come_back(words: list[str]) -> None:
+    raw = encode_strings(words)
+    assert decode_strings(raw) == tuple(words)
+    for broken in (raw[:-1], raw + b"x", raw[4:]):
+        with suppress(ValueError):
+            assert decode_strings(broken) != tuple(words)
+
+
+@given(
+    hnp.arrays(st.sampled_from(["f2", "f4", "f8", ">f2", ">f4"]), hnp.array_shapes(max_dims=2, min_side=0),
+               elements=st.floats(allow_nan=True, allow_infinity=True, width=16))
+)  # fmt: skip
+def test_finite_is_what_numpy_says(x: np.ndarray) -> None:
+    assert all_finite(x) == bool(np.isfinite(x).all())
+
+
+@given(st.data())
+def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 40))
+    label = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)), np.int32)
+    domain = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int16)
+    uid = np.array(data.draw(st.lists(st.binary(min_size=16, max_size=16), min_size=n, max_size=n)))
+    uid = np.frombuffer(b"".join(bytes(u).ljust(16, b"\0") for u in uid), np.uint8).reshape(n, 16)
+    chosen = held_out(label, domain, uid, np.ones(n, bool))
+    for group in {(d, k) for d, k in zip(domain.tolist(), label.tolist(), strict=True)}:
+        rows = [i for i in range(n) if (int(domain[i]), int(label[i])) == group]
+        rows.sort(key=lambda i: (uid[i].tobytes(), i))
+        count = max(1, len(rows) // 5) if len(rows) > 1 else 0
+        assert [bool(chosen[i]) for i in rows] == [True] * count + [False] * (len(rows) - count)
+
+
+def test_features_in_memory_are_whole(tmp_path: Path) -> None:
+    found: Any = read_embeddings(write(tmp_path / "e.npy", values(9, 6))).features["e"]
+    assert isinstance(found, np.ndarray)
+    assert found.shape == (9, 1, 6)
