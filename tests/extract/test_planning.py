@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_store import create
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError, MachineError
@@ -343,3 +344,18 @@ def test_what_an_extraction_would_compute_is_counted_before() -> None:
     assert plan.expected(["k", "other"]) == {**counts, "forward_passes": 2 + 4}
     plan.reused = 1
     assert plan.result(7) == {**counts, "reused_chunks": 1, "forward_passes": 7}
+
+
+def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tmp_path: Path) -> None:
+    parent, store, classes = create(tmp_path / "before.zarr"), create(tmp_path / "now.zarr"), ["x", "y", "z"]
+    one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
+    for weights, matrix in (("v", one), ("w", two)):
+        parent.put_text("a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": classes})
+    data: Any = SimpleNamespace(classes=tuple(classes))
+    IncrementalPlan(data, parent).carry_text(store)
+    assert store.texts == parent.texts, "also in their order: the last are current"
+    assert np.array_equal(store.text("a"), two)
+    assert store.use_text("a", ["a {}"], weights="v")
+    assert np.array_equal(store.text("a"), one)
+    IncrementalPlan(data, parent).carry_text(store)
+    assert np.array_equal(store.text("a"), one), "what is there stays as it is"

@@ -38,6 +38,7 @@ from fedcache.store.chunks import chunk_path
 from fedcache.store.samples import Samples
 from fedcache.store.sidecars import VANISHED
 from fedcache.store.store import ArrayWriter, Store
+from fedcache.store.text_features import read_text
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,7 +182,7 @@ class IncrementalPlan:
                 if meta.get("classes") != list(self.data.classes) or self.parent is None:
                     continue
                 if not store.has_text(backbone, templates, weights=meta.get("weights")):
-                    store.put_text(backbone, templates, self.parent.text(backbone, templates), meta)
+                    store.put_text(backbone, templates, read_text(self.parent.path, backbone, entry), meta)
 
 
 def plan_incremental(
