@@ -51,7 +51,7 @@ def predict_images(
     observer: Observer,
     stop: Stop,
     *,
-    top: int = 1,
+    top: int,
     weights: Mapping[str, Path] | None = None,
 ) -> Iterator[Prediction]:
     """Images, files or pixels in memory, in their order.
@@ -72,7 +72,7 @@ def predict_images(
 
 
 def predict_store(
-    predictor: Predictor, home: Home, place: Path, split: str | None, *, top: int = 1
+    predictor: Predictor, home: Home, place: Path, split: str | None, *, top: int
 ) -> Iterator[Prediction]:
     """Every row of a store, or those of a split (train, test, validation).
 
@@ -96,7 +96,7 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
     return rows.astype(np.int64)
 
 
-def predict_embeddings(predictor: Predictor, path: Path, *, top: int = 1) -> Iterator[Prediction]:
+def predict_embeddings(predictor: Predictor, path: Path, *, top: int) -> Iterator[Prediction]:
     """Every row of a file of features: one column per backbone, or one matrix of all of them side by side.
 
     Raises UsageError for a file that cannot be read, StoreError for another number of features.

@@ -103,7 +103,7 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
 
     style: Any = {
         "svg.fonttype": "none", "svg.hashsalt": ident, "font.size": 10.5, "text.parse_math": False, "text.color": INK,
-        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none", "axes.titlesize": 10.5,
+        "axes.edgecolor": LINE, "axes.labelcolor": MUTED, "axes.facecolor": "none",
         "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True,
         "grid.color": LINE, "grid.linewidth": 0.6, "xtick.color": MUTED, "ytick.color": MUTED,
         "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "legend.frameon": False, "legend.fontsize": 9.5,
