@@ -153,7 +153,10 @@ def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path:
         ["'=HYPERLINK(1).png", "\\x1b[31mred", "0.75", "plain", "0.25", ""],
         ["\\u202egnp.x", "", "", "", "", "'+bad"],
     ]
+    rows.append(Prediction("k\u00e4se.png", ("gouda",), (1.0,)))
     write_predictions(tmp_path / "p.jsonl", rows, 2)
-    raw = (tmp_path / "p.jsonl").read_text()
+    raw = (tmp_path / "p.jsonl").read_text("utf-8")
     assert not set(raw) & {"\x1b", "\u202e"}
-    assert [json.loads(line)["name"] for line in raw.splitlines()] == ["=HYPERLINK(1).png", "\u202egnp.x"]
+    assert "k\u00e4se.png" in raw, "letters are written as they are"
+    read = [json.loads(line)["name"] for line in raw.splitlines()]
+    assert read == ["=HYPERLINK(1).png", "\u202egnp.x", "k\u00e4se.png"]

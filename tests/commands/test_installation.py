@@ -262,6 +262,12 @@ def test_a_narrow_terminal_gets_blocks_and_breaks_no_word() -> None:
     )
     assert lines[0] == "path: pip install 'fedcache[tensorboard]'"
     assert lines[1] == "says: a-word-of-thirty-letters-at-all"
+    table = drawn(80, ("short", "words", "1"), ("a", "b", "12"))
+    assert [line for line in table if line.strip(" \u2500")] == [
+        " path    says     n ",
+        " short   words    1 ",
+        " a       b       12 ",
+    ]  # one blank before the first column and after the last, not two
     assert drawn(60, ("short", "words", "1"))[1].split() == ["path", "says", "n"], "what fits is a table"
 
 

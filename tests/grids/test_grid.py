@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from arrays import ingested
 from command import fedcache, ok
 from pictures import folder
@@ -128,8 +130,16 @@ def same(one: Grid, other: Grid) -> None:
 def test_processes_give_what_one_gives(store: Path, tmp_path: Path) -> None:
     words = ("--method", "fedavg", "--set", "batch=8", *IID, "--rounds", 2, "--sweep", "lr=0.01,0.02", "--dtype",
              "float64")  # fmt: skip
-    one, two = (ok("grid", *words, *extra, "--runs", tmp_path / str(len(extra))).data for extra in ((), ("--jobs", 2)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(6)
+        one, two = (ok("grid", *words, *more, "--runs", tmp_path / str(len(more))).data for more in ((), ("--jobs", 2)))
+    finally:
+        torch.set_num_threads(before)
     assert [p["accuracy"] for p in one["points"]] == [p["accuracy"] for p in two["points"]]
+    # The first point is trained before the others, alone; the second in one of two processes, with half the threads.
+    told = [json.loads((Path(p["path"]) / "measured.json").read_text())["content"]["threads"] for p in two["points"]]
+    assert told == [6, 3]
 
 
 def test_points_that_are_one_run_do_not_disturb_each_other(store: Path) -> None:

@@ -310,6 +310,7 @@ def test_another_number_of_features_is_refused_and_the_same_number_is_taken(stor
         (("photo.jpg", "--seed", "x"), 2),
         (("photo.jpg", "--client", "a", "--global"), 2),
         (("empty",), 2),
+        (("photos.tar.gz",), 2),  # said before any image is read
         (("photo.jpg",), 5),  # it is no image, and there is no other
     ],
 )
@@ -319,6 +320,7 @@ def test_what_cannot_be_predicted_is_one_sentence(
     run = trained(*FED3R)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"no image")
+    (tmp_path / "photos.tar.gz").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     found = fedcache("predict", run, *words)
     assert found.code == code

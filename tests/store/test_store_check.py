@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
@@ -108,6 +109,18 @@ def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extractio
     assert verify(path).problems == []
     assert [line for line in history.read_bytes().splitlines() if b"one" in line or b"0ne" in line] == []
     assert content(whole(path).path) == expected
+
+
+def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(place: Path) -> None:
+    store = whole(place / "s.zarr")
+    (damaged,) = store.texts["a"]
+    kept = np.eye(3, 3, 1, dtype=np.float32)
+    store.put_text("a", ["a {}."], kept, {"backbone": "a", "weights": "none"})
+    (store.path / "text/a" / damaged["id"] / "c/0/0").write_bytes(b"?")
+    assert repair(store.path) == [f"text features {damaged['id']} of a are forgotten: extract them again."]
+    assert np.array_equal(Store.open(store.path).text("a", ["a {}."]), kept)
+    assert not Store.open(store.path).has_text("a", damaged["templates"])
+    assert verify(store.path).problems == []
 
 
 @pytest.mark.parametrize("name", ["samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"])

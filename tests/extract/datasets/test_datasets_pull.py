@@ -245,6 +245,7 @@ def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
         fetched(server, "a.html", tmp_path / "a.html")
     with pytest.raises(FedcacheError, match="cannot be downloaded: Not Found"):
         download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print)
+    assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], "what is not there is asked for once"
     with pytest.raises(FedcacheError, match="not an http address"):
         download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print)
     assert list(tmp_path.glob("*.part")) == []

@@ -190,6 +190,29 @@ def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client
         assert "Round 1: the upload of client 0 ('client-0') is refused: " in str(point)
 
 
+@pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
+def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution):
+    method, victim = METHODS["fedproto"], 3
+    data, clients = federation()
+
+    def fit(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        if victim not in ctx.ids:
+            return state, up
+        t = up["count"].expand(*ctx.lead, *up["count"].shape[len(ctx.lead) :]).clone()
+        # A client of a batch, or the whole upload where there is no batch: class 0 has a million rows.
+        of_client = t.select(len(ctx.lead) - 1, ctx.ids.index(victim)) if ctx.lead else t
+        of_client[..., 0] = 1e6
+        return state, {**up, "count": t}
+
+    hp = method.resolve("paper", {"opt": "sgd", "lr": 0.01})
+    with pytest.raises(FedcacheError) as error:
+        run(replace(method, fit=fit), hp, data, clients, rounds=1, execution=execution)
+    assert error.value.code is Exit.FEDERATED
+    assert "Round 1: the upload of client 3 ('client-3') is refused: count counts 1" in str(error.value)
+    assert f" rows, and the client holds {len(clients[victim].train)}." in str(error.value)
+
+
 @pytest.mark.parametrize("name", sorted(set(METHODS)))
 def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
     # A run refuses what is not declared, so that it runs is the law.
