@@ -15,6 +15,7 @@ from fedcache.store.embedding_files import WRITERS
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.machine import explain_disk_errors
 from fedcache.store.store import Samples, Store
+from fedcache.store.text_features import read_text
 
 TRAIN, TEST = 0, 1
 
@@ -80,7 +81,7 @@ def write_shard(
         for entry in entries:
             backbone, weights = str(entry["meta"].get("backbone")), entry["meta"].get("weights")
             if not shard.has_text(backbone, entry["templates"], weights=weights):
-                shard.put_text(backbone, entry["templates"], store.text(backbone, entry["templates"]), entry["meta"])
+                shard.put_text(backbone, entry["templates"], read_text(store.path, backbone, entry), entry["meta"])
         shard.use_text(backbone, entry["templates"], weights=weights)  # an older shard may hold others last
     return shard
 

@@ -460,6 +460,8 @@ def test_killed_writers_leave_a_store_that_resumes_to_the_same_bytes(tmp_path: P
 
 def test_shards_hold_the_parents_bytes(tmp_path: Path) -> None:
     store = whole(tmp_path / "s.zarr")
+    (entry,) = store.texts["a"]
+    store.put_text("a", entry["templates"], np.eye(3, 3, 1, dtype=np.float32), {"backbone": "a", "weights": "others"})
     clients = [("ink", np.array([0, 2, 4]), np.array([1, 3])), ("ch/alk", np.array([7, 9]), np.array([1, 3]))]
     for _ in range(2):  # the second time finds them there
         paths = write_shards(store, clients, tmp_path / "sites")
@@ -473,6 +475,7 @@ def test_shards_hold_the_parents_bytes(tmp_path: Path) -> None:
         for key in KEYS:
             assert np.array_equal(shard.reader(key).all(), store.reader(key).rows(rows), equal_nan=True)
         assert np.array_equal(shard.text("a"), store.text("a"))
+        assert shard.texts == store.texts, "each with the numbers of its own weights"
         assert verify(path).ok
 
 
