@@ -90,7 +90,7 @@ KINDS = {
     "digests of a run": r"runs/.*/files\.json",
     "measurements": r"runs/.*/measured\.json",
     "rounds": r"runs/.*/rounds\.jsonl",
-    "partition of a run": r"runs/.*/partition-\d+\.json",
+    "partition of a run": r"runs/.*/partition-\d+\.partition",
     "names of sites": NAMES,
     "site state": r"flower/.*/after-\d+\.safetensors",
     "remembered digest": r"digests/.*\.json",

@@ -164,7 +164,7 @@ TABLE = (
     B("a_result_that_is_not_finite_names_round_and_client", "NaN is let through", ROUNDS,
       "if not isinstance(t, Tensor) or not t.is_floating_point()", "if True"),
     B("accuracies_are_those_of_the_predictions", "clients share the first one's predictions", SCORE,
-      "accuracy = _shares(right[np.searchsorted(rows, table.tests.rows)], table.tests)",
+      "accuracy = table.tests.shares_right(rows, right)",
       "accuracy = np.full(len(table), _mean(right[np.searchsorted(rows, table.tests[0])]))"),
     B("classes_are_not_read_from_the_labels", "classes are counted in the labels", ROUNDS,
       "data.classes, data.x.shape[2], data.x", "int(data.y.max()) + 1, data.x.shape[2], data.x"),

@@ -91,7 +91,7 @@ PROMISES = (
              f"{DAMAGE} -k every_kind")),
     Promise("C3", "Stores of every released format open", ("tests/store/test_store_layout.py",)),
     Promise("C4", "Any bytes in manifest, journal, partition or configuration are refused in words",
-            ("tests/store/test_store_hostile.py", "tests/federate/partition/test_partition_file.py", "tests/test_config_hostile.py"),
+            ("tests/store/test_store_hostile.py", "tests/federate/partition/test_partition_file.py", "tests/federate/partition/test_array_form.py", "tests/test_config_hostile.py"),
             ("store/files.py", "if type(value) is not dict or canonical != body:", "if False:",
              "tests/store/test_store_hostile.py")),
     Promise("C5", "A checkpoint or finished seed is read whole and for its own run, or the seed begins again and says so",
@@ -394,7 +394,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `stores/*.zarr/manifest.json`, journals, `history.jsonl` | their own digest, line by line | refused (exit 5), `repair` |
 | chunks, samples, text features, partitions of a store | the manifest: a checksum or digest of each | refused (exit 5), `repair` |
 | `runs/*/result.json` | its own digest, and the digest of its run | refused (exit 5), left out of reports; `--fresh` |
-| `runs/*/rounds.jsonl`, `partition-*.json` | digests in `result.json` | likewise |
+| `runs/*/rounds.jsonl`, `partition-*` | digests in `result.json` | likewise |
 | `runs/*/config.toml` | finished: digests in `result.json` and, with the places in it, `files.json`; unfinished: it is yours | `--config` refuses it |
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |

@@ -52,7 +52,7 @@ def train_config(
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
             name = f"{name}-{parts.digest[:8]}"
-            held.put_partition(name, parts.to_payload())
+            held.put_partition(name, parts.to_file())
         flags["partition"] = name
     return resolve(TrainConfig, flags, {}, "train()")
 

@@ -28,6 +28,9 @@ from fedcache.report.partition_dots import draw
 from fedcache.runs.partitions import columns_of, load_partition, make_partition, report_notes, write_shards
 from fedcache.runs.store_choice import train_example
 
+LISTED, SHOWN = 100_000, 24
+"""Clients that are described: with ``--json``, and for a person."""
+
 
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
 def partition(
@@ -39,7 +42,10 @@ def partition(
     dataset: Dataset = None,
     store: StoreDir = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also write the partition file here, to share without the data.")
+        Path | None,
+        typer.Option(
+            "--out", help="Also write the partition here, to share without the data; a name in .json as JSON."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf).")
@@ -69,7 +75,8 @@ def partition(
         made.save(out)
     if plot is not None:
         draw(made, columns, plot)
-    rows = made.describe(columns)
+    everybody = len(made.clients)
+    rows = made.describe(columns, LISTED if observer.as_json else SHOWN)
     data = {
         "name": saved,
         "scheme": made.scheme,
@@ -83,16 +90,17 @@ def partition(
             {"name": r.client, "train": r.train, "test": r.test, "classes": r.classes, "counts": list(r.counts)}
             for r in rows
         ],
+        "clients_left_out": everybody - len(rows),
     }
     report_notes(made, observer)
     lines = [made.summary(), f"Saved as {saved}:  fedcache train --partition {saved} {train_example(opened)}"]
     if plot is not None:
         lines.append(str(plot))
-    few = rows if len(rows) <= 24 else rows[:20]
+    few = rows if everybody <= SHOWN else rows[:20]
     cells = [
         (r.client, r.train, r.test, r.classes, " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "") for r in few
     ]
-    title = "" if len(few) == len(rows) else f"the first {len(few)} of {len(rows)} clients"
+    title = "" if len(few) == everybody else f"the first {len(few)} of {everybody} clients"
     shown = TextTable(
         title, ("client", "train", "test", "classes", "rows of each class"), cells, right=("train", "test", "classes")
     )

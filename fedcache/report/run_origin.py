@@ -18,6 +18,7 @@ from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.parsing import parse_toml
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.partitions import columns_of, load_partition
+from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.store import Store
 
 
@@ -98,8 +99,10 @@ def store_of(entry: StoredRun) -> Store | None:
 
 def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
-    own = entry.path / f"partition-{entry.result['seeds'][0]}.json"
-    return str(own) if own.exists() else str(table.get("partition") or entry.result["partition"]["name"])
+    for suffix in PARTITION_SUFFIXES:
+        if (own := entry.path / f"partition-{entry.result['seeds'][0]}{suffix}").exists():
+            return str(own)
+    return str(table.get("partition") or entry.result["partition"]["name"])
 
 
 _OWN = ("method", "set", "store", "dataset", "partition", "clients_from", "seeds", "rounds", "client_set", "preset")
@@ -143,7 +146,7 @@ def command_of(entry: StoredRun, store: str) -> str:
 def _partition(entry: StoredRun, name: str) -> list[str]:
     """By name where it is saved; by its scheme where it was dealt for the run."""
     made = entry.result["partition"]
-    if name and not name.endswith(".json"):
+    if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]
     words = ["--scheme", str(made["scheme"])]
     args = {k: v for k, v in made["args"].items() if v is not None}

@@ -24,7 +24,7 @@ from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
-from fedcache.store.files import canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
+from fedcache.store.files import Buffer, canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
 from fedcache.store.sealed import Sealed, read_sealed, write_sealed
 
 FORMAT = 1
@@ -73,17 +73,21 @@ class RunDirectory:
         check_files(self.path, result)
         return result
 
-    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Mapping[str, Any]], note: str = "") -> None:
-        """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it."""
+    def begin(self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = "") -> None:
+        """Make the directory, the config that re-runs it, with a note at its top, and the partitions made for it.
+
+        ``partitions`` are the parts of their files, by the file's name.
+        """
         make_private(self.path.parent)
         make_private(self.path)
         first = f"# {note}\n" if note else ""
-        files = {"config.toml": (first + tomli_w.dumps({"train": dict(config)})).encode()}
-        files |= {f"{name}.json": canonical_json(payload) for name, payload in partitions.items()}
-        for name, raw in files.items():
-            write_atomic(self.path / name, raw)
-        self._files = {name: file_digest(name, raw) for name, raw in files.items()}
-        write_sealed(self.path / WRITTEN, {"kind": FILES}, {name: sha256_hex(raw) for name, raw in files.items()})
+        text = (first + tomli_w.dumps({"train": dict(config)})).encode()
+        for name, parts in partitions.items():
+            write_atomic(self.path / name, *parts)
+        write_atomic(self.path / "config.toml", text)
+        digests = {name: sha256_hex(*parts) for name, parts in partitions.items()}
+        self._files = {"config.toml": file_digest("config.toml", text), **digests}
+        write_sealed(self.path / WRITTEN, {"kind": FILES}, {"config.toml": sha256_hex(text), **digests})
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""

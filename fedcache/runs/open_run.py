@@ -121,11 +121,11 @@ class OpenRun:
         self.fresh = fresh
         made_here = self.inputs.partition_name is None and not self.spec.engine
         kept = self.spec.seeds if made_here else ()
-        partitions = {f"partition-{s}": self.inputs.partitions[s].to_payload() for s in kept}
+        partitions = {f"partition-{s}.partition": self.inputs.partitions[s].to_file() for s in kept}
         table = {**self.spec.to_config(), **self.inputs.choices}
         same_for_all = len({p.digest for p in self.inputs.partitions.values()}) == 1
         if made_here and same_for_all and "clients_from" not in table:
-            table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.json")
+            table["partition"] = str(self.directory.path.resolve() / f"partition-{self.spec.seeds[0]}.partition")
         elif self.inputs.partition_name is not None and same_for_all:  # a name may be given to other rows later
             table["partition"] = pinned_name(
                 self.inputs.partition_name, self.inputs.partitions[self.spec.seeds[0]].digest

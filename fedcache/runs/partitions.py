@@ -21,6 +21,7 @@ from fedcache.progress import Observer
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
+from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 def columns_of(store: Store) -> Columns:
     """What a partition may know of a store: one entry per row, no features."""
-    s = store.samples
-    return Columns(s.label, s.domain, s.split, s.ok, s.uid, s.classes, s.domains, str(store.dataset["digest"]))
+    columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
+    held = store.manifest
+    return Columns(**columns, classes=held.classes, domains=held.domains, digest=str(store.dataset["digest"]))
 
 
 def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,13 +84,16 @@ def make_partition(
     """
     made = parts.make(scheme, columns_of(store), seed=seed, **typed_arguments(scheme, arguments))
     called = name or made.default_name()
-    if save and not replace and called in store.partitions and store.partition(called).get("digest") != made.digest:
+    if not save:
+        return made
+    if not replace and called in store.partitions:
+        if store.partition(called).get("digest") == made.digest:
+            return made
         raise UsageError(
             f"{store.path.name} has a partition {called!r} with other rows, which runs may name.",
             f"Another name: --name {called}-2;  or in its place: --replace",
         )
-    if save:
-        store.put_partition(called, made.to_payload())
+    store.put_partition(called, made.to_file())
     return made
 
 
@@ -239,8 +244,8 @@ def load_partition(store: Store, name: str) -> Partition:
 
 def _load_partition(store: Store, name: str) -> Partition:
     digest = str(store.dataset["digest"])
-    if name.endswith(".json") and Path(name).exists():
-        return parts.load(Path(name), dataset=digest, rows=store.rows)
+    if Path(name).is_file() and (name.endswith(PARTITION_SUFFIXES) or name not in store.partitions):
+        return Partition.load(name, dataset=digest, rows=store.rows)
     if name not in store.partitions:
         raise unknown(
             "partition",
@@ -249,7 +254,9 @@ def _load_partition(store: Store, name: str) -> Partition:
             hint="Saved partitions: "
             + (", ".join(sorted(store.partitions)) or "none; make one with `fedcache partition`"),
         )
-    return parts.from_payload(store.partition(name), dataset=digest, rows=store.rows, origin=f"partition {name}")
+    # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
+    raw, origin = store.partition_bytes(name), f"partition {name}"
+    return Partition.from_file(raw, dataset=digest, rows=store.rows, origin=origin, vouched=True)
 
 
 def write_shards(

@@ -25,6 +25,8 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
 HEX64 = re.compile(r"[0-9a-f]{64}")
 CRC_LIMIT = 1 << 32
+PARTITION_SUFFIXES = (".partition", ".json")
+"""Of the files of partitions: arrays, and the JSON that earlier releases wrote."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Manifest:
     def partitions(self) -> list[str]:
         """Names of the saved partitions, sorted."""
         places = (name for name in self.files if name.startswith("partitions/"))
-        return sorted(Path(name).stem if name.endswith(".json") else name for name in places)
+        return sorted(Path(name).stem if name.endswith(PARTITION_SUFFIXES) else name for name in places)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""

@@ -8,17 +8,19 @@ no identity promise covers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, StoreError
 from fedcache.parsing import parse_json
 from fedcache.store import chunks as files
+from fedcache.store.array_file import is_array_file, mapped, read_content
 from fedcache.store.files import (
+    Buffer,
     append_line,
     canonical_json,
     parse_signed,
@@ -29,7 +31,7 @@ from fedcache.store.files import (
 )
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.machine import explain_disk_errors
-from fedcache.store.manifest import Manifest
+from fedcache.store.manifest import PARTITION_SUFFIXES, Manifest
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -140,20 +142,51 @@ def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
     return sorted(there & {str(key) for event in events for key in event.get("keys", ())})
 
 
-def read_partition(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
-    """The payload of a partition that the manifest lists. Raises CorruptionError."""
-    relative = f"partitions/{name}.json"
+def partition_file(manifest: Manifest, name: str) -> str:
+    """The place in the store of a partition: arrays, or JSON of an earlier release. Raises StoreError without one."""
+    for suffix in PARTITION_SUFFIXES:
+        if (relative := f"partitions/{name}{suffix}") in manifest.files:
+            return relative
+    raise StoreError(f"There is no partition {name!r}.", "Make one: fedcache partition --help")
+
+
+def read_partition(store: Path, manifest: Manifest, name: str) -> memoryview:
+    """The file of a partition that the manifest lists, mapped. Raises CorruptionError, unless it is the file listed."""
+    relative = partition_file(manifest, name)
     path = store / relative
     try:
-        raw = read_whole(path)
+        raw = mapped(path)
     except OSError as error:
         raise files.damaged(f"partition {name}", path, "is missing or unreadable") from error
     if sha256_hex(raw) != manifest.files[relative]:
         raise files.damaged(f"partition {name}", path, "does not have the sha256 of the manifest")
+    return raw
+
+
+def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
+    """What a partition says of itself. Raises CorruptionError, also for what is no partition."""
+    raw = read_partition(store, manifest, name)
+    path = store / partition_file(manifest, name)
     try:
-        found = parse_json(raw)
-    except (ValueError, RecursionError) as error:
+        found = read_content(raw) if is_array_file(raw) else parse_json(bytes(raw))
+    except ValueError as error:
         raise files.damaged(f"partition {name}", path, "is not JSON") from error
     if not isinstance(found, dict):
         raise files.damaged(f"partition {name}", path, "is not a partition")
     return found
+
+
+def write_partition(store: Path, manifest: Manifest, name: str, relative: str, parts: Sequence[Buffer]) -> list[Path]:
+    """Write the file of a partition and enter it in ``manifest``, which the caller writes.
+
+    Returns:
+        files of the same name in another form, which go once the manifest does not list them.
+    """
+    path = store / relative
+    files.make_directories(path.parent)
+    write_atomic(path, *parts)
+    others = [p for s in PARTITION_SUFFIXES if (p := f"partitions/{name}{s}") in manifest.files and p != relative]
+    for other in others:
+        del manifest.files[other]
+    manifest.files[relative] = sha256_hex(*parts)
+    return [store / other for other in others]

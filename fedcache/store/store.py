@@ -16,16 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError
-from fedcache.store import chunks as files
 from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.create import create_store, remove_partial_files
-from fedcache.store.files import canonical_json, sha256_hex, write_atomic
+from fedcache.store.files import Buffer, canonical_json, file_sha256, sha256_hex
 from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import ArrayInfo, Manifest, describe_store, read_manifest, select_arrays, store_html
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import INGESTED, Samples, read_column, read_samples, samples_frame, select_rows
-from fedcache.store.sidecars import append_event, forgotten_arrays, read_partition, read_quarantine
+from fedcache.store.sidecars import (
+    append_event,
+    forgotten_arrays,
+    partition_words,
+    read_partition,
+    read_quarantine,
+    write_partition,
+)
 from fedcache.store.text_features import check_name, find_text, no_text_features, read_text, slug_of, write_text
 from fedcache.store.writer import ArrayWriter
 
@@ -189,6 +195,16 @@ class Store:
         """``ok`` of every row, uint8 [N], as it is now. Raises CorruptionError."""
         return self._while_replaced(lambda: read_column(self.path, self._manifest, "ok"))
 
+    def column(self, key: str) -> NDArray[Any]:
+        """A column of numbers: uid [N, 16], label, domain, split or ok [N]. Raises CorruptionError.
+
+        Without ``samples``, whose names are most of it in memory.
+        """
+        held = self.__dict__.get("samples")
+        if held is not None:
+            return np.asarray(getattr(held, key))
+        return self._while_replaced(lambda: read_column(self.path, self._manifest, key))
+
     def _while_replaced(self, read: Callable[[], T]) -> T:
         """``read`` a file that a writer may be replacing; readers take no lock, so that it may fail in between.
 
@@ -303,23 +319,40 @@ class Store:
         return self._manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
-        """The payload of a saved partition and its digest. Raises StoreError when there is none; CorruptionError."""
-        if name not in self.partitions:
-            raise StoreError(f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help")
+        """What a saved partition says of itself: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
+
+        One that an earlier release saved as JSON comes with its rows. Raises as ``partition_bytes``.
+        """
+        self._need_partition(name)
+        return self._while_replaced(lambda: partition_words(self.path, self._manifest, name))
+
+    def partition_bytes(self, name: str) -> memoryview:
+        """The file of a saved partition, mapped. Raises StoreError when there is none; CorruptionError."""
+        self._need_partition(name)
         return self._while_replaced(lambda: read_partition(self.path, self._manifest, name))
 
-    def put_partition(self, name: str, payload: Mapping[str, Any]) -> None:
-        """Save a partition under a name, replacing one of that name; the same content again writes nothing."""
+    def _need_partition(self, name: str) -> None:
+        if name not in self.partitions:
+            raise StoreError(f"{self.path.name} has no partition {name!r}.", "Make one: fedcache partition --help")
+
+    def put_partition(self, name: str, content: Mapping[str, Any] | Sequence[Buffer]) -> None:
+        """Save a partition under a name, replacing one of that name; the same content again writes nothing.
+
+        Args:
+            name: usable as that of a file.
+            content: the parts of its file, as ``Partition.to_file`` makes them, or JSON.
+        """
         check_name("partition", name)
-        raw = canonical_json(dict(payload))
-        relative = f"partitions/{name}.json"
-        path = self.path / relative
-        if self._manifest.files.get(relative) == sha256_hex(raw) and path.is_file() and path.read_bytes() == raw:
+        as_json = isinstance(content, Mapping)
+        parts = [canonical_json(dict(content))] if isinstance(content, Mapping) else list(content)
+        relative = f"partitions/{name}{'.json' if as_json else '.partition'}"
+        path, digest = self.path / relative, sha256_hex(*parts)
+        if self._manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest:
             return
         with self._edit() as manifest:
-            files.make_directories(path.parent)
-            write_atomic(path, raw)
-            manifest.files[relative] = sha256_hex(raw)
+            gone = write_partition(self.path, manifest, name, relative, parts)
+        for file in gone:
+            file.unlink(missing_ok=True)
 
     def Xy(  # noqa: N802  (what scikit-learn calls them)
         self, backbones: str | Sequence[str] | None = None, split: str | None = "train"

@@ -21,6 +21,7 @@ from command import apart, environment, start
 from pictures import folder
 from toy_store import content
 
+from fedcache.federate.partition.partition import Partition
 from fedcache.store.verify import verify
 
 BACKBONES = "random-projection,pixels"
@@ -282,7 +283,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, sma
             (found,) = (small_home / "stores").glob(f"mine_{number}-*.zarr")
             return {k: v for k, v in content(found).items() if k.startswith("features/")}
         if what == "partition":
-            return json.loads((store / "partitions" / f"p{number}.json").read_bytes())["clients"]
+            return Partition.load(store / "partitions" / f"p{number}.partition").to_payload()["clients"]
         return content(store)
 
     def plant() -> None:

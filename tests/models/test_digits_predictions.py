@@ -23,6 +23,7 @@ from fedcache.config import Home
 from fedcache.extract.datasets import decode, open_dataset
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import Partition
 from fedcache.runs.run_models import has_model
 from fedcache.store.store import Store
 
@@ -97,7 +98,7 @@ def predicted(run: Path, out: Path, *words: object) -> dict[str, tuple[str, str]
 def models_of(run: Path, result: dict) -> Iterator[tuple[int, str | None, list[int]]]:
     """Seed, client (None: the one for all) and tested rows of every model that a run scored."""
     for seed in result["seeds"]:
-        parts = json.loads((run / f"partition-{seed}.json").read_text())
+        parts = Partition.load(run / f"partition-{seed}.partition").to_payload()
         shared = parts["test"] or []
         tests = [shared if c["test"] is None else c["test"] for c in parts["clients"]]
         union = sorted(set().union(*tests))

@@ -97,7 +97,7 @@ def test_every_client_of_a_personal_method_has_its_own_model(store: Path) -> Non
     result = json.loads((run / "result.json").read_text())
     model = SavedModel.load(model_file(run, 0))
     assert model.clients == result["clients"]
-    parts = json.loads((run / "partition-0.json").read_text())
+    parts = fc.Partition.load(run / "partition-0.partition").to_payload()
     for client, stored in zip(model.clients, result["accuracy"]["per_client"], strict=True):
         held = fc.Store.open(store)
         done = ok("predict", run, "--client", client, "--store", store)

@@ -24,6 +24,7 @@ from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.report.galleries import MOST_GALLERIES, SIDE, thumbnail_uri
 from fedcache.runs.directory import read_result
+from fedcache.runs.partitions import load_partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
@@ -99,7 +100,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store: Path, tmp
     words = ("--partition", "four", "--participation", "all", "--rounds", 2, "--set", "batch=4", "--seeds", "0,1")
     run = ok("train", "--method", "fedrep", *words).data
     held, expected = Store.open(store), []
-    parts = held.partition("four")
+    parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:
         model = fc.load_model(run["path"], client["name"])  # of the first seed
         rows = np.array(parts["test"] if client["test"] is None else client["test"])

@@ -15,7 +15,7 @@ from pictures import folder
 import fedcache as fc
 from fedcache.runs import loop
 
-FILES = ("config.toml", "rounds.jsonl", "partition-0.json", "partition-1.json")
+FILES = ("config.toml", "rounds.jsonl", "partition-0.partition", "partition-1.partition")
 IID = ("--scheme", "iid", "--clients", 3)
 FED3R = ("train", "--method", "fed3r", *IID)
 GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 1)
@@ -129,7 +129,7 @@ def test_a_partition_of_another_run_is_found_in_an_unfinished_one(store: Path) -
     path = Path(ok(*FED3R).data["path"])
     other = Path(ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["path"])
     (path / "result.json").unlink()
-    shutil.copy(other / "partition-0.json", path)
+    shutil.copy(other / "partition-0.partition", path)
     assert fedcache("train", "--config", path / "config.toml", "--json").code == 5
     assert not ok(*FED3R).data["reused"]
     assert ok("train", "--config", path / "config.toml").data["reused"]
@@ -189,7 +189,7 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(store: Path) -> None:
 
 
 def _partition(point: dict[str, str]) -> str:
-    return str(Path(point["path"]) / "partition-0.json")
+    return str(Path(point["path"]) / "partition-0.partition")
 
 
 def test_tails_of_few_clients_are_explained_and_null_in_json(store: Path) -> None:
@@ -236,4 +236,4 @@ def test_a_wrong_value_is_refused_before_minutes_of_extraction(
 def test_result_lists_the_digests_of_its_files(store: Path) -> None:
     path = Path(ok(*FED3R).data["path"])
     result = json.loads((path / "result.json").read_text())
-    assert set(result["files"]) == {"config.toml", "rounds.jsonl", "partition-0.json"}
+    assert set(result["files"]) == {"config.toml", "rounds.jsonl", "partition-0.partition"}

@@ -15,7 +15,6 @@ from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import Evaluation, macro_f1
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
 
 BLOCK = 4096
@@ -49,7 +48,7 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
     truth = data.y.cpu().numpy()[rows]
     right = _right(predictions, truth)
     # Of the rows of each client, and of those that clients share once for all of them.
-    accuracy = _shares(right[np.searchsorted(rows, table.tests.rows)], table.tests)
+    accuracy = table.tests.shares_right(rows, right)
     if table.shares.any():
         accuracy[table.shares] = _mean(right[np.searchsorted(rows, table.common)])
     f1 = macro_f1(predictions, truth, data.classes)
@@ -90,15 +89,6 @@ def evaluate_personal(
     flat, guess = np.concatenate(rows), np.concatenate(predictions)
     by_domain = _by_domain(data, flat, _right(guess, y[flat]))
     return Evaluation(accuracy, None, _mean(np.array(f1)), by_domain, flat, guess, headline)
-
-
-def _shares(right: np.ndarray, lists: RowLists) -> np.ndarray:
-    """[M]: the share of 1 among the known numbers of each list; NaN for a list without any."""
-    known = ~np.isnan(right)
-    owner = lists.owner[known]
-    counts = np.bincount(owner, minlength=len(lists))
-    hits = np.bincount(owner, right[known], minlength=len(lists))
-    return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
 
 
 def _right(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:

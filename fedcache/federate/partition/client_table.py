@@ -8,6 +8,7 @@ from typing import Protocol, overload
 
 import numpy as np
 
+from fedcache.federate.partition.matched_lists import MatchedLists, TestLists
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
 
 
@@ -45,14 +46,14 @@ class ClientTable(Sequence[Client]):
         train: M lists of training rows.
         common: int64 [T]: the test rows that clients share, held once.
         shares: bool [M]: whether a client is tested on exactly these.
-        tests: M lists of test rows; empty for clients that share.
+        tests: M lists of test rows; nobody asks for those of clients that share.
     """
 
     names: Sequence[str]
     train: RowLists
     common: np.ndarray
     shares: np.ndarray
-    tests: RowLists
+    tests: TestLists
 
     @classmethod
     def of(cls, clients: Sequence[ClientRows], common: np.ndarray) -> ClientTable:
@@ -74,6 +75,8 @@ class ClientTable(Sequence[Client]):
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
             return cls(names, train, common, np.ones(len(train), bool), none)
+        if isinstance(tests, MatchedLists):  # of the common rows, so that as many are the same
+            return cls(names, train, common, tests.sizes == len(common), tests)
         shares = np.fromiter((t is common or np.array_equal(t, common) for t in tests), bool, len(train))
         own = RowLists.of([common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)])
         return cls(names, train, common, shares, own)
@@ -81,14 +84,14 @@ class ClientTable(Sequence[Client]):
     @property
     def tested(self) -> np.ndarray:
         """int64, ascending: every row that some client or the global evaluation is tested on."""
-        if not len(self.tests.rows):
+        if self.shares.all():
             return self.common
-        return sorted_once(np.concatenate([self.tests.rows, self.common]))
+        return sorted_once(np.concatenate([self.tests.distinct, self.common]))
 
     @property
     def tested_by_clients(self) -> np.ndarray:
         """int64, ascending: every row that some client is tested on."""
-        return self.tested if self.shares.any() else sorted_once(self.tests.rows)
+        return self.tested if self.shares.any() else self.tests.distinct
 
     @property
     def train_sizes(self) -> np.ndarray:

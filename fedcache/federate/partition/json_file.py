@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcache.errors import CorruptionError, FedcacheError, StoreError
+from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.partition.scheme import LARGEST_SEED
 from fedcache.parsing import parse_json
 
@@ -22,6 +21,7 @@ SCHEMA = "fedcache.partition/1"
 LARGEST_FILE = 1 << 28  # bytes; ten million rows take a third of it
 LARGEST_ROW = 2**48
 _SCHEME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+Fields = dict[str, tuple[Callable[[object], bool], str]]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -32,22 +32,14 @@ def corrupt(origin: str, problem: str) -> FedcacheError:
     )
 
 
-def read_json(path: Path) -> object:
-    """The JSON value in a file. Raises StoreError; CorruptionError, when it is too large or not JSON."""
+def read_json(raw: memoryview, origin: str) -> object:
+    """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
+    if len(raw) > LARGEST_FILE:
+        raise corrupt(origin, f"it has {len(raw):,} bytes, at most {LARGEST_FILE:,} are read as JSON")
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise corrupt(str(path), f"it has {size:,} bytes, at most {LARGEST_FILE:,} are read")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise StoreError(
-            f"Cannot read partition {path}: {error.strerror or error}.",
-            "List what there is: fedcache ls; make one: fedcache partition --help",
-        ) from error
-    try:
-        return parse_json(raw)
+        return parse_json(bytes(raw))
     except ValueError as error:
-        raise corrupt(str(path), f"it is not JSON ({type(error).__name__})") from error
+        raise corrupt(origin, f"it is neither arrays nor JSON ({type(error).__name__})") from error
 
 
 def decode(payload: object, *, origin: str) -> dict[str, Any]:
@@ -68,25 +60,48 @@ def decode(payload: object, *, origin: str) -> dict[str, Any]:
                 raise corrupt(origin, f"{where} holds {str(row)[:40]!r}, expected rows from 0 to {LARGEST_ROW - 1}")
         return np.array(value, np.int64)
 
-    if not isinstance(payload, dict):
-        raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
-    schema = payload.get("schema")
-    need(schema == SCHEMA, "schema", f"{SCHEMA!r}, found {str(schema)[:60]!r}")
-    missing, extra = sorted(_FIELDS.keys() - payload.keys()), sorted(payload.keys() - _FIELDS.keys())
-    need(not missing and not extra, "its fields", f"those of {SCHEMA}: missing {missing[:3]}, unknown {extra[:3]}")
-    for name, (is_right, expected) in _FIELDS.items():
-        need(is_right(payload[name]), name, expected)
+    payload = check_fields(payload, _WORDS | _LISTS, origin)
     test = row_list(payload["test"], "test")
     clients = []
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
         need(isinstance(client, dict) and client.keys() == {"name", "train", "test"}, where, "name, train and test")
-        need(_is_text(client["name"]), f"{where} name", "text of 1 to 255 characters")
+        need(is_name(client["name"]), f"{where} name", "text of 1 to 255 characters")
         own = test if client["test"] is None else row_list(client["test"], f"{where} test")
         clients.append((client["name"], row_list(client["train"], f"{where} train"), own))
+    return {**words_of(payload), "clients": clients, "test": test}
+
+
+def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]:
+    """``payload``, when it is an object of exactly these fields. Raises CorruptionError, naming the field."""
+    if not isinstance(payload, dict):
+        raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
+    if (schema := payload.get("schema")) != SCHEMA:
+        raise corrupt(origin, f"schema should be {SCHEMA!r}, found {str(schema)[:60]!r}")
+    missing, extra = sorted(fields.keys() - payload.keys()), sorted(payload.keys() - fields.keys())
+    if missing or extra:
+        raise corrupt(origin, f"its fields should be those of {SCHEMA}: missing {missing[:3]}, unknown {extra[:3]}")
+    for name, (is_right, expected) in fields.items():
+        if not is_right(payload[name]):
+            raise corrupt(origin, f"{name} should be {expected}")
+    return payload
+
+
+def check_words(payload: object, origin: str) -> dict[str, Any]:
+    """As ``check_fields`` with all that says of a partition which it is; ``clients`` is left to the caller."""
+    return check_fields(payload, {**_WORDS, "clients": (lambda _: True, "")}, origin)
+
+
+def words_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a partition that are no rows, with exact types, and ``digest`` as claimed."""
     args = {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()}
     plain = {name: payload[name] for name in ("scheme", "seed", "dataset", "pool", "dropped", "digest")}
-    return {**plain, "args": args, "clients": clients, "test": test, "notes": tuple(payload["notes"])}
+    return {**plain, "args": args, "notes": tuple(payload["notes"])}
+
+
+def is_name(value: object) -> bool:
+    """Whether a client may be called so."""
+    return _is_text(value)
 
 
 def _is_text(value: object, longest: int = 255) -> bool:
@@ -119,14 +134,12 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-_FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
+_WORDS: Fields = {
     "schema": (lambda value: value == SCHEMA, SCHEMA),
     "scheme": (_matches(_SCHEME), "a name of lower-case letters, digits and hyphens"),
     "args": (_is_args, "an object of plain values"),
     "seed": (lambda value: type(value) is int and 0 <= value <= LARGEST_SEED, "an integer of 63 bits"),
     "dataset": (lambda value: _is_text(value), "the digest of a dataset"),
-    "clients": (lambda value: isinstance(value, list), "a list"),
-    "test": (lambda value: isinstance(value, list), "a list"),
     "pool": (_is_count, "a number of rows"),
     "dropped": (_is_count, "a number of rows"),
     "notes": (
@@ -134,4 +147,8 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
         "a list of sentences",
     ),
     "digest": (_matches(_DIGEST), "64 hexadecimal digits"),
+}
+_LISTS: Fields = {
+    "clients": (lambda value: isinstance(value, list), "a list"),
+    "test": (lambda value: isinstance(value, list), "a list"),
 }

@@ -9,7 +9,7 @@ nothing here costs clients times rows, and no object exists for a client before 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +18,21 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
-from fedcache.federate.partition import json_file
+from fedcache.federate.partition import array_form, json_file
+from fedcache.federate.partition.canonical import canonical_parts
+from fedcache.federate.partition.checks import beyond, not_rows, problem_of
 from fedcache.federate.partition.client_table import Client, ClientTable
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
 from fedcache.federate.partition.rows import TEST, TRAIN, Columns, Dealt, MatchedTests, Streams, make_pool
 from fedcache.federate.partition.scheme import Argument, InfeasibleError, Scheme, Value, checked_seed
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.notebooks import html_table
-from fedcache.store.files import canonical_json, write_atomic
+from fedcache.store.array_file import is_array_file, mapped, pack
+from fedcache.store.files import Buffer, write_atomic
 
-PART = 1 << 14
-"""Clients, or rows of one list, that are written at once."""
+MOST_TESTED = 10**9
+"""Test rows of all clients together, of which a digest can be taken in minutes."""
 
 SHOWN = 1000
 """Clients of a table in a notebook."""
@@ -90,7 +94,7 @@ class Partition:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        if problem := _not_rows(self.clients, self.test) or _problem(self.table, self.test):
+        if problem := not_rows(self.clients, self.test) or problem_of(self.table, self.test):
             raise UsageError(f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help")
         object.__setattr__(self, "clients", self.table)
 
@@ -103,7 +107,7 @@ class Partition:
     def digest(self) -> str:
         """sha256 of the canonical payload without its ``digest``."""
         digest = hashlib.sha256()
-        for part in self._canonical():
+        for part in canonical_parts(self._words(), self.table):
             digest.update(part)
         return digest.hexdigest()
 
@@ -113,7 +117,7 @@ class Partition:
         return str(self.args.get("test_protocol", "balanced"))
 
     def to_payload(self) -> dict[str, Any]:
-        """The content of a partition file, plain JSON values."""
+        """The content of a partition file as plain JSON values, rows and digest included."""
         t = self.table
         clients = [
             {"name": name, "train": train.tolist(), "test": None if shared else test.tolist()}
@@ -122,7 +126,7 @@ class Partition:
         return {**self._words(), "clients": clients, "test": self.test.tolist(), "digest": self.digest}
 
     def _words(self) -> dict[str, Any]:
-        """Everything but row lists and digest, as ``json_file`` describes it."""
+        """Everything but clients, test rows and digest, as ``json_file`` describes it."""
         return {
             "schema": json_file.SCHEMA,
             "scheme": self.scheme,
@@ -134,23 +138,65 @@ class Partition:
             "notes": list(self.notes),
         }
 
-    def _canonical(self, digest: str | None = None) -> Iterator[bytes]:
-        """The canonical JSON of the content, and of ``digest`` where it is given, in parts of bounded size."""
-        words = {name: canonical_json(value) for name, value in self._words().items()}
-        words |= {} if digest is None else {"digest": canonical_json(digest)}
-        for place, name in enumerate(sorted([*words, "clients", "test"])):
-            yield f'{"," if place else "{"}"{name}":'.encode()
-            if name == "clients":
-                yield from _clients_json(self.table)
-            elif name == "test":
-                yield from _rows_json(self.test)
-            else:
-                yield words[name]
-        yield b"}"
-
     def save(self, path: Path) -> None:
-        """Write the partition file, whole or not at all."""
-        write_atomic(path, b"".join(self._canonical(self.digest)), b"\n")
+        """Write the partition file, whole or not at all: JSON where its name ends in ``.json``, else arrays.
+
+        Raises UsageError for clients whose names are too long for a file.
+        """
+        if path.suffix == ".json":
+            write_atomic(path, *canonical_parts({**self._words(), "digest": self.digest}, self.table), b"\n")
+        else:
+            write_atomic(path, *self.to_file())
+
+    def to_file(self) -> list[Buffer]:
+        """The parts of the file of arrays, which follow one another. Raises as ``save``."""
+        content = {**self._words(), "clients": array_form.clients_of(self.table), "digest": self.digest}
+        try:
+            return pack(content, array_form.arrays_of(self.table))
+        except ValueError as error:
+            raise UsageError(f"No file holds this partition: {error}.", "Give the clients shorter names.") from error
+
+    @classmethod
+    def load(cls, path: Path | str, *, dataset: str | None = None, rows: int | None = None) -> Partition:
+        """Read a partition file, arrays or JSON.
+
+        Args:
+            path: of the file.
+            dataset: digest the partition must be of; None skips the check.
+            rows: rows of the store; every row of the partition must be below.
+
+        Raises:
+            FedcacheError: store error when the file is missing or of another dataset; corruption when it is not a
+                partition file, its digest does not match its content, or it holds rows the store of its dataset has
+                not.
+        """
+        try:
+            raw = mapped(Path(path))
+        except OSError as error:
+            raise StoreError(
+                f"Cannot read partition {path}: {error.strerror or error}.",
+                "List what there is: fedcache ls; make one: fedcache partition --help",
+            ) from error
+        return cls.from_file(raw, dataset=dataset, rows=rows, origin=str(path))
+
+    @classmethod
+    def from_file(
+        cls, raw: memoryview, *, dataset: str | None = None, rows: int | None = None, origin: str = "partition",
+        vouched: bool = False,
+    ) -> Partition:  # fmt: skip
+        """The partition in a file's bytes; arguments and errors as of ``load``.
+
+        Args:
+            raw: the bytes.
+            dataset: digest the partition must be of.
+            rows: of the store.
+            origin: what messages call the file.
+            vouched: these are the bytes that fedcache wrote. Arrays are then compared with their own checksums, and the
+                digest beside them is believed: to take that of the JSON costs more than all else.
+        """
+        if not is_array_file(raw):
+            return from_payload(json_file.read_json(raw, origin), dataset=dataset, rows=rows, origin=origin)
+        return _checked(array_form.decode(raw, origin), dataset, rows, origin, vouched=vouched)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as ``to_payload``."""
@@ -168,18 +214,23 @@ class Partition:
         scheme = SCHEMES.get(self.scheme)
         return scheme.default_name(self.args, self.seed) if scheme else f"{self.scheme}-{self.digest[:8]}"
 
-    def counts(self, columns: Columns) -> np.ndarray:
-        """Training rows of each client and class, int64 [M, C]; rows without a label are not counted."""
-        train, classes = self.table.train, len(columns.classes)
+    def counts(self, columns: Columns, most: int | None = None) -> np.ndarray:
+        """Training rows of each client and class, int64 [M, C]; rows without a label are not counted.
+
+        ``most`` is how many clients are looked at, the first ones.
+        """
+        train, classes = self.table.train.first(most), len(columns.classes)
         label = columns.label[train.rows]
         place = train.owner.astype(np.int64)[label >= 0] * classes + label[label >= 0]
         return np.bincount(place, minlength=len(train) * classes).reshape(len(train), classes)
 
-    def describe(self, columns: Columns) -> list[ClientRow]:
-        """One line per client: rows, test rows, classes owned, rows of each class."""
-        t, counts = self.table, self.counts(columns)
-        sizes = zip(t.names, t.train_sizes.tolist(), t.test_sizes.tolist(), (counts > 0).sum(1).tolist(), strict=True)
-        return [ClientRow(*each, tuple(count)) for each, count in zip(sizes, counts.tolist(), strict=True)]
+    def describe(self, columns: Columns, most: int | None = None) -> list[ClientRow]:
+        """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
+        t, counts = self.table, self.counts(columns, most)
+        described = len(counts)
+        train, test = (sizes[:described].tolist() for sizes in (t.train_sizes, t.test_sizes))
+        each = zip(t.names[:described], train, test, (counts > 0).sum(1).tolist(), counts.tolist(), strict=True)
+        return [ClientRow(name, held, tested, owned, tuple(of)) for name, held, tested, owned, of in each]
 
     def summary(self) -> str:
         """One line for a person."""
@@ -232,7 +283,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
             f"Give the dataset a test split, or cut test rows out of each client: {SCHEMES['label-shift'].command({})}",
         )
     names = dealt.names or NumberedNames(len(train))
-    clients = ClientTable.dealt(names, train, test, _tests(dealt, test, train, columns, streams, values))
+    clients = ClientTable.dealt(names, train, test, _tests(how, dealt, test, train, columns, streams, values))
     if len(bare := np.flatnonzero(clients.test_sizes == 0)):
         raise UsageError(
             f"Scheme {scheme}: no test row has a class of client {names[int(bare[0])]!r} ({len(bare)} of {len(names)} "
@@ -240,7 +291,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     held = trained
-    held[clients.tests.rows] = True
+    held[clients.tests.distinct] = True
     held[test] |= bool(clients.shares.any())
     return Partition(
         scheme=scheme,
@@ -256,15 +307,28 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
 
 
 def _tests(
-    dealt: Dealt, test: np.ndarray, train: RowLists, columns: Columns, streams: Streams, values: Mapping[str, Value]
+    how: Scheme,
+    dealt: Dealt,
+    test: np.ndarray,
+    train: RowLists,
+    columns: Columns,
+    streams: Streams,
+    values: Mapping[str, Value],
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
     if dealt.test is not None:
         return RowLists.of(dealt.test).ascending()
-    if values.get("test_protocol") == "matched":
-        matched = MatchedTests(test, columns.label, streams("test"))
-        return RowLists.of([matched.of(rows) for rows in train]).ascending()
-    return None
+    if values.get("test_protocol") != "matched":
+        return None
+    matched = MatchedLists.of(MatchedTests(test, columns.label, streams("test")), train, columns.label)
+    if (total := int(matched.sizes.sum())) > MOST_TESTED:
+        raise how.infeasible(
+            values,
+            f"Scheme {how.name} with matched tests: {len(train):,} clients have {total:,} test rows in all, at most "
+            f"{MOST_TESTED:,} are listed for the digest; {MOST_TESTED // len(test):,} clients never have more.",
+            {"clients": MOST_TESTED // len(test)},
+        )
+    return matched
 
 
 def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
@@ -282,18 +346,8 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
 
 def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> Partition:
-    """Read a partition file.
-
-    Args:
-        path: of the file.
-        dataset: digest the partition must be of; None skips the check.
-        rows: rows of the store; every row of the partition must be below.
-
-    Raises:
-        FedcacheError: store error when the file is missing or of another dataset; corruption when it is not a
-            partition file, its digest does not match its content, or it holds rows the store of its dataset has not.
-    """
-    return from_payload(json_file.read_json(path), dataset=dataset, rows=rows, origin=str(path))
+    """As ``Partition.load``."""
+    return Partition.load(path, dataset=dataset, rows=rows)
 
 
 def from_payload(
@@ -301,13 +355,20 @@ def from_payload(
 ) -> Partition:
     """The partition of a payload, as ``Partition.to_payload`` made it; arguments and errors as of ``load``."""
     fields = json_file.decode(payload, origin=origin)
-    clients = [Client(*parts) for parts in fields.pop("clients")]
+    fields["clients"] = [Client(*parts) for parts in fields["clients"]]
+    return _checked(fields, dataset, rows, origin, vouched=False)
+
+
+def _checked(fields: dict[str, Any], dataset: str | None, rows: int | None, origin: str, *, vouched: bool) -> Partition:
+    """The partition of decoded fields, if it is sound, of the dataset, and has the digest it claims."""
     digest = fields.pop("digest")
     try:
-        partition = Partition(clients=clients, **fields)
+        partition = Partition(**fields)
     except FedcacheError as error:
         raise json_file.corrupt(origin, error.message) from error
-    if partition.digest != digest:
+    if vouched:
+        partition.__dict__["digest"] = digest
+    elif partition.digest != digest:
         raise json_file.corrupt(origin, f"its content has digest {partition.digest[:12]}, it claims {digest[:12]}")
     if dataset is not None and partition.dataset != dataset:
         raise StoreError(
@@ -315,85 +376,6 @@ def from_payload(
             "Make it again for this store: fedcache partition --help",
         )
     # Only now: a sound file of a larger dataset has rows beyond this store, and what is wrong is the dataset.
-    if rows is not None and (beyond := _beyond(partition, rows)):
-        raise json_file.corrupt(origin, f"{beyond}, expected rows from 0 to {rows - 1}")
+    if rows is not None and (found := beyond(partition.table, rows)):
+        raise json_file.corrupt(origin, f"{found}, expected rows from 0 to {rows - 1}")
     return partition
-
-
-def _beyond(partition: Partition, rows: int) -> str | None:
-    """The first list that holds a row from ``rows`` on, and that row, in words; None when none does."""
-    t = partition.table
-    if len(partition.test) and partition.test[-1] >= rows:
-        return f"test holds {partition.test[-1]}"
-    first = [(np.searchsorted(held.ends, np.flatnonzero(held.rows >= rows)[:1], "right"), held)
-             for held in (t.train, t.tests)]  # fmt: skip
-    found = [(int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)]
-    if not found:
-        return None
-    client, _, held = min(found, key=lambda one: one[:2])
-    return f"client {t.names[client]!r} holds {held[client][-1]}"
-
-
-def _not_rows(clients: Sequence[Client], test: np.ndarray) -> str | None:
-    """What is no list of rows at all, in words; None when all are."""
-    if not len(clients):
-        return "it has no clients"
-    if isinstance(clients, ClientTable):
-        lists = [("training rows", clients.train.rows), ("the clients' test rows", clients.tests.rows)]
-    else:
-        lists = [(f"{what} rows of {c.name!r}", rows) for c in clients
-                 for what, rows in (("training", c.train), ("test", c.test))]  # fmt: skip
-    for what, rows in [*lists, ("the global test rows", test)]:
-        if rows.dtype != np.int64 or rows.ndim != 1:
-            return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
-    return None
-
-
-def _problem(table: ClientTable, test: np.ndarray) -> str | None:
-    """What makes these row lists no partition, in words; None when nothing does."""
-    names = table.names
-    if not isinstance(names, NumberedNames) and len(set(names)) < len(names):
-        return f"{len(names)} clients have {len(set(names))} names"
-    sizes = np.stack([table.train_sizes, table.test_sizes], 1)
-    if len(empty := np.flatnonzero((sizes == 0).any(1))):
-        train, tested = sizes[empty[0]].tolist()
-        return f"client {names[int(empty[0])]!r} has {train} training and {tested} test rows"
-    for what, lists in (("training rows of {!r}", table.train), ("test rows of {!r}", table.tests)):
-        if (client := _out_of_order(lists)) is not None:
-            return f"{what.format(names[client])} are not ascending and non-negative"
-    if _out_of_order(RowLists.of([test])) is not None:
-        return "the global test rows are not ascending and non-negative"
-    tested = table.tested
-    both = tested[is_among(tested, table.train.rows)]
-    return f"row {both[0]} is trained and tested on ({len(both)} such rows)" if len(both) else None
-
-
-def _out_of_order(lists: RowLists) -> int | None:
-    """The first list that is not ascending and non-negative, by its number."""
-    wrong = np.diff(lists.rows, prepend=-1) <= 0
-    starts = lists.ends[:-1][lists.sizes > 0]
-    wrong[starts] = lists.rows[starts] < 0  # the difference there is to the list before
-    return int(np.searchsorted(lists.ends, wrong.argmax(), "right")) - 1 if wrong.any() else None
-
-
-def _rows_json(rows: np.ndarray) -> Iterator[bytes]:
-    """Canonical JSON of one list of rows, in parts."""
-    yield b"["
-    for start in range(0, len(rows), PART):
-        yield (b"," if start else b"") + ",".join(map(str, rows[start : start + PART].tolist())).encode()
-    yield b"]"
-
-
-def _clients_json(table: ClientTable) -> Iterator[bytes]:
-    """Canonical JSON of the list of clients: name, test rows or null for the common ones, training rows of each."""
-    plain = isinstance(table.names, NumberedNames)  # nothing in them needs an escape
-    yield b"["
-    for start in range(0, len(table), PART):
-        stop, said = min(start + PART, len(table)), []
-        train, test = (lists.words(start, stop) for lists in (table.train, table.tests))
-        shares = table.shares[start:stop].tolist()
-        for name, rows, shared, own in zip(table.names[start:stop], train, shares, test, strict=True):
-            quoted = f'"{name}"' if plain else canonical_json(name).decode()
-            said.append(f'{{"name":{quoted},"test":{"null" if shared else f"[{own}]"},"train":[{rows}]}}')
-        yield (b"," if start else b"") + ",".join(said).encode()
-    yield b"]"

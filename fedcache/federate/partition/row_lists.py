@@ -12,6 +12,12 @@ import numpy as np
 LARGEST_KEY = 2**62
 """Above which client and row do not fit into one number to sort by."""
 
+DENSE = 16
+"""Up to how many numbers for each that is there, of a range, are looked up one by one."""
+
+BLOCK = 1 << 16
+"""Numbers that are written in decimal at once: their digits stay in the processor's cache."""
+
 
 class RowLists(Sequence[np.ndarray]):
     """Lists of rows; a list is a view of ``rows``, made when it is asked for.
@@ -66,15 +72,39 @@ class RowLists(Sequence[np.ndarray]):
         source = np.repeat(self.ends[:-1][order] - made.ends[:-1], sizes) + np.arange(int(sizes.sum()))
         return RowLists(self.rows[source], made.ends)
 
+    def first(self, count: int | None) -> RowLists:
+        """The first ``count`` lists, all for None."""
+        ends = self.ends if count is None else self.ends[: count + 1]
+        return RowLists(self.rows[: ends[-1]], ends)
+
     def joined(self, each: int) -> RowLists:
         """Every ``each`` neighbours as one list."""
         return RowLists(self.rows, self.ends[::each])
 
     def words(self, start: int, stop: int) -> list[str]:
         """The lists from ``start`` to ``stop``, each as its rows with commas between them."""
-        ends = (self.ends[start : stop + 1] - self.ends[start]).tolist()
-        said = list(map(str, self.rows[self.ends[start] : self.ends[stop]].tolist()))
-        return [",".join(said[a:b]) for a, b in pairwise(ends)]
+        text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
+        ends = cuts[self.ends[start : stop + 1] - self.ends[start]].tolist()
+        return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]  # without the comma behind the last
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """int64, ascending: every row of some list."""
+        return sorted_once(self.rows)
+
+    def shares_right(self, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """float64 [M]: the share of 1 among the known numbers of the rows of each list; NaN for a list without any.
+
+        Args:
+            rows: int64 [R], ascending; every row of a list that counts.
+            right: float64 [R]: 1, 0 or NaN where it is not known.
+        """
+        value = right[np.searchsorted(rows, self.rows)]
+        known = ~np.isnan(value)
+        owner = self.owner[known]
+        return share_of_ones(
+            np.bincount(owner, value[known], minlength=len(self)), np.bincount(owner, minlength=len(self))
+        )
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -96,6 +126,38 @@ class RowLists(Sequence[np.ndarray]):
         return (self.rows[a:b] for a, b in pairwise(ends))
 
 
+def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
+    """Non-negative numbers [n] as text with a comma behind each, and where each begins, int64 [n + 1].
+
+    Digits are computed for a block of numbers at once, at ten times the speed of a ``str`` for each.
+
+    >>> in_decimal(np.array([7, 12]))
+    ('7,12,', array([0, 2, 5]))
+    """
+    said, lengths = [], np.zeros(len(numbers) + 1, np.int64)
+    for start in range(0, len(numbers), BLOCK):
+        left = numbers[start : start + BLOCK]
+        width = len(str(int(left.max())))
+        digits = np.ones(len(left), np.int64)
+        for power in range(1, width):
+            digits += left >= 10**power
+        lengths[start + 1 : start + 1 + len(left)] = digits + 1
+        # Every number with leading zeros and a comma, one row each; then the rows without their zeros.
+        text = np.full((len(left), width + 1), ord(","), np.uint8)
+        left = left.astype(np.uint32 if width < 10 else np.uint64)
+        for place in reversed(range(width)):
+            tenth = left // 10
+            text[:, place] = left - tenth * 10 + ord("0")
+            left = tenth
+        said.append(text[np.arange(width + 1) >= (width - digits)[:, None]].tobytes())
+    return b"".join(said).decode("ascii"), np.cumsum(lengths)
+
+
+def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """hits / counts; NaN where there is none to count."""
+    return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
+
+
 def sorted_once(values: np.ndarray) -> np.ndarray:
     """Each value once, ascending; ``np.unique`` puts them into a hash table, at a tenth of the speed."""
     ordered = np.sort(values)
@@ -107,6 +169,13 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     """bool [n]: which of ``values`` are among ``others``."""
     if not len(others):
         return np.zeros(len(values), bool)
+    low, high = int(others.min()), int(others.max())
+    if high - low < DENSE * len(others):  # a place for each that could be, at a tenth of the time of sorting
+        there = np.zeros(high - low + 1, bool)
+        there[others - low] = True
+        among = (values >= low) & (values <= high)
+        among[among] = there[values[among] - low]
+        return among
     ordered = np.sort(others)
     found: np.ndarray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     return found

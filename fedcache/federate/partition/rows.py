@@ -165,6 +165,11 @@ class MatchedTests:
         self._classes, starts = np.unique(label[self._rows], return_index=True)
         self._ends = np.append(starts, len(shuffled))
 
+    @property
+    def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows [T] class by class, where each of K classes begins and the last ends [K + 1], and the classes."""
+        return self._rows, self._ends, self._classes
+
     def of(self, train: np.ndarray) -> np.ndarray:
         """The largest set of test rows whose class shares are those of a client's training rows.
 

@@ -216,7 +216,7 @@ def test_bytes_that_are_no_partition_are_refused(raw, tmp_path):
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     SOUND.save(tmp_path / "p.json")
     monkeypatch.setattr(json_file, "LARGEST_FILE", 100)
-    with pytest.raises(FedcacheError, match="at most 100 are read") as error:
+    with pytest.raises(FedcacheError, match="at most 100 are read as JSON") as error:
         load(tmp_path / "p.json")
     assert error.value.code == Exit.CORRUPT
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition import partition as parts
+from fedcache.federate.partition import canonical, row_lists
 from fedcache.federate.partition.client_table import Client, ClientTable, all_train_rows, names_of, train_sizes
 from fedcache.federate.partition.dirichlet_shares import deal_rows
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, in_decimal, is_among, sorted_once
 from fedcache.federate.partition.schemes import even_pieces
 
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
@@ -114,7 +115,7 @@ def test_a_table_is_its_clients_and_holds_common_test_rows_once():
 
 @pytest.mark.parametrize("part", [1, 2, 3, 1 << 14])
 def test_the_digest_in_parts_is_that_of_the_whole(part, monkeypatch):
-    monkeypatch.setattr(parts, "PART", part)
+    monkeypatch.setattr(canonical, "PART", part)
     clients = (*CLIENTS, Client('ä "quoted"\n', np.array([7]), COMMON))
     made = Partition("mine", {"b": (1, 2), "a": None}, 3, clients, COMMON, "d" * 64, 9, 2, ("a note",))
     payload = made.to_payload()
@@ -169,3 +170,35 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
         assert (one.classes_owned, one.clients, one.warnings) == (other.classes_owned, other.clients, other.warnings)
     scored = go("fed3r", {}, data, table).evaluation.rows.tolist()
     assert scored == sorted({row for c in own for row in c.test.tolist()})
+
+
+@given(LISTS)
+@examples(20, 100)
+def test_the_first_lists_are_the_first(lists):
+    held = RowLists.of(arrays(lists))
+    for count in range(len(lists) + 2):
+        assert [rows.tolist() for rows in held.first(count)] == lists[:count]
+    assert len(held.first(None)) == len(lists)
+
+
+@given(st.lists(st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])), max_size=40))
+@examples(60, 600)
+def test_numbers_are_written_as_python_writes_them(numbers):
+    text, cuts = in_decimal(np.array(numbers, np.int64))
+    assert text == "".join(f"{n}," for n in numbers)
+    assert [text[a : b - 1] for a, b in pairwise(cuts.tolist())] == [str(n) for n in numbers]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7])
+def test_numbers_are_written_in_blocks(block, monkeypatch):
+    monkeypatch.setattr(row_lists, "BLOCK", block)
+    numbers = [0, 10, 9, 12345, 7, 7, 100, 99]
+    assert in_decimal(np.array(numbers))[0] == "".join(f"{n}," for n in numbers)
+
+
+@given(st.lists(st.integers(-9, 9), max_size=20), st.lists(st.integers(-9, 9).map(lambda n: n * 10**6), max_size=20))
+@examples(30, 300)
+def test_looking_up_far_numbers_is_that_of_sets(values, others):
+    values = [*values, *others[::2]]
+    found = is_among(np.array(values, np.int64), np.array(others, np.int64))
+    assert found.tolist() == [v in set(others) for v in values]

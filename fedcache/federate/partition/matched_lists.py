@@ -1,0 +1,120 @@
+"""Test rows in the class shares of each client, as the rule that chooses them: a list is made when it is asked for.
+
+A client takes the first rows of each of its classes, in one random order that all clients share (``MatchedTests``). So
+a client is a few pairs of class and number, where its list may be most of the test rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from fedcache.federate.partition.row_lists import RowLists, share_of_ones
+from fedcache.federate.partition.rows import MatchedTests
+
+
+class MatchedLists(Sequence[np.ndarray]):
+    """As ``RowLists`` of ascending test rows.
+
+    Args:
+        order: int64 [T]: the test rows, class by class.
+        starts: int64 [K + 1], from 0 to T: class k is order[starts[k]:starts[k + 1]].
+        classes: lists of the classes of each client, ascending, whose ``rows`` are from 0 to K - 1.
+        taken: int64, beside ``classes.rows``: how many rows of the class are the client's.
+    """
+
+    def __init__(self, order: np.ndarray, starts: np.ndarray, classes: RowLists, taken: np.ndarray) -> None:
+        self.order, self.starts, self.classes, self.taken = order, starts, classes, taken
+
+    @classmethod
+    def of(cls, matched: MatchedTests, train: RowLists, label: np.ndarray) -> MatchedLists:
+        """The lists ``matched.of(rows)`` of every client's training rows, all at once; ``label`` [N] is of all rows."""
+        order, starts, known = matched.by_class
+        # Every client and class of a training row that has test rows, as one number to sort by; then each once.
+        place = np.searchsorted(known, label[train.rows])
+        kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]
+        pairs = train.owner[kept].astype(np.int64) * len(known) + place[kept]
+        pairs.sort()
+        first = np.flatnonzero(np.diff(pairs, prepend=-1))
+        counts = np.diff(first, append=len(pairs))
+        client, of_class = np.divmod(pairs[first], len(known))
+        classes = RowLists.of_sizes(of_class, np.bincount(client, minlength=len(train)))
+        # The first class of each client with the fewest candidates for a training row limits all its classes.
+        have = np.diff(starts)[of_class]
+        ratio = have / counts
+        some = classes.sizes > 0
+        least = np.repeat(np.minimum.reduceat(ratio, classes.ends[:-1][some]), classes.sizes[some])
+        scarcest = np.flatnonzero(ratio == least)
+        scarcest = scarcest[np.diff(client[scarcest], prepend=-1) > 0]
+        limit, own = (np.repeat(each[scarcest], classes.sizes[some]) for each in (have, counts))
+        return cls(order, starts, classes, -(-counts * limit // own))
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """int64 [M]."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.taken)])[self.classes.ends])
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """int64, ascending: every row of some list."""
+        most = np.zeros(len(self.starts) - 1, np.int64)
+        np.maximum.at(most, self.classes.rows, self.taken)
+        return np.sort(self._rows(np.arange(len(most)), most))
+
+    def together(self, start: int, stop: int) -> RowLists:
+        """The lists from ``start`` to ``stop``."""
+        pairs = slice(self.classes.ends[start], self.classes.ends[stop])
+        rows = self._rows(self.classes.rows[pairs], self.taken[pairs])
+        return RowLists.of_sizes(rows, self.sizes[start:stop]).ascending()
+
+    def words(self, start: int, stop: int) -> list[str]:
+        """As of ``RowLists``."""
+        return self.together(start, stop).words(0, stop - start)
+
+    def _rows(self, classes: np.ndarray, taken: np.ndarray) -> np.ndarray:
+        """The first ``taken`` rows of each of ``classes``, one class after the other."""
+        begins = np.cumsum(taken) - taken
+        places = np.repeat(self.starts[classes] - begins, taken) + np.arange(int(taken.sum()))
+        found: np.ndarray = self.order[places]
+        return found
+
+    def shares_right(self, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """As of ``RowLists``; a list costs its classes, not its rows."""
+        value = np.full(len(self.order), np.nan)
+        used = np.isin(self.order, rows)
+        value[used] = right[np.searchsorted(rows, self.order[used])]
+        known = ~np.isnan(value)
+        hits, scored = (
+            np.concatenate([[0.0], np.cumsum(each)]) for each in (np.where(known, value, 0.0), known.astype(np.float64))
+        )
+        begin = self.starts[self.classes.rows]
+        owner = self.classes.owner
+        sums = [
+            np.bincount(owner, each[begin + self.taken] - each[begin], minlength=len(self)) for each in (hits, scored)
+        ]
+        return share_of_ones(*sums)
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @overload
+    def __getitem__(self, i: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i %= len(self)
+        return self.together(i, i + 1).rows
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[i] for i in range(len(self)))
+
+
+TestLists = RowLists | MatchedLists
+"""Test rows of their own for some clients, held or as a rule."""

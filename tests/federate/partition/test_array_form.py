@@ -1,0 +1,280 @@
+"""The partition file of arrays: what is written is read back by its digest, and nothing that was changed is."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from draws import examples
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from partition_rows import even_columns
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.partition.client_table import Client
+from fedcache.federate.partition.matched_lists import MatchedLists
+from fedcache.federate.partition.partition import Partition, load, make
+from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.rows import MatchedTests
+from fedcache.store.array_file import MAGIC, pack, unpack
+from fedcache.store.files import parse_signed, to_signed
+
+SMALL = even_columns(4, 2, 3, domains=2)
+OWN = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
+MATCHED = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5, test_protocol="matched")
+SHARED = make("iid", SMALL, clients=3)
+
+
+def whole(partition: Partition) -> bytes:
+    return b"".join(partition.to_file())
+
+
+def read(raw: bytes, **how) -> Partition:
+    return Partition.from_file(memoryview(raw), origin="p.partition", **how)
+
+
+NAMES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=6, unique=True)
+
+
+@st.composite
+def partitions(draw) -> Partition:
+    """Any names, some numbered; rows up to 2**40; clients with test rows of their own, with those of all, or both."""
+    names = draw(NAMES)
+    if draw(st.booleans()):
+        names = [f"client-{i}" for i in range(len(names))]
+    scale = draw(st.sampled_from([1, 300, 2**40 // 100]))
+    rows = draw(st.permutations(range(60)))
+    own = draw(st.lists(st.booleans(), min_size=len(names), max_size=len(names)))
+    common = np.sort(np.array(rows[:5], np.int64)) * scale
+    clients = []
+    for i, name in enumerate(names):
+        train = np.sort(np.array(rows[5 + 6 * i : 5 + 6 * i + draw(st.integers(1, 4))], np.int64)) * scale
+        test = np.sort(np.array(rows[50 : 50 + draw(st.integers(1, 9))], np.int64)) * scale
+        clients.append(Client(name, train, test if own[i] else common))
+    args = {"alpha": 0.3, "domain": ("a", "b"), "x": None}
+    return Partition("mine", args, draw(st.integers(0, 2**63 - 1)), clients, common, "d" * 64, 60, 3, ("ä note",))
+
+
+@examples(60, 400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=partitions())
+def test_any_partition_is_read_back_from_both_forms(made, tmp_path):
+    for name in ("p.partition", "p.json"):
+        made.save(tmp_path / name)
+        again = load(tmp_path / name)
+        assert again.digest == made.digest
+        assert again.to_payload() == made.to_payload()
+        assert again.args == made.args
+        assert again.table.tested.tolist() == made.table.tested.tolist()
+        assert all(c.train.dtype == c.test.dtype == np.int64 for c in again.clients)
+    assert read(whole(made), vouched=True).digest == made.digest
+    assert whole(load(tmp_path / "p.json")) == whole(made)  # one file for one partition, from whatever form
+
+
+@pytest.mark.parametrize("partition", [OWN, MATCHED, SHARED], ids=["own", "matched", "shared"])
+@pytest.mark.parametrize("vouched", [False, True])
+def test_a_flipped_bit_anywhere_is_found(partition, vouched):
+    raw = bytearray(whole(partition))
+    for place in range(len(raw)):
+        raw[place] ^= 1 << place % 8
+        with pytest.raises(FedcacheError) as error:
+            read(bytes(raw), vouched=vouched)
+        assert error.value.code == Exit.CORRUPT
+        raw[place] ^= 1 << place % 8
+    assert read(bytes(raw), vouched=vouched).digest == partition.digest
+
+
+@pytest.mark.parametrize("partition", [OWN, MATCHED, SHARED], ids=["own", "matched", "shared"])
+def test_a_file_that_ends_early_or_late_is_refused(partition):
+    raw = whole(partition)
+    for size in range(len(raw)):
+        with pytest.raises(FedcacheError) as error:
+            read(raw[:size])
+        assert error.value.code == Exit.CORRUPT
+    with pytest.raises(FedcacheError, match="are what its head says"):
+        read(raw + bytes(8))
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "neither arrays nor JSON"),
+        (b"PK\x03\x04 an archive", "neither arrays nor JSON"),
+        (MAGIC, "and its head should have 0"),
+        (MAGIC + struct.pack("<Q", 2**60), "and its head should have 1,152,921,504,606,846,976"),
+        (MAGIC + struct.pack("<Q", 8) + b"[1, 2,3]", "does not have the digest it ends with"),
+    ],
+)
+def test_a_foreign_file_is_refused_in_one_sentence(raw, why):
+    with pytest.raises(FedcacheError, match=why) as error:
+        read(raw)
+    assert error.value.code == Exit.CORRUPT
+    assert error.value.message.startswith("p.partition is not a sound partition file: it ")
+    assert error.value.message.count("\n") == 0
+
+
+def rewritten(partition: Partition, change) -> bytes:
+    """The file with another head, sealed anew, as somebody who forges one would."""
+    raw = memoryview(whole(partition))
+    length = int.from_bytes(raw[8:16], "little")
+    head = parse_signed(bytes(raw[16 : 16 + length]))
+    change(head)
+    sealed = to_signed(head)
+    return MAGIC + struct.pack("<Q", len(sealed)) + sealed + bytes(-len(sealed) % 8) + raw[16 + length + -length % 8 :]
+
+
+def setter(value, *keys):
+    def change(head):
+        for key in keys[:-1]:
+            head = head[key]
+        head[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (setter(2**47, "arrays", "train", "length"), "too few for what its head says of array 'train'"),
+        (setter(2**70, "arrays", "train", "length"), "a head that fedcache does not write"),
+        (setter(-1, "arrays", "train", "length"), "a head that fedcache does not write"),
+        (setter(True, "arrays", "train", "length"), "a head that fedcache does not write"),
+        (setter("float64", "arrays", "train", "dtype"), "a head that fedcache does not write"),
+        (setter("object", "arrays", "train", "dtype"), "a head that fedcache does not write"),
+        (setter(8, "arrays", "train", "offset"), "too few for what its head says"),
+        (setter([], "arrays"), "a head that fedcache does not write"),
+        (setter(3, "content"), "a head that fedcache does not write"),
+        (setter(1, "more"), "a head that fedcache does not write"),
+        (setter("x" * 64, "content", "digest"), "digest should be 64 hexadecimal digits"),
+        (setter("0" * 64, "content", "digest"), "its content has digest"),
+        (setter({"count": 10**12, "names": None}, "content", "clients"), "train_sizes should be 1000000000000 numbers"),
+        (setter({"count": 3, "names": ["a", "b"]}, "content", "clients"), "names should be 3 names"),
+        (setter({"count": 3, "names": ["a", "b", ""]}, "content", "clients"), "names should be 3 names"),
+        (setter({"count": 3, "names": ["a", "b", "b"]}, "content", "clients"), "3 clients have 2 names"),
+        (setter({"count": 3}, "content", "clients"), "clients should be count and names"),
+        (setter("../x", "content", "scheme"), "scheme should be"),
+        (setter(1, "content", "more"), "its fields should be"),
+        (lambda head: head["arrays"].pop("test"), "bytes, "),
+    ],
+)
+def test_a_forged_head_is_refused(change, why):
+    with pytest.raises(FedcacheError, match=why) as error:
+        read(rewritten(SHARED, change))
+    assert error.value.code == Exit.CORRUPT
+
+
+def forged(partition: Partition, **arrays: list[int]) -> bytes:
+    """The file of other arrays, with checksums that fit."""
+    content, held = unpack(memoryview(whole(partition)))
+    return b"".join(pack(content, {**held, **{k: np.array(v, np.int64) for k, v in arrays.items()}}))
+
+
+@pytest.mark.parametrize(
+    ("partition", "arrays", "why"),
+    [
+        (SHARED, {"train_sizes": [9, 9]}, "train_sizes should be 3 numbers"),
+        (SHARED, {"train_sizes": [9, 9, 9]}, "train_sizes should be 3 numbers with the sum 24"),
+        (SHARED, {"train_sizes": [2**62, 2**62, 24]}, "train_sizes should be 3 numbers"),
+        (SHARED, {"test": [2**50]}, "test holds 1125899906842624"),
+        (SHARED, {"test": [4, 2]}, "not ascending"),
+        (SHARED, {"train": [7] * 24}, "not ascending"),
+        (SHARED, {"more": [1]}, "its arrays are more, "),
+        (OWN, {"shares": [1, 1]}, "shares should be 2 numbers"),
+        (OWN, {"shares": [0]}, "shares should be 2 numbers"),
+        (MATCHED, {"order": [1, 2]}, "starts should ascend from 0 to 2"),
+        (MATCHED, {"starts": [0, 20, 18, 27]}, "starts should ascend"),
+        (MATCHED, {"taken": [1]}, "taken should be"),
+        (MATCHED, {"classes": [0, 0] * 6}, "classes"),
+    ],
+)
+def test_forged_arrays_are_refused(partition, arrays, why):
+    with pytest.raises(FedcacheError, match=why) as error:
+        read(forged(partition, **arrays))
+    assert error.value.code == Exit.CORRUPT
+
+
+def test_matched_tests_with_other_rows_are_refused():
+    _, held = unpack(memoryview(whole(MATCHED)))
+    for name, place, value, why in (
+        ("taken", 0, 99, "taken should be"), ("classes", 0, 7, "classes should"), ("order", 0, 5, "order should be"),
+    ):  # fmt: skip
+        other = held[name].tolist()
+        other[place] = value
+        with pytest.raises(FedcacheError, match=why):
+            read(forged(MATCHED, **{name: other}))
+
+
+def test_rows_take_the_bytes_that_the_largest_needs():
+    # 3 clients of 8 rows below 256, 12 test rows; 24 + 3 + 12 bytes, each array from a multiple of 8
+    head = int.from_bytes(whole(SHARED)[8:16], "little")
+    assert len(whole(SHARED)) == 16 + head + (-head % 8) + 24 + 8 + 16
+    large = Partition("mine", {}, 0, [Client("a", np.array([2**33]), np.array([1]))], np.array([1]), "d" * 64, 9, 0)
+    _, arrays = unpack(memoryview(whole(large)))
+    assert {name: a.dtype.name for name, a in arrays.items()} == {
+        "train": "uint64", "train_sizes": "uint8", "test": "uint8",
+    }  # fmt: skip
+
+
+def test_the_file_is_the_documented_one():
+    raw = whole(SHARED)
+    length = int.from_bytes(raw[8:16], "little")
+    head = json.loads(raw[16 : 16 + length])
+    assert raw[:8] == b"\x89FCARR1\n"
+    assert head["content"]["clients"] == {"count": 3, "names": None}
+    start = 16 + length + -length % 8
+    entry = head["arrays"]["train"]
+    rows = np.frombuffer(raw, "<u1", entry["length"], start + entry["offset"])
+    assert rows.tolist() == [r for c in SHARED.clients for r in c.train]
+
+
+def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedcache.store.array_file.LARGEST_HEAD", 100)
+    with pytest.raises(FedcacheError, match="No file holds this partition") as error:
+        SHARED.save(tmp_path / "p.partition")
+    assert error.value.code == Exit.USAGE
+    assert not list(tmp_path.iterdir())
+
+
+LABELS = st.lists(st.integers(0, 4), min_size=8, max_size=60)
+
+
+@examples(60, 400)
+@given(train=LABELS, test=st.lists(st.integers(0, 4), min_size=1, max_size=40), clients=st.integers(1, 6))
+def test_matched_lists_are_those_of_each_client_alone(train, test, clients):
+    label = np.array([*train, *test])
+    rows = np.random.default_rng(len(train)).permutation(len(train))
+    dealt = RowLists.of(np.array_split(rows, clients))
+    candidates = np.arange(len(train), len(label))
+    alone = MatchedTests(candidates, label, np.random.default_rng(1))
+    lists = MatchedLists.of(MatchedTests(candidates, label, np.random.default_rng(1)), dealt, label)
+    expected = [sorted(alone.of(r).tolist()) for r in dealt]
+    assert [r.tolist() for r in lists] == [r.tolist() for r in lists.together(0, clients)] == expected
+    assert lists.sizes.tolist() == [len(r) for r in expected]
+    assert lists.distinct.tolist() == sorted({r for rows in expected for r in rows})
+    assert lists.words(0, clients) == [",".join(map(str, r)) for r in expected]
+    # scored by the rule as by the lists
+    scored = lists.distinct
+    right = np.random.default_rng(2).choice([0.0, 1.0, np.nan], len(scored))
+    held = RowLists.of([np.array(r, np.int64) for r in expected])
+    assert np.array_equal(lists.shares_right(scored, right), held.shares_right(scored, right), equal_nan=True)
+
+
+def test_matched_tests_cost_classes_and_not_rows():
+    columns = even_columns(2000, 2000, 4)
+    made = make("dirichlet", columns, clients=200, alpha=50.0, test_protocol="matched")
+    assert made.table.test_sizes.sum() > 500_000
+    assert len(whole(made)) < 3 * 2 * 8000 + 5000  # three arrays of rows, and a few numbers of each client
+    again = read(whole(made))
+    assert isinstance(again.table.tests, MatchedLists)
+    assert again.digest == made.digest
+    assert again.clients[3].test.tolist() == made.clients[3].test.tolist()
+
+
+def test_more_matched_tests_than_a_digest_can_list_are_refused_with_a_number_that_fits(monkeypatch):
+    monkeypatch.setattr("fedcache.federate.partition.partition.MOST_TESTED", 100)
+    columns = even_columns(30, 9, 3)  # 27 test rows: 3 clients have 81 at most
+    with pytest.raises(FedcacheError, match="3 clients never have more") as error:
+        make("dirichlet", columns, clients=20, alpha=5.0, test_protocol="matched")
+    assert error.value.code == Exit.USAGE
+    assert make("dirichlet", columns, **error.value.instead, alpha=5.0, test_protocol="matched")

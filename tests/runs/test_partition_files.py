@@ -1,0 +1,174 @@
+"""Partitions on disk: files of arrays in stores and runs, and the JSON of earlier releases, which is read for ever."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+
+import fedcache as fc
+from fedcache.errors import Exit, FedcacheError
+from fedcache.report.find_runs import gather
+from fedcache.report.run_origin import store_of_run
+from fedcache.runs.directory import file_digest, read_result, write_result
+from fedcache.runs.partitions import load_partition, make_partition
+from fedcache.store.files import canonical_json
+from fedcache.store.verify import repair, verify
+
+DIRICHLET = {"clients": 3, "alpha": 2.0}
+
+
+@pytest.fixture
+def store() -> fc.Store:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    split = np.where(np.arange(60) < 45, "train", "test")
+    return fc.Store.from_arrays({"a": x}, labels=np.arange(60) % 3, splits=split, classes=("x", "y", "z"))
+
+
+def as_json(store: fc.Store, name: str, **how: object) -> fc.Partition:
+    """A partition that an earlier release saved."""
+    made = make_partition(store, "dirichlet", save=False, **{**DIRICHLET, **how})
+    store.put_partition(name, made.to_payload())
+    return made
+
+
+@pytest.mark.parametrize("protocol", ["balanced", "matched"])
+def test_a_saved_partition_is_a_file_of_arrays(store: fc.Store, protocol: str) -> None:
+    made = make_partition(store, "dirichlet", name="p", **DIRICHLET, test_protocol=protocol)
+    assert [f.name for f in (store.path / "partitions").iterdir()] == ["p.partition"]
+    assert store.partitions == ["p"]
+    told = store.partition("p")
+    assert (told["digest"], told["scheme"], told["seed"]) == (made.digest, "dirichlet", 0)
+    again = load_partition(store, "p")
+    assert again.to_payload() == made.to_payload()
+    assert fc.Partition.load(store.path / "partitions/p.partition").digest == made.digest
+    assert verify(store.path).ok
+
+
+def test_the_same_again_writes_nothing(store: fc.Store) -> None:
+    make_partition(store, "dirichlet", name="p", **DIRICHLET)
+    file = store.path / "partitions/p.partition"
+    before = file.stat().st_mtime_ns, (store.path / "manifest.json").stat().st_mtime_ns
+    made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
+    store.put_partition("p", made.to_file())
+    assert (file.stat().st_mtime_ns, (store.path / "manifest.json").stat().st_mtime_ns) == before
+    other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=1, replace=True)
+    assert load_partition(store, "p").digest == other.digest != made.digest
+
+
+def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_path: Path) -> None:
+    made = as_json(store, "old")
+    assert load_partition(store, "old").digest == made.digest
+    assert store.partition("old") == made.to_payload()
+    assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest  # and is left as it is
+    assert [f.name for f in (store.path / "partitions").iterdir()] == ["old.json"]
+    where = ("--store", store.path)
+    assert ok("inspect", store.path).data["partitions"] == ["old"]
+    assert ok("ls").code == 0
+    run = ok("train", "--method", "fed3r", *where, "-p", "old").data
+    assert read_result(Path(run["path"]) / "result.json")["partition"]["digest"] == made.digest
+    assert ok("shard", *where, "-p", "old", "--out", tmp_path / "sites").code == 0
+    assert ok("verify", store.path).code == 0
+    done = fedcache("partition", *where, "--scheme", "iid", "--clients", 2, "--name", "old", "--json")
+    assert done.code == Exit.USAGE
+    file = tmp_path / "old.json"
+    file.write_bytes(canonical_json(made.to_payload()))
+    same = ok("train", "--method", "fed3r", *where, "-p", file).data
+    assert (same["partition"]["digest"], same["reused"]) == (made.digest, True)
+
+
+def test_arrays_take_the_place_of_json_of_the_same_name(store: fc.Store) -> None:
+    as_json(store, "p")
+    other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=1, replace=True)
+    assert [f.name for f in (store.path / "partitions").iterdir()] == ["p.partition"]
+    assert fc.Store.open(store.path).partitions == ["p"]
+    assert load_partition(fc.Store.open(store.path), "p").digest == other.digest
+    assert verify(store.path).ok
+    assert verify(store.path).notes == []
+
+
+@pytest.mark.parametrize("place", [0, 12, 300, -1])
+def test_a_damaged_file_is_found_and_forgotten_by_repair(store: fc.Store, place: int) -> None:
+    make_partition(store, "dirichlet", name="p", **DIRICHLET)
+    file = store.path / "partitions/p.partition"
+    raw = bytearray(file.read_bytes())
+    raw[place] ^= 4
+    file.write_bytes(raw)
+    with pytest.raises(FedcacheError) as caught:
+        load_partition(store, "p")
+    assert caught.value.code == Exit.CORRUPT
+    assert fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code == Exit.CORRUPT
+    assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
+    assert repair(store.path) == ["partitions/p.partition is forgotten: make the partition again."]
+    assert fc.Store.open(store.path).partitions == []
+
+
+def test_a_missing_file_is_corruption(store: fc.Store) -> None:
+    make_partition(store, "dirichlet", name="p", **DIRICHLET)
+    (store.path / "partitions/p.partition").unlink()
+    with pytest.raises(FedcacheError, match="missing or unreadable") as caught:
+        load_partition(store, "p")
+    assert caught.value.code == Exit.CORRUPT
+
+
+@pytest.mark.parametrize("name", ["mine.json", "mine.partition", "mine"])
+def test_a_partition_is_shared_as_a_file_of_either_form(store: fc.Store, tmp_path: Path, name: str) -> None:
+    where = ("--store", store.path)
+    made = ok("partition", *where, "--scheme", "iid", "--clients", 3, "--out", tmp_path / name).data
+    raw = (tmp_path / name).read_bytes()
+    assert (json.loads(raw)["digest"] == made["digest"]) if name == "mine.json" else raw.startswith(b"\x89FCARR1\n")
+    run = ok("train", "--method", "fed3r", *where, "-p", tmp_path / name).data
+    assert run["partition"]["digest"] == made["digest"]
+    kept = Path(run["path"]) / "partition-0.partition"  # the file may go
+    assert fc.Partition.load(kept).digest == made["digest"]
+    (tmp_path / name).unlink()
+    again = ok("train", "--config", Path(run["path"]) / "config.toml").data
+    assert again["reused"]
+    (tmp_path / name).write_bytes(raw[:-9])
+    done = fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json")
+    assert done.code == Exit.CORRUPT
+    assert "is not a sound partition file" in done.envelope["error"]["message"]
+
+
+def test_a_file_that_says_it_is_another_partition_is_refused(store: fc.Store, tmp_path: Path) -> None:
+    one, other = (make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1))
+    one.__dict__["digest"] = other.digest  # a forger's head; a store vouches for its own files alone
+    one.save(tmp_path / "p.partition")
+    done = fedcache("train", "--method", "fed3r", "--store", store.path, "-p", tmp_path / "p.partition", "--json")
+    assert done.code == Exit.CORRUPT
+    assert f"it claims {other.digest[:12]}" in done.envelope["error"]["message"]
+
+
+def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store) -> None:
+    words = ("train", "--method", "fed3r", "--store", store.path, "--scheme", "iid", "--clients", 3)
+    path = Path(ok(*words).data["path"])
+    # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
+    new, old = path / "partition-0.partition", path / "partition-0.json"
+    made = fc.Partition.load(new)
+    old.write_bytes(canonical_json(made.to_payload()))
+    new.unlink()
+    (path / "files.json").unlink()
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace("partition-0.partition", "partition-0.json"))
+    result = read_result(path / "result.json")
+    files = {k: v for k, v in result["files"].items() if k != new.name}
+    write_result(
+        path / "result.json", {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}}
+    )
+
+    assert ok(*words).data["reused"]
+    assert ok("train", "--config", config).data["reused"]
+    (entry,) = gather([path], path.parent).entries
+    rows = store_of_run([entry])
+    assert not isinstance(rows, str)
+    assert rows.partition.digest == made.digest
+    assert ok("report", path, "-o", path.parent.parent / "r.html").code == 0
+    assert ok("ls", "--runs").data["left_out"] == []
+    other = shutil.copy(config, path.parent.parent / "mine.toml")
+    assert ok("train", "--config", other, "--set", "lam=0.5").data["partition"]["digest"] == made.digest
+    old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
+    assert fedcache(*words, "--json").code == Exit.CORRUPT
