@@ -7,11 +7,12 @@ the largest smallest client seen and arguments that do work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedcache.federate.partition.fill_up import fill_up
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.rows import RowPool, Streams
 from fedcache.federate.partition.scheme import (
@@ -52,13 +53,16 @@ class Rule:
     limit: np.ndarray | None = None  # int64 [C, M], rows that exist for a client; None for no limit
     least_share: float = 0.0  # a client's shares summed over classes must exceed this
 
-    def counts(self, shares: np.ndarray) -> np.ndarray:
-        """Rows of every class and client, int64 [B, C, M], of shares [B, C, M]."""
-        draws, classes, clients = shares.shape
-        counts = np.empty(shares.shape, np.int64)
-        size = np.zeros((draws, clients), np.int64)
-        for c in range(classes):
-            share, quota = shares[:, c], self.quota[c]
+    def counts(self, shares: Iterable[np.ndarray], draws: int) -> Counts:
+        """Rows of every class and client of ``draws`` draws, whose shares [B, M] come class by class."""
+        # Half the memory of int64: a hundred classes of a million clients are 0.4 GB.
+        dtype = np.int32 if self.quota.max(initial=0) < 2**31 else np.int64
+        counts = np.empty((draws, len(self.quota), self.clients), dtype)
+        size = np.zeros((draws, self.clients), np.int64)
+        total = np.zeros((draws, self.clients))
+        for c, drawn in enumerate(shares):
+            share, quota = drawn, self.quota[c]
+            total += drawn
             if self.gate is not None:
                 share = gated(share, size < self.gate)
             if self.exact:
@@ -71,7 +75,16 @@ class Rule:
             if self.limit is not None:
                 np.minimum(counts[:, c], self.limit[c], out=counts[:, c])
             size += counts[:, c]
-        return counts
+        return Counts(counts, size, total)
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """B draws of rows for M clients."""
+
+    rows: np.ndarray  # int32 (int64 beyond 2**31 rows of a class) [B, C, M]
+    size: np.ndarray  # int64 [B, M], their sum over classes
+    share: np.ndarray  # float64 [B, M], the sum of a client's shares
 
 
 def gated(share: np.ndarray, is_open: np.ndarray) -> np.ndarray:
@@ -90,7 +103,7 @@ def gated(share: np.ndarray, is_open: np.ndarray) -> np.ndarray:
 class Search:
     """The outcome of drawing."""
 
-    counts: np.ndarray | None  # int64 [C, M] of the accepted draw, or None
+    counts: np.ndarray | None  # [C, M] of the accepted draw, or None
     draws: int  # how many were tried
     largest: int  # largest smallest client seen
     hopeless: bool = False  # drawing stopped early because no acceptance was to be expected within the cap
@@ -105,6 +118,17 @@ def draw(rng: np.random.Generator, alpha: float, draws: int, classes: int, clien
     return gamma
 
 
+def draw_by_class(
+    rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
+) -> Iterator[np.ndarray]:
+    """The numbers of ``draw`` as the shares [draws, M] of each class; of one draw only a class at a time is held."""
+    if draws == 1:
+        for _ in range(classes):
+            yield draw(rng, alpha, 1, 1, clients)[:, 0]
+    else:
+        yield from draw(rng, alpha, draws, classes, clients).swapaxes(0, 1)
+
+
 def search(rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: int = SHARES) -> Search:
     """Draw until the rule accepts, at most ``draws`` draws and (but for the first ``LEAST_DRAWS``) ``shares`` numbers.
 
@@ -117,16 +141,15 @@ def search(rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: 
     done = short = 0
     largest = -1
     for block in _blocks(cap, max(1, BLOCK // (classes * clients))):
-        share = draw(rng, rule.alpha, block, classes, clients)
-        counts = rule.counts(share)
-        size = counts.sum(axis=1)
+        counts = rule.counts(draw_by_class(rng, rule.alpha, block, classes, clients), block)
+        size = counts.size
         is_short = size < rule.minimum
         if rule.least_share > 0.0:
-            is_short |= share.sum(axis=1) <= rule.least_share
+            is_short |= counts.share <= rule.least_share
         accepted = np.flatnonzero(~is_short.any(axis=-1))
         if len(accepted):
             first = int(accepted[0])
-            return Search(counts[first], done + first + 1, int(size[first].min()))
+            return Search(counts.rows[first], done + first + 1, int(size[first].min()))
         done += block
         short += int(is_short.sum())
         largest = max(largest, int(size.min(axis=-1).max()))
@@ -146,7 +169,7 @@ def _blocks(cap: int, largest: int) -> Iterator[int]:
 
 
 def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]) -> np.ndarray:
-    """The accepted counts, int64 [C, M].
+    """The accepted counts, [C, M] int32, or int64 for classes beyond 2**31 rows.
 
     Args:
         scheme: for the message.
@@ -156,16 +179,29 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
 
     Raises:
         InfeasibleError: naming the largest smallest client seen and the smallest alpha (or, where no alpha works, the
-            number of clients) found to work with the same seed.
+            number of clients) found to work with the same seed, and how to fill clients up where the scheme can.
     """
     rule = rule_of(args)
     wanted = f"{rule.minimum} rows" if rule.minimum > 1 else "1 row"
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {rule.clients} clients"
     rows = int(rule.quota.sum())
-    if rows < rule.clients * rule.minimum:
-        message = f"{who} needs {rule.clients} x {wanted}, but {rows} rows can be dealt."
-        instead = _fewer_clients(scheme, args, streams, rule_of, at_most=rows // rule.minimum)
+    can_fill = any(argument.name == "fill" for argument in scheme.arguments)
+    # One draw of so many numbers takes seconds: what else works is then only said where it is known without drawing.
+    tries = not (can_fill and rule.clients * len(rule.quota) > TRIAL_SHARES)
+    instead: dict[str, Value] = {}
+    filled: dict[str, Value] = {"fill": True}
+    if not _has_rows(rule):
+        most = rows // rule.minimum
+        message = f"{who} needs {rule.clients} x {wanted}, but {rows} rows can be dealt: enough for {most} clients."
+        filled["clients"] = most
+        if tries and not args.get("fill"):
+            instead = _fewer_clients(scheme, args, streams, rule_of, at_most=most)
+        can_fill = can_fill and most > 0 and _has_rows(rule_of({**args, "clients": most}))
     else:
+        if args.get("fill"):  # the first draw, whoever is short in it
+            first = draw_by_class(streams("shares"), rule.alpha, 1, len(rule.quota), rule.clients)
+            counts: np.ndarray = rule.counts(first, 1).rows[0]
+            return counts
         found = search(streams("shares"), rule)
         if found.counts is not None:
             return found.counts
@@ -176,26 +212,41 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Cal
             f"{who}: none of {found.draws:,} draws gave every client {wanted} ({stop}); "
             f"the largest smallest client seen had {found.largest} rows."
         )
-        instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(scheme, args, streams, rule_of)
-    if not instead:
-        even = min(rule.clients, rows)
-        raise InfeasibleError(
-            message, f"Deal the rows evenly instead: fedcache partition --scheme iid --clients {even}"
+        if tries:
+            instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(scheme, args, streams, rule_of)
+    hints = []
+    if instead:
+        what = f"smallest alpha found to work is {instead.get('alpha')}"
+        if "clients" in instead:
+            what = f"largest number of clients found to work is {instead['clients']}"
+        instead = _as_tried(scheme, args, instead)
+        hints.append(f"With this seed the {what}:  {scheme.command({**args, **instead})} --seed {streams.seed}")
+    if can_fill:
+        filled = _as_tried(scheme, args, filled)
+        hints.append(
+            "Who is short gets rows of the largest clients with:  "
+            f"{scheme.command({**args, **filled})} --seed {streams.seed}"
         )
-    what = f"smallest alpha found to work is {instead.get('alpha')}"
-    if "clients" in instead:
-        what = f"largest number of clients found to work is {instead['clients']}"
-    # A derived argument was tried at the value it has; with other clients it would be derived anew.
+    if not hints:
+        even = min(rule.clients, rows)
+        hints.append(f"Deal the rows evenly instead: fedcache partition --scheme iid --clients {even}")
+    raise InfeasibleError(message, "\n".join(hints), instead or (filled if can_fill else {}))
+
+
+def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
+    """``instead`` with the derived arguments at the values they were tried at, where others would follow from it."""
     derived = scheme.rederived({**args, **instead})
     kept = {a.name: args[a.name] for a in scheme.arguments if a.default is None and a.kind != "names"}
-    instead |= {name: value for name, value in kept.items() if value != derived[name]}
-    raise InfeasibleError(
-        message, f"With this seed the {what}:  {scheme.command({**args, **instead})} --seed {streams.seed}", instead
-    )
+    return instead | {name: value for name, value in kept.items() if value != derived[name]}
+
+
+def _has_rows(rule: Rule) -> bool:
+    """Whether every client could have its least number of rows."""
+    return int(rule.quota.sum()) >= rule.clients * rule.minimum
 
 
 def _works(streams: Streams, rule: Rule) -> bool:
-    if int(rule.quota.sum()) < rule.clients * rule.minimum:
+    if not _has_rows(rule):
         return False
     return search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES).counts is not None
 
@@ -237,6 +288,17 @@ def _first(count: int, works: Callable[[int], bool]) -> int | None:
         else:
             low = middle + 1
     return high
+
+
+def deal_by_rule(
+    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule], rows: Sequence[np.ndarray]
+) -> RowLists:
+    """The ``rows`` of each of C classes dealt in drawn shares: the rows of each of M clients.
+
+    Raises as ``counts_or_error``; so are the other arguments.
+    """
+    dealt = deal_rows(rows, counts_or_error(scheme, args, streams, rule_of), streams("rows"))
+    return fill_up(dealt, rule_of(args).minimum, streams("fill")) if args.get("fill") else dealt
 
 
 def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> RowLists:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
+from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, present
+from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.rows import (
     FEWER,
     Dealt,
@@ -107,8 +108,7 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
 
     quota = quota_of(args)
-    counts = counts_or_error(LABEL_SHIFT, args, streams, rule_of)
-    held = deal_rows([rows[:q] for rows, q in zip(classes, quota, strict=True)], counts, streams("rows"))
+    held = deal_by_rule(LABEL_SHIFT, args, streams, rule_of, [rows[:q] for rows, q in zip(classes, quota, strict=True)])
     shuffled = [streams("holdout", client).permutation(rows) for client, rows in enumerate(held)]
     cuts = [math.floor(len(rows) / ratio) for rows in shuffled]
     train = [rows[:cut] for rows, cut in zip(shuffled, cuts, strict=True)]
@@ -231,6 +231,7 @@ LABEL_SHIFT = Scheme(
             tag="r",
         ),
         Argument("pool", "choice", "train", "the split that is dealt", choices=("train", "test"), tag="p"),
+        FILL,
         test_protocol_argument(
             "matched",
             "matched: the held-out part of the client's own draw; balanced: the same class-balanced test rows for all",

@@ -55,6 +55,9 @@ class Argument:
     choices: tuple[str, ...] = ()  # the values of a choice
     tag: str = ""  # letters that name the argument in a partition's default name
     named: bool = False  # the default name shows the argument even at its default value
+    # at its default it is no part of a partition: partitions that were saved before there was such an argument keep
+    # their digests
+    later: bool = False
 
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
@@ -135,7 +138,8 @@ class Scheme:
             argument = self.argument(name)
             if value is not None:
                 values[name] = argument.check(value)
-        return dict(self.derive(values))
+        later = {argument.name: argument.default for argument in self.arguments if argument.later}
+        return {k: v for k, v in self.derive(values).items() if k not in later or v != later[k]}
 
     def rederived(self, args: Values) -> dict[str, Value]:
         """Resolved arguments as if those with a derived default had not been given."""
@@ -147,7 +151,7 @@ class Scheme:
         shown = [
             a
             for a in self.arguments
-            if a.named or args.get(a.name) != (a.default if a.default is not None else usual[a.name])
+            if a.named or args.get(a.name, a.default) != (a.default if a.default is not None else usual[a.name])
         ]
         parts = [f"{a.tag}{_spelt(args.get(a.name))}" for a in sorted(shown, key=lambda a: a.tag)]
         return "-".join([self.name, *parts, f"s{seed}"])

@@ -14,8 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_rows, present
+from fedcache.federate.partition.dirichlet_shares import Rule, counts_or_error, deal_by_rule, deal_rows, present
 from fedcache.federate.partition.domain_shift import FEATURE_LABEL_SHIFT, FEATURE_SHIFT, LABEL_SHIFT
+from fedcache.federate.partition.fill_up import FILL
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.rows import FEWER, Dealt, RowPool, Streams, fewer_shots, need_rows
 from fedcache.federate.partition.scheme import (
@@ -42,8 +43,7 @@ def deal_by_shares(
     need_rows(pool.train, "train", scheme)
     classes = present(pool, pool.train)
     quota = np.array([len(rows) for rows in classes], np.int64)
-    counts = counts_or_error(SCHEMES[scheme], args, streams, partial(rule_of, quota))
-    return Dealt(deal_rows(classes, counts, streams("rows")))
+    return Dealt(deal_by_rule(SCHEMES[scheme], args, streams, partial(rule_of, quota), classes))
 
 
 def dirichlet_rule(quota: np.ndarray, args: Values) -> Rule:
@@ -76,7 +76,7 @@ DIRICHLET = Scheme(
     "dirichlet",
     "each class in Dirichlet shares over the clients; every row is dealt and no client is empty",
     "Li et al. 2022, arXiv:2102.02079",
-    (clients_argument(100), alpha_argument(0.1), SHARED_TESTS, DOMAIN),
+    (clients_argument(100), alpha_argument(0.1), FILL, SHARED_TESTS, DOMAIN),
     partial(deal_by_shares, "dirichlet", dirichlet_rule),
 )
 LDA = Scheme(
@@ -96,6 +96,7 @@ LDA = Scheme(
             high=1_000_000,
             tag="min",
         ),
+        FILL,
         SHARED_TESTS,
         DOMAIN,
     ),

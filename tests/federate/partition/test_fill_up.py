@@ -1,0 +1,126 @@
+"""Clients that a draw left short are filled up: nobody is short, no row is lost, and little else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draws import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_rows import even_columns
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.partition.dirichlet_shares import draw, draw_by_class
+from fedcache.federate.partition.fill_up import fill_up, lowered
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
+from fedcache.federate.partition.row_lists import RowLists
+
+COLUMNS = even_columns(50, 10, 4)
+
+
+def test_the_longest_give_one_by_one():
+    # 7, 5, 1, 0 with a least of 2 lack 3 rows: 7 -> 6 -> 5, then the first of two 5s -> 4
+    dealt = RowLists.of_sizes(np.arange(13), np.array([7, 5, 1, 0]))
+    filled = fill_up(dealt, 2, np.random.default_rng(0))
+    assert filled.sizes.tolist() == [4, 5, 2, 2]
+    assert set(filled[0]) < set(range(7))
+    assert filled[1].tolist() == [7, 8, 9, 10, 11]
+    assert 12 in filled[2]
+    assert {*filled[2][1:], *filled[3]} == set(range(7)) - set(filled[0])
+
+
+def one_by_one(sizes: list[int], missing: int) -> list[int]:
+    sizes = list(sizes)
+    for _ in range(missing):
+        sizes[sizes.index(max(sizes))] -= 1
+    return sizes
+
+
+@examples(100, 1000)
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=8), missing=st.integers(0, 60))
+def test_what_is_taken_is_taken_from_the_largest(sizes, missing):
+    missing = min(missing, sum(sizes))
+    assert lowered(np.array(sizes), missing, 0).tolist() == one_by_one(sizes, missing)
+
+
+@examples(100, 1000)
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), least=st.integers(1, 4), seed=st.integers(0, 99))
+def test_no_row_is_lost_nobody_is_short_and_as_few_as_will_do_are_moved(sizes, least, seed):
+    sizes[0] += max(0, least * len(sizes) - sum(sizes))
+    dealt = RowLists.of_sizes(np.random.default_rng(seed).permutation(sum(sizes)), np.array(sizes))
+    filled = fill_up(dealt, least, np.random.default_rng(seed))
+    assert sorted(filled.rows) == list(range(sum(sizes)))
+    assert filled.sizes.min() >= least
+    lack = sum(max(0, least - size) for size in sizes)
+    assert sum(len(set(new) - set(old)) for new, old in zip(filled, dealt, strict=True)) == lack
+    for new, old in zip(filled, dealt, strict=True):
+        assert set(new) >= set(old) if len(old) < least else set(new) <= set(old)
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "lda", "label-shift"])
+def test_a_partition_that_could_not_be_drawn_is_filled(scheme):
+    args = {"clients": 40, "alpha": 0.05} | ({"min_size": 2} if scheme == "lda" else {})
+    args |= {"ratio": 2.0, "shots": 1} if scheme == "label-shift" else {}
+    with pytest.raises(InfeasibleError, match="fill=true"):
+        make(scheme, COLUMNS, **args)
+    made = make(scheme, COLUMNS, **args, fill=True)
+    least = {"dirichlet": 1, "lda": 2, "label-shift": 1}[scheme]
+    assert made.table.train_sizes.min() == least
+    assert made.args["fill"] is True
+    assert "-fill1-" in made.default_name()
+    assert Partition.from_file(memoryview(b"".join(made.to_file()))).digest == made.digest
+    if scheme != "label-shift":
+        assert sorted(made.table.train.rows) == np.flatnonzero(COLUMNS.split == 0).tolist()
+    assert make(scheme, COLUMNS, **args, fill=True).digest == made.digest
+    assert make(scheme, COLUMNS, **args, fill=True, seed=1).digest != made.digest
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "lda", "label-shift"])
+def test_a_first_draw_that_is_sound_is_not_changed(scheme):
+    plain, filled = (make(scheme, COLUMNS, clients=4, alpha=50.0, **more) for more in ({}, {"fill": True}))
+    assert [c.train.tolist() for c in plain.clients] == [c.train.tolist() for c in filled.clients]
+    assert filled.digest != plain.digest  # the argument is part of a partition
+
+
+def test_off_it_is_no_part_of_a_partition():
+    plain = make("dirichlet", COLUMNS, clients=4, alpha=5.0)
+    assert "fill" not in plain.args
+    assert make("dirichlet", COLUMNS, clients=4, alpha=5.0, fill=False).digest == plain.digest
+    assert "fill" not in plain.default_name()
+
+
+@pytest.mark.parametrize(
+    "scheme", [name for name, s in SCHEMES.items() if any(a.name == "clients" for a in s.arguments)]
+)
+def test_more_clients_than_rows_are_refused_with_a_number_that_fits(scheme):
+    args = {"alpha": 5.0} if scheme in ("dirichlet", "lda", "flesd", "label-shift") else {}
+    columns = even_columns(5, 5, 2)
+    with pytest.raises(InfeasibleError) as error:
+        make(scheme, columns, clients=50, **args)
+    assert error.value.message.count("\n") == 0
+    instead = error.value.instead
+    assert 1 <= instead.get("clients", 1) <= 10
+    assert len(make(scheme, columns, **{"clients": 50, **args, **instead}).clients) <= 10
+
+
+def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
+    monkeypatch.setattr("fedcache.federate.partition.dirichlet_shares.TRIAL_SHARES", 100)
+    monkeypatch.setattr(
+        "fedcache.federate.partition.dirichlet_shares.search", lambda *_, **__: pytest.fail("drew shares")
+    )
+    with pytest.raises(
+        FedcacheError, match="needs 300 x 1 row, but 200 rows can be dealt: enough for 200 clients"
+    ) as error:
+        make("dirichlet", COLUMNS, clients=300, alpha=0.3)
+    assert "--clients 200 --alpha 0.3 --option fill=true --seed 0" in error.value.hint
+    monkeypatch.undo()
+    assert len(make("dirichlet", COLUMNS, **error.value.instead, alpha=0.3).clients) == 200
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 2.0])
+def test_one_draw_by_class_is_the_draw(alpha):
+    whole = draw(np.random.default_rng(4), alpha, 1, 3, 7)
+    assert np.array_equal(np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 1, 3, 7))), whole.swapaxes(0, 1))
+    several = draw(np.random.default_rng(4), alpha, 5, 3, 7)
+    parts = np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 5, 3, 7)))
+    assert np.array_equal(parts, several.swapaxes(0, 1))
