@@ -21,6 +21,7 @@ from fedcache.federate.engine.client_data import Data, FrozenEncoders
 from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.engine.stored_rows import Features, stored_rows
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
@@ -64,8 +65,11 @@ def read_store(
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         observer.note(f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))}).")
-    scratch = Home.from_environment().root / "scratch"
-    x, scaling = prepare_features(arrays, feat_post, train, views=min(views), scratch=scratch)
+    x: Features | None = stored_rows(arrays, feat_post)
+    scaling = None
+    if x is None:
+        scratch = Home.from_environment().root / "scratch"
+        x, scaling = prepare_features(arrays, feat_post, train, views=min(views), scratch=scratch)
     samples, widths = store.samples, tuple(a.shape[2] for a in arrays)
     label, domain = samples.label.astype(np.int64), samples.domain.astype(np.int64)
     made = with_text(method, hp, store, keys, x, label, domain, widths)
@@ -113,7 +117,7 @@ def with_text(
     hp: Hp,
     store: Store,
     keys: Sequence[str],
-    x: torch.Tensor,
+    x: Features,
     label: NDArray[np.int64],
     domain: NDArray[np.int64],
     widths: tuple[int, ...],

@@ -6,6 +6,7 @@ model; what satisfies these protocols arrives as an argument of ``engine.run``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import InternalError, StoreError
+from fedcache.federate.engine.stored_rows import Features, StoredRows, take_rows
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 
 ALIGNED = 64
@@ -80,7 +82,7 @@ class FrozenEncoders(Protocol):
 class Data:
     """What was extracted, for all clients."""
 
-    x: Tensor  # [N, V, D] float32 features, all backbones concatenated; rows no client names are never read
+    x: Features  # [N, V, D] float32 features, all backbones concatenated; rows no client names are never read
     y: Tensor  # int64 [N] class indices
     classes: int  # C
     text: Tensor | None = None  # [C, D] unit class text features, or None
@@ -114,7 +116,7 @@ class Data:
 class ClientData:
     """The training rows of some clients; what a method's ``fit`` and ``enter`` receive."""
 
-    x: Tensor  # [N, V, D] features of the whole store
+    x: Features  # [N, V, D] features of the whole store
     y: Tensor | None  # int64 [N], or None for a method that must not read labels
     # int64 [*lead, R] rows of the store; a client with fewer repeats its own first row, so padding never reads a row
     # that it does not hold
@@ -126,8 +128,7 @@ class ClientData:
         """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""
         rows = self.rows.gather(-1, i)
         V, D = self.x.shape[1:]
-        flat = self.x.reshape(-1, D).index_select(0, (rows * V + view).flatten())
-        return flat.view(*i.shape, D)
+        return take_rows(self.x, (rows * V + view).flatten()).view(*i.shape, D)
 
     def labels(self, i: Tensor) -> Tensor:
         """Class indices [*lead, B] at positions ``i``."""
@@ -165,14 +166,14 @@ class ClientData:
 class FeatureColumns:
     """A feature matrix cut to the columns some clients have; each cut is made once, since clients gather from it."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Features) -> None:
         self._x = x
-        self._cuts: dict[tuple[tuple[int, int], ...], Tensor] = {(): x}
+        self._cuts: dict[tuple[tuple[int, int], ...], Features] = {(): x}
 
-    def cut(self, ranges: tuple[tuple[int, int], ...]) -> Tensor:
+    def cut(self, ranges: tuple[tuple[int, int], ...]) -> Features:
         """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
         if ranges not in self._cuts:
-            self._cuts[ranges] = torch.cat([self._x[..., a:b] for a, b in ranges], -1)
+            self._cuts[ranges] = torch.cat([self._x[:][..., a:b] for a, b in ranges], -1)
         return self._cuts[ranges]
 
 
@@ -187,7 +188,7 @@ class AllClients:
         self.test = np.empty(0, np.int64)
 
 
-def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
+def stack_clients(x: Features, y: Tensor | None, trains: Sequence[np.ndarray], axes: int) -> ClientData:
     """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
@@ -198,18 +199,21 @@ def stack_clients(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray], axe
     return ClientData(x, y, r[0] if axes == 0 else r[None] if axes == 2 else r, tuple(len(t) for t in trains))
 
 
-def cut_out(x: Tensor, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
+def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
     """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
 
     One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
     """
-    step = ALIGNED // x.element_size()
-    sizes = [-(-len(t) * x[:1].numel() // step) * step for t in trains]
+    step, numbers = ALIGNED // x.element_size(), math.prod(x.shape[1:])
+    sizes = [-(-len(t) * numbers // step) * step for t in trains]
     block, made, start = x.new_empty(sum(sizes)), [], 0
     for train, size in zip(trains, sizes, strict=True):
         rows = torch.from_numpy(np.asarray(train, np.int64)).to(x.device)
-        own = block[start : start + len(rows) * x[:1].numel()].view(len(rows), *x.shape[1:])
-        torch.index_select(x, 0, rows, out=own)
+        own = block[start : start + len(rows) * numbers].view(len(rows), *x.shape[1:])
+        if isinstance(x, StoredRows):
+            own.copy_(x[rows])
+        else:
+            torch.index_select(x, 0, rows, out=own)
         at = torch.arange(len(rows), device=x.device)
         made.append(ClientData(own, None if y is None else y[rows], at, (len(rows),), cut=True))
         start += size

@@ -132,7 +132,7 @@ def prepare_features(
             if feat_post == "l2_concat":
                 _unit(rows)
             else:
-                np.copyto(rows, rows > 0, where=~np.isnan(rows))
+                _sign(rows)
     elif feat_post == "standardize":
         rows = np.empty(0, np.int64) if train is None else np.unique(train)
         if scaling is None and not len(rows):
@@ -163,3 +163,12 @@ def _unit(rows: np.ndarray) -> None:
     for first in range(0, len(rows), STEP):
         part = rows[first : first + STEP]
         part /= np.maximum(np.linalg.norm(part, axis=-1, keepdims=True), 1e-12)
+
+
+def _sign(rows: np.ndarray) -> None:
+    """1 where a value is above 0, else 0, in place; NaN stays."""
+    np.copyto(rows, rows > 0, where=~np.isnan(rows))
+
+
+ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
+"""What a ``feat_post`` does in place to float32 rows [.., D] of one backbone, each by itself; None for nothing."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
+from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, names_of, train_sizes
@@ -105,7 +107,7 @@ class RunState:
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
-            self.env = replace(self.env, public=self.public_columns.cut(()))
+            self.env = replace(self.env, public=cast(Tensor, self.public_columns.cut(())))
         if method.reads_test(hp):
             self.warnings.append(
                 f"{method.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
@@ -154,7 +156,7 @@ class RunState:
         hp, env = self.hp, self.env
         if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
             hp = {**hp, **own.hp}
-            public = self.public_columns.cut(own.columns) if self.public else None
+            public = cast(Tensor, self.public_columns.cut(own.columns)) if self.public else None
             env = replace(env, width=self.columns.cut(own.columns).shape[-1], public=public)
         return Ctx((len(ids),) if axes else (), hp, env, draws, tuple(ids), self.round)
 
@@ -188,7 +190,7 @@ class RunState:
         made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
         return dict(zip(self.eligible, made, strict=True))
 
-    def features(self, client: int | None) -> Tensor:
+    def features(self, client: int | None) -> Features:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
         own = None if client is None else self.own.get(client)
         return self.data.x if own is None else self.columns.cut(own.columns)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.outcome import Snapshot
+from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import SameObject
 from fedcache.heads.gram import GramBasis, GramBatch
 from fedcache.heads.linear import Tree
@@ -51,7 +52,7 @@ class GramMatrices:
         rows: client -> its int64 training rows, for the clients with few enough of them.
     """
 
-    def __init__(self, x: Tensor, rows: Mapping[int, np.ndarray]) -> None:
+    def __init__(self, x: Features, rows: Mapping[int, np.ndarray]) -> None:
         order = sorted(rows, key=lambda c: (-len(rows[c]), c))  # as chunks are cut, so that a chunk is one block
         self.n = {c: len(rows[c]) for c in order}
         starts = np.cumsum([0, *self.n.values()])
@@ -89,7 +90,7 @@ class GramMatrices:
             self._kept[key] = out
         return out
 
-    def beside(self, client: int, x: Tensor, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
+    def beside(self, client: int, x: Features, rows: Tensor, bases: Sequence[Tensor]) -> GramBasis:
         """For scoring rows of x [N, 1, D] by a client's coordinates over ``bases``; kept for other points of a grid."""
         key = (client, rows.cpu().numpy().tobytes())
         z: Tensor | None = None
@@ -194,7 +195,7 @@ class ClientStates(MutableMapping[int, Tree]):
         }
         return {**tree, **found}  # made anew every time: kept, they would be more than the coordinates
 
-    def scored(self, client: int, x: Tensor, rows: Tensor) -> tuple[Tree, GramBatch]:
+    def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
 
         With few rows of its own that is less work than its maps in full, and points of a grid share the products.

@@ -128,7 +128,7 @@ def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
         upload_bytes=_upload_bytes(job, kept),
         server_bytes=_bytes(job.server),
         state_bytes=_bytes(kept),
-        feature_bytes=_bytes({"x": job.data.x}),
+        feature_bytes=job.data.x.nbytes,
         broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
         batch=cast(int, job.hp.get("batch", 32)),
         mixed=bool(job.own),

@@ -208,7 +208,7 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
     """
     sizes, hp = Sizes(8, 8, 3), {**method.resolve(), **(settings or {})}
     data = _rows(method, sizes, CLIENTS + 2)
-    data = replace(data, x=data.x.expand(-1, 4, -1))  # some settings read augmented views
+    data = replace(data, x=data.x[:].expand(-1, 4, -1))  # some settings read augmented views
     edges = np.cumsum([0, *(sizes.classes * k for k in range(PER_CLASS, PER_CLASS + CLIENTS))])
     rows = np.arange(edges[-1])
     clients = [Client(f"c{i}", rows[a:b], rows[:0]) for i, (a, b) in enumerate(pairwise(edges))]

@@ -1,0 +1,174 @@
+"""Features that stay in their files: every number of a run is that of the same features in memory, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import ok
+from federation import cases, difference, go_tiny, tiny, wide
+from hypothesis import given
+from hypothesis import strategies as st
+from pairs import parametrize, served
+
+from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine import stored_rows as stored
+from fedcache.federate.engine.client_data import FeatureColumns, cut_out
+from fedcache.federate.engine.feature_post import FEAT_POSTS, ROW_POSTS, prepare
+from fedcache.federate.engine.stored_rows import StoredRows, stored_rows, take_rows
+from fedcache.federate.methods import METHODS
+from fedcache.runs import features
+from fedcache.store import mapped_rows as maps
+from fedcache.store.mapped_rows import map_rows
+from fedcache.store.reader import Reader
+from fedcache.store.store import Store
+
+N, D, CHUNK = 1300, 8, 512
+
+
+def pytest_generate_tests(metafunc):
+    parametrize(metafunc)
+
+
+def reads_features(name):
+    return "pixels" not in METHODS[name].needs
+
+
+@served(cases(), ["sequential", "batched", "gram"], reads_features)
+def test_a_run_on_stored_rows_is_the_run_in_memory(case, execution):
+    data, clients = wide() if execution == "gram" else tiny(views=4)
+    half = data.x.half()
+    memory, text = replace(data, x=half.float()), None if data.text is None else data.text.float()
+    memory = replace(memory, text=text)
+    keys = {"execution": execution, "dtype": torch.float32}
+    one = go_tiny(*case, memory, clients, **keys)
+    two = go_tiny(*case, replace(memory, x=StoredRows(half)), clients, **keys)
+    assert difference(one, two) == 0.0
+    assert one.traffic == two.traffic
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Rows over three chunks, float16 and float32, one of them zero and none of them unit."""
+    x = np.random.default_rng(0).standard_normal((N, 1, D)) * 3
+    x[7] = 0.0
+    features = {"half": x.astype(np.float16), "single": x.astype(np.float32)}
+    path = tmp_path_factory.mktemp("stored") / "s.zarr"
+    return Store.from_arrays(features, labels=np.arange(N) % 5, name="s", path=path)
+
+
+def reader_of(store: Store, backbone: str) -> Reader:
+    (key,) = [key for key, info in store.arrays.items() if info.recipe["backbone"] == backbone]
+    return Store.open(store.path).reader(key)
+
+
+@pytest.mark.parametrize("backbone", ["half", "single"])
+@pytest.mark.parametrize("post", ROW_POSTS)
+@given(data=st.data())
+def test_rows_are_those_of_the_whole(store, backbone, post, data):
+    whole = prepare([reader_of(store, backbone)], post)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCACHE_MEMORY", "0")
+        rows = stored_rows([reader_of(store, backbone)], post)
+    assert isinstance(rows, StoredRows)
+    assert (rows.shape, rows.nbytes, rows.element_size()) == (whole.shape, 0, 4)
+    index = torch.tensor(data.draw(st.lists(st.integers(0, N - 1), max_size=30)), dtype=torch.int64)
+    first, last = sorted(data.draw(st.tuples(st.integers(0, N), st.integers(0, N))))
+    for dtype in (torch.float32, torch.float64):
+        x, y = rows.to(dtype), whole.to(dtype)
+        assert torch.equal(x[index, 0], y[index, 0])
+        assert torch.equal(x[index], y[index])
+        assert torch.equal(x[first:last], y[first:last])
+        assert torch.equal(x[first:last, 0, 2:5], y[first:last, 0, 2:5])
+        assert torch.equal(take_rows(x, index), take_rows(y, index))
+        assert torch.equal(FeatureColumns(x).cut(((1, 3), (5, 8))), FeatureColumns(y).cut(((1, 3), (5, 8))))
+        (one,), (other,) = (cut_out(source, None, [index.numpy()]) for source in (x, y))
+        assert torch.equal(one.x, other.x)
+
+
+def test_what_needs_all_rows_or_several_arrays_is_read_into_memory(store, monkeypatch):
+    monkeypatch.setenv("FEDCACHE_MEMORY", "0")
+    half, single = reader_of(store, "half"), reader_of(store, "single")
+    assert stored_rows([half, single], "none") is None
+    assert [post for post in FEAT_POSTS if stored_rows([half], post) is None] == ["standardize"]
+    monkeypatch.setenv("FEDCACHE_MEMORY", "1G")
+    assert stored_rows([half], "none") is None  # small
+    monkeypatch.setattr(stored, "IN_MEMORY", 4 * N * D - 1)
+    assert stored_rows([half], "none") is not None
+
+
+def test_pages_are_given_back_and_rows_stay_what_they_are(store, monkeypatch):
+    monkeypatch.setenv("FEDCACHE_MEMORY", "0")
+    monkeypatch.setattr(stored, "RESIDENT", 3 * (stored.AROUND + N * D * 2))
+    found = stored_rows([reader_of(store, "half")], "none")
+    given_back = []
+    rows = replace(found, release=lambda: (given_back.append(1), found.release()))
+    whole, every = prepare([reader_of(store, "half")], "none"), torch.arange(N)
+    for _ in range(8):  # each maps all rows at most, so that every fourth is past the limit
+        assert torch.equal(rows[every, 0], whole[:, 0])
+    assert len(given_back) == 2
+
+
+def test_a_mapped_array_is_the_array_and_no_write_reaches_a_file(store):
+    for backbone in ("half", "single"):
+        mapped = map_rows(reader_of(store, backbone))
+        assert mapped is not None
+        assert np.array_equal(mapped.values, reader_of(store, backbone).all())
+        mapped.values[3] = 1.0
+        assert not np.array_equal(mapped.values[3], reader_of(store, backbone).all()[3])
+        mapped.release()
+        assert np.array_equal(mapped.values, reader_of(store, backbone).all())
+
+
+def test_chunks_that_fill_no_pages_are_not_mapped(tmp_path, monkeypatch):
+    x = np.ones((600, 3), np.float16)  # 512 rows of 6 bytes end within a page
+    store = Store.from_arrays({"odd": x}, name="odd", path=tmp_path / "odd.zarr")
+    assert map_rows(store.reader(*store.arrays)) is None
+    monkeypatch.setenv("FEDCACHE_MEMORY", "0")
+    assert stored_rows([store.reader(*store.arrays)], "none") is None
+
+
+def test_more_chunks_than_the_system_has_maps_for_are_not_mapped(store, monkeypatch):
+    monkeypatch.setattr(maps, "MOST_CHUNKS", 2)
+    assert map_rows(reader_of(store, "half")) is None
+
+
+@pytest.mark.parametrize("damage", ["bit", "length", "place", "gone"])
+def test_every_chunk_is_verified_before_a_row_is_read(tmp_path, damage):
+    x = np.random.default_rng(1).standard_normal((N, D)).astype(np.float16)
+    store = Store.from_arrays({"half": x}, name="s", path=tmp_path / "s.zarr")
+    files = sorted(Path(store.path).glob("features/*/c/*/0/0"), key=lambda f: int(f.parts[-3]))
+    raw = bytearray(files[1].read_bytes())
+    if damage == "bit":
+        raw[100] ^= 1
+        files[1].write_bytes(raw)
+    elif damage == "length":
+        files[1].write_bytes(raw[:-1])
+    elif damage == "place":
+        files[1].write_bytes(files[0].read_bytes())
+    else:
+        files[1].unlink()
+    with pytest.raises(FedcacheError, match="chunk 1 of half") as caught:
+        map_rows(Store.open(store.path).reader(*store.arrays))
+    assert caught.value.code is Exit.CORRUPT
+
+
+@pytest.mark.parametrize("post", ["none", "l2"])
+def test_a_command_gives_the_same_result_whatever_memory_it_may_use(store, tmp_path, monkeypatch, post):
+    words = ("train", "--method", "fedavg", "--store", store.path, "--backbones", "half", "--scheme", "iid",
+             "--clients", 4, "--rounds", 2, "--set", f"feat_post={post}")  # fmt: skip
+    found, in_memory = [], []
+    for budget in ("1G", "0"):
+        monkeypatch.setenv("FEDCACHE_MEMORY", budget)
+        read = []
+        monkeypatch.setattr(features, "stored_rows", lambda *a, kept=read: kept.append(stored_rows(*a)) or kept[-1])
+        ok(*words, "--runs", tmp_path / budget)
+        (result,) = (tmp_path / budget).rglob("result.json")
+        (model,) = (tmp_path / budget).rglob("seed-0.safetensors")
+        found.append((result.read_bytes(), model.read_bytes()))
+        in_memory.append(read[0] is None)
+    assert found[0] == found[1]
+    assert in_memory == [True, False]
