@@ -162,6 +162,9 @@ class TrainConfig:
     )
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
     eval_every: int = option(0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0)
+    eval_clients: str | None = option(
+        None, "Personal models to score: those of a number or share of clients, drawn once.", TRAINING, said="all"
+    )
     execution: str = option(
         "auto",
         "How clients are computed: one by one, many in one batch, or in a basis of their rows.",

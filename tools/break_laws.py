@@ -50,6 +50,7 @@ B = Breakage
 LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.py", "federate/engine/local_training.py"
 BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
+SAMPLING = "federate/engine/sampling.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
 SITES, FACTS, SERVER_JOB, PLAN = (
@@ -89,13 +90,13 @@ TABLE = (
     B("a_resumed_run_has_the_same_bits", "the optimiser's state is not saved", SNAPSHOTS,
       "for k, t in states[client].items()}", 'for k, t in states[client].items() if not k.startswith("opt/")}', "solo"),
     B("a_resumed_run_has_the_same_bits", "who has the text features is forgotten", SNAPSHOTS,
-      "job.met[client] = True", "job.met[client] = False", "fst-cbdg"),
+      'job.met[state.meta["met"]] = True', 'job.met[state.meta["met"]] = False', "fst-cbdg"),
     B("executions_may_change_between_rounds", "draws depend on the execution", LANES,
       KEY, KEY.replace("c,", "c, self.axes,"), "fedavg"),
     B("executions_may_change_between_rounds", "stacked Adam is a step ahead", "federate/engine/local_training.py",
       'steps = count.double()', 'steps = count.double() + 1.0', "adam"),
-    B("the_order_of_clients_does_not_matter", "sampling goes by place", ROUNDS,
-      "sorted(self.eligible, key=names.__getitem__)", "list(self.eligible)", "fedavg"),
+    B("the_order_of_clients_does_not_matter", "sampling goes by place", SAMPLING,
+      "sorted(self.eligible.tolist(), key=self.names.__getitem__)", "self.eligible.tolist()", "fedavg"),
     B("the_order_of_clients_does_not_matter", "draws go by the client's number", ROUNDS,
       "tuple(self.client_names[i] for i in ids)", "tuple(str(i) for i in ids)", "solo"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "a new state is given to every client", ROUNDS,
@@ -156,11 +157,11 @@ TABLE = (
     B("the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it", "the public set trains",
       "federate/engine/eligibility.py", "np.arange(len(clients)) >= public", "np.arange(len(clients)) >= 0"),
     B("everywhere_scores_each_model_on_all_test_rows", "models are scored at home", SCORE,
-      "test = union if everywhere else", "test ="),
+      "test = table.test_of(block[0]) if union is None else union", "test = table.test_of(block[0])"),
     B("what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run", "the probe sees one client",
       ROUNDS, "np.sort(all_train_rows(self.clients))", "np.sort(all_train_rows(self.clients[:1]))"),
-    B("clients_are_sampled_without_replacement_and_anew_each_round", "every round samples the same", ROUNDS,
-      '"sampling", self.round)', '"sampling")'),
+    B("clients_are_sampled_without_replacement_and_anew_each_round", "every round samples the same", SAMPLING,
+      '"sampling", round_)', '"sampling")'),
     B("a_result_that_is_not_finite_names_round_and_client", "NaN is let through", ROUNDS,
       "if not isinstance(t, Tensor) or not t.is_floating_point()", "if True"),
     B("accuracies_are_those_of_the_predictions", "clients share the first one's predictions", SCORE,

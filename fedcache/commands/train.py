@@ -292,11 +292,12 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
     if accuracy["mean"] is None:
         lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
-    owned, size = result["classes_owned"]["per_client"], result["parameters"]
-    span = "" if min(owned) == max(owned) else f"{min(owned):g} to "
+    owned, size = result["classes_owned"], result["parameters"]
+    each = owned.get("per_client") or [owned["least"], owned["most"]]
+    span = "" if min(each) == max(each) else f"{min(each):g} to "
     fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
     lines.append(
-        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(owned):g} of {result['classes']} "
+        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(each):g} of {result['classes']} "
         f"classes per client; {size['trainable']:,} parameters trained{fixed}"
     )
     if len(accuracy["per_domain"]) > 1:

@@ -14,6 +14,7 @@ from fedcache.models.request import ExportOptions, ModelOptions
 from fedcache.models.saved_model import SavedModel
 from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
+from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_members, predictor_of, weights_of
 
@@ -57,7 +58,9 @@ def export_model(
     predictor = predictor_of(members, named(members[0], asked), home, "cpu")
     found = run_result(place)
     program = make_program(predictor, home, weights_of(asked)) if kind in PROGRAMS else None
-    card = model_card(predictor, None if found is None else read_result(found), home)
+    result = None if found is None else read_result(found)
+    columns = None if found is None or result is None else client_columns(result, found.parent)
+    card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)
     said = write(out, kind, Parts(predictor, card, program))

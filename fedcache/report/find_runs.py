@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
+from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
 from fedcache.runs.run import is_claimed, is_private
 
@@ -83,6 +84,11 @@ class StoredRun:
         """
         partitions = dict.fromkeys(map(str, self.result["partition"]["digests"]))
         return str(self.result["dataset"]["digest"]), ",".join(partitions), self.claimed
+
+    @cached_property
+    def clients(self) -> ClientColumns:
+        """Name, accuracy and classes of every client."""
+        return client_columns(self.result, self.path)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

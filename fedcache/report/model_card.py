@@ -17,6 +17,7 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.methods.sizes import Sizes
+from fedcache.runs.client_columns import ClientColumns
 from fedcache.runs.trust_words import describe_trust
 
 LEVEL = 0.95
@@ -24,8 +25,11 @@ SHOWN = 20
 """Classes that are named."""
 
 
-def model_card(predictor: Predictor, result: Mapping[str, Any] | None, home: Home) -> str:
-    """Markdown; ``result`` is the run's, None for a model file whose run is not at hand."""
+def model_card(
+    predictor: Predictor, result: Mapping[str, Any] | None, home: Home, clients: ClientColumns | None = None
+) -> str:
+    """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
+    accuracy = [] if result is None else accuracy_lines(result, predictor.client, clients)
     saved = predictor.members[0]
     facts = saved.facts
     whose = "the one for all clients" if predictor.client is None else f"that of client {predictor.client} alone"
@@ -45,7 +49,7 @@ def model_card(predictor: Predictor, result: Mapping[str, Any] | None, home: Hom
         "",
         "## Accuracy",
         "",
-        *(["Not known: the run is not at hand."] if result is None else accuracy_lines(result, predictor.client)),
+        *(accuracy or ["Not known: the run is not at hand."]),
         "",
         "## What left the clients",
         "",
@@ -112,7 +116,9 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
     return lines
 
 
-def accuracy_lines(result: Mapping[str, Any], client: str | None = None) -> list[str]:
+def accuracy_lines(
+    result: Mapping[str, Any], client: str | None = None, clients: ClientColumns | None = None
+) -> list[str]:
     """Accuracy of every seed, with a Wilson interval where one model met a known number of rows."""
     a, protocol = result["accuracy"], result["protocol"]
     over = {"global": "one model on the global test rows", "personalised": "each client's model on its own test rows",
@@ -134,9 +140,8 @@ def accuracy_lines(result: Mapping[str, Any], client: str | None = None) -> list
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
         lines.append(f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation "
                      f"{100 * (a['std'] or 0.0):.2f} points.")  # fmt: skip
-    if client in result["clients"]:
-        own = a["per_client"][result["clients"].index(client)]
-        lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
+    own = None if client is None or clients is None else clients.accuracy_of(client)
+    lines += [] if own is None else [f"Client {client}: {100 * own:.2f} %, mean over seeds."]
     return lines or ["No row was scored."]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 from fedcache.errors import UsageError, unknown
 from fedcache.report.find_runs import CLAIMED, StoredRun, by_setting, differing, label_of, labels, setting_names
 from fedcache.report.statistics import Floats
+from fedcache.runs.client_columns import ClientColumns
 
 OVER = ("seeds", "clients", "settings")
 MOST_NAMED = 6
@@ -28,7 +30,9 @@ _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["per_seed"],
     "macro_f1": lambda r: r["macro_f1"]["per_seed"],
 }
-_PER_CLIENT: dict[str, Callable[[Any], Any]] = {"accuracy": lambda r: r["accuracy"]["per_client"]}
+_PER_CLIENT: dict[str, Callable[[ClientColumns], Any]] = {
+    "accuracy": lambda c: (None if math.isnan(a) else a for a in c.accuracy.tolist())
+}
 _PER_RUN: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["mean"],
     "macro_f1": lambda r: r["macro_f1"]["mean"],
@@ -88,8 +92,10 @@ def within(entries: Sequence[StoredRun], where: str, metric: str, over: str) -> 
     cells: dict[str, dict[str, float | None]] = {}
     for name, entry in runs.items():
         r = entry.result
-        keys = [str(s) for s in r["seeds"]] if over == "seeds" else _distinct(r["clients"])
-        cells[name] = dict(zip(keys, take(r), strict=True))
+        if over == "clients":
+            cells[name] = dict(zip(_distinct(entry.clients.names), take(entry.clients), strict=True))
+        else:
+            cells[name] = dict(zip(map(str, r["seeds"]), take(r), strict=True))
     empty = [name for name, row in cells.items() if all(v is None for v in row.values())]
     cells = {name: row for name, row in cells.items() if name not in empty}
     if len(cells) < 2:

@@ -140,13 +140,14 @@ def _at(*keys: str, scale: float = 1.0) -> Callable[[Run, str], Value | None]:
 
 
 def _client_min(run: Run, _rest: str) -> Value | None:
-    known = [a for a in run.accuracy["per_client"] if a is not None]
-    return _percent(min(known)) if known else None
+    known = run.clients.scored
+    return _percent(float(known.min())) if len(known) else None
 
 
 def _client(run: Run, rest: str) -> Value | None:
-    values = run.accuracy["per_client"]
-    return _percent(values[int(rest)]) if int(rest) < len(values) else None
+    values = run.clients.accuracy
+    known = int(rest) < len(values) and not np.isnan(values[int(rest)])
+    return _percent(float(values[int(rest)])) if known else None
 
 
 def _domain(run: Run, rest: str) -> Value | None:

@@ -131,18 +131,22 @@ class RunDirectory:
         rounds: Sequence[Mapping[str, Any]],
         measured: Mapping[str, Any],
         before: Callable[[Mapping[str, Any]], None] = lambda _result: None,
+        files: Mapping[str, bytes] | None = None,
     ) -> dict[str, Any]:
         """Write rounds, measurements and last of all the result; then drop what only a resume needs.
 
-        ``before`` is called with the whole result before it is written: with it what is not there is no result.
+        ``files`` are further promises, by name. ``before`` is called with the whole result before it is written: with
+        it what is not there is no result.
 
         Returns:
             the result with ``files``: the digest of every other promise, of ``begin`` and of this call.
         """
         lines = b"".join(canonical_json(r) + b"\n" for r in rounds)
-        write_atomic(self.path / "rounds.jsonl", lines)
+        promised = {"rounds.jsonl": lines, **(files or {})}
+        for name, raw in promised.items():
+            write_atomic(self.path / name, raw)
         write_sealed(self.path / MEASURED, _what_measured(self.identity.digest), dict(measured))
-        whole = {**result, "files": {**self._files, "rounds.jsonl": file_digest("rounds.jsonl", lines)}}
+        whole = {**result, "files": {**self._files, **{n: file_digest(n, raw) for n, raw in promised.items()}}}
         before(whole)
         write_result(self.path / "result.json", whole)
         self.restart()

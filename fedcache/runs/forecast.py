@@ -24,6 +24,7 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
         seed=seed,
         dtype=spec.dtype,
         eval_every=spec.requested.eval_every,
+        eval_clients=spec.eval_clients,
         overrides=inputs.overrides,
         trust=spec.trust,
         identity=digest_of_data(inputs, spec, seed),

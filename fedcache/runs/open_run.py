@@ -33,7 +33,7 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     told_rounds,
 )
-from fedcache.runs.results import SeedResult, seed_result, summarise
+from fedcache.runs.results import SeedResult, files_of_clients, seed_result, summarise
 from fedcache.runs.row_sources import Preparation, RowSource, ShardRows, StoreRows
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
@@ -278,6 +278,7 @@ class OpenRun:
             [r for s in seeds for r in s.rounds],
             figures,
             before=lambda result: seal(self.directory.path, self.identity.digest, digest_of(result), self.kept),
+            files=files_of_clients(seeds),
         )
         for warning in dict.fromkeys(w for s in seeds for w in s.warnings):
             observer.warn(warning)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.extract.backbones.table import PARAMETERS
-from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
-
-MOST_CONFUSED = 100
-"""Classes up to which a result holds its confusion matrix: 10,000 numbers."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class SeedResult:
 
     seed: int  # of init, batches, sampling and noise
     accuracy: float | None  # headline of the last round, a fraction
-    per_client: list[float | None]  # fractions; None for a client that could not be scored
+    per_client: NDArray[np.float64]  # [M] fractions; NaN for a client that was not scored
     mean_client: float | None  # unweighted mean over clients
     macro_f1: float | None  # headline of the last round, a fraction
     by_domain: dict[str, float]  # accuracy per domain name
@@ -41,38 +41,42 @@ class SeedResult:
     chunk: int  # clients at once
     points: int  # of a grid that were computed together; 1 for a run alone
     threads: int
-    clients: list[str]
-    classes_owned: list[int]  # per client, of its training rows
+    clients: Sequence[str]
+    classes_owned: NDArray[np.int64]  # [M] of each client's training rows
     trainable: int  # scalars of the deployed model that training sets
     warnings: list[str]  # sentences
     seconds: float  # wall time; lives in measured.json only
     measured: dict[str, Any]  # seconds per round; likewise
     attackers: list[str] = field(default_factory=list)  # names of the clients that lied
-    confusion: list[list[int]] | None = None  # ``confusion_of``
+    # labelled test rows by (label, predicted class); a row that several personal models are scored on counts for each
+    confusion: list[list[int]] | None = None
     model: bool = False  # whether its model was saved
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        names = {"numbered": len(self.clients)} if isinstance(self.clients, NumberedNames) else list(self.clients)
+        arrays = {"per_client": _packed(self.per_client), "classes_owned": _packed(self.classes_owned)}
+        return {**plain, **arrays, "clients": names}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
-        """The inverse of ``to_dict``."""
-        return cls(**data)
+        """The inverse of ``to_dict``; earlier releases wrote lists."""
+        names = data["clients"]
+        clients = NumberedNames(names["numbered"]) if isinstance(names, dict) else names
+        arrays = {"per_client": _unpacked(data["per_client"], np.float64),
+                  "classes_owned": _unpacked(data["classes_owned"], np.int64)}  # fmt: skip
+        return cls(**{**data, **arrays, "clients": clients})
 
 
-def confusion_of(evaluation: Evaluation, label: NDArray[np.int64], classes: int) -> list[list[int]] | None:
-    """Labelled test rows by (label, predicted class); None above ``MOST_CONFUSED`` classes.
+def _packed(values: NDArray[Any]) -> str:
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
 
-    A row that several personal models are scored on counts once for each; a model that predicts nothing is left out.
-    """
-    if classes > MOST_CONFUSED:
-        return None
-    truth, predicted = label[evaluation.rows], evaluation.predictions
-    known = (truth >= 0) & (predicted >= 0)
-    cells = np.bincount(truth[known] * classes + predicted[known], minlength=classes * classes)
-    counts: list[list[int]] = cells.reshape(classes, classes).tolist()
-    return counts
+
+def _unpacked(said: str | list[Any], dtype: type) -> NDArray[Any]:
+    if isinstance(said, list):
+        return np.array(said, dtype)  # None becomes NaN
+    return np.frombuffer(base64.b64decode(said), np.dtype(dtype).newbyteorder("<")).astype(dtype)
 
 
 def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False) -> SeedResult:
@@ -99,7 +103,7 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
     return SeedResult(
         seed=outcome.seed,
         accuracy=number(evaluation.accuracy),
-        per_client=[number(a) for a in evaluation.client_accuracy.tolist()],
+        per_client=evaluation.client_accuracy,
         mean_client=number(evaluation.mean_accuracy),
         macro_f1=number(evaluation.macro_f1),
         by_domain={domains[d] if d < len(domains) else str(d): a for d, a in sorted(evaluation.by_domain.items())},
@@ -113,14 +117,14 @@ def seed_result(outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, s
         chunk=outcome.chunk,
         points=outcome.points,
         threads=outcome.threads,
-        clients=list(outcome.clients),
-        classes_owned=list(outcome.classes_owned),
+        clients=outcome.clients,
+        classes_owned=np.asarray(outcome.classes_owned, np.int64),
         trainable=outcome.trainable,
         warnings=list(outcome.warnings),
         seconds=seconds,
         measured={"rounds": [] if secret else [r.seconds for r in outcome.records], "total": seconds},
         attackers=list(outcome.attackers),
-        confusion=confusion_of(evaluation, inputs.data.y.cpu().numpy(), inputs.data.classes),
+        confusion=None if evaluation.counts is None else evaluation.counts.tolist(),
     )
 
 
@@ -135,7 +139,8 @@ def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None
 def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
     first, fixed = seeds[0], [PARAMETERS.get(name) for name in inputs.backbones]
-    owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
+    clients = columns_of_seeds(seeds)
+    few, owned = len(first.clients) <= CLIENTS_IN_RESULT, clients.classes_owned
     f1, f1_std = mean_std([s.macro_f1 for s in seeds])
     last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
     return {
@@ -155,14 +160,17 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         "seeds": [s.seed for s in seeds],
-        "accuracy": _accuracy(seeds),
+        "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
         "parameters": {
             "trainable": first.trainable,
             "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
         },
-        "classes_owned": {"per_client": owned.tolist(), "mean": float(owned.mean())},
-        "clients": list(first.clients),
+        "classes_owned": {
+            **({"per_client": owned.tolist()} if few else {"least": float(owned.min()), "most": float(owned.max())}),
+            "mean": float(owned.mean()),
+        },
+        "clients": list(first.clients) if few else None,
         "fairness": {k: mean_std([s.fairness[k] for s in seeds])[0] for k in first.fairness},
         "traffic": _traffic(seeds),
         "confusion": _summed([s.confusion for s in seeds]),
@@ -197,19 +205,46 @@ def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _accuracy(seeds: Sequence[SeedResult]) -> dict[str, Any]:
+def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
+    """What all seeds together say of every client."""
+    per_seed = np.stack([s.per_client for s in seeds])
+    owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
+    return ClientColumns(seeds[0].clients, np.ascontiguousarray(per_seed.T).mean(1), owned, per_seed)
+
+
+def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
+    """The file that a result with too many clients for itself has beside it, by name; {} for others."""
+    if len(seeds[0].clients) <= CLIENTS_IN_RESULT:
+        return {}
+    return {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])}
+
+
+def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool) -> dict[str, Any]:
+    """``clients`` where a result names each; ``drawn`` says whether only some of the personal models were scored."""
     first = seeds[0]
     mean, std = mean_std([s.accuracy for s in seeds])
-    per_client = [[s.per_client[i] for s in seeds] for i in range(len(first.clients))]
     return {
         "mean": mean,
         "std": std,
         "per_seed": [s.accuracy for s in seeds],
-        "per_client": [mean_std(values)[0] for values in per_client],
+        **({} if clients is None else {"per_client": [number(a) for a in clients.accuracy.tolist()]}),
+        **({"eval_clients": [_drawn_clients(s.per_client) for s in seeds]} if drawn else {}),
         "per_domain": {name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain},
         "client_mean": mean_std([s.mean_client for s in seeds])[0],
         "per_round": _curve(seeds),
     }
+
+
+def _drawn_clients(per_client: NDArray[np.float64]) -> dict[str, float | int | None]:
+    """How many clients were drawn and scored, and the standard error of their mean for that of all M clients.
+
+    Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two.
+    """
+    known = per_client[~np.isnan(per_client)]
+    n, error = len(known), None
+    if n > 1:
+        error = float(known.std(ddof=1) / np.sqrt(n) * np.sqrt(1 - n / len(per_client)))
+    return {"scored": n, "standard_error": error}
 
 
 def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.planning.plan import say_templates
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
+from fedcache.federate.partition.client_table import all_train_rows
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.process import Stop
 from fedcache.progress import Observer
@@ -140,7 +141,7 @@ class StoreRows:
             )
         found, name = p.cache.partitions[key]
         first = next(iter(found.values()))
-        self._trained_rows = rows = np.concatenate([c.train for c in first.clients])
+        self._trained_rows = rows = all_train_rows(first.clients)
         need_labels(method, self.store, rows)
         warning = single_class_warning(method, samples.label[rows], samples.classes)
         if warning is not None and warning not in p.cache.warned:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
+from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import rounds_of
 
 if TYPE_CHECKING:
@@ -133,6 +134,14 @@ class Run:
         return Figures(self._scored_by("accuracy"), self.result["accuracy"])
 
     @property
+    def clients(self) -> ClientColumns:
+        """Name, accuracy and classes of every client.
+
+        Raises DamagedRunError for a result of many clients whose file of them is missing or not what was written.
+        """
+        return client_columns(self.result, self.path)
+
+    @property
     def claimed(self) -> bool:
         """Whether accuracy, F1 and fairness are what the sites of a federation say, which a server cannot check."""
         return is_claimed(self.result)
@@ -194,12 +203,13 @@ class Run:
         if what not in FRAMES:
             raise unknown("frame", what, FRAMES)
         if what == "clients":
+            columns = self.clients
             return data_frame(
                 {
-                    "client": self.result["clients"],
-                    "accuracy": self.result["accuracy"]["per_client"],
+                    "client": columns.names,
+                    "accuracy": columns.accuracy,
                     "claimed": self.claimed,
-                    "classes_owned": self.result["classes_owned"]["per_client"],
+                    "classes_owned": columns.classes_owned,
                 }
             )
         records = rounds_of(self.path)

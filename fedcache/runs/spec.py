@@ -20,6 +20,7 @@ from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 
 DTYPES = ("float32", "float64")
+PARTICIPATION, EVAL_CLIENTS = "--participation", "--eval-clients"
 LARGEST_SEED = 999_999_999
 MOST_SEEDS = 10_000
 
@@ -40,6 +41,7 @@ class ResolvedRun:
     rounds: int  # of every seed
     participation: int | float | None  # clients a round: None for all, an int for a number, a float for a share
     participation_text: str  # the same as it is written: ``10``, ``0.1``, ``10%``, ``all``
+    eval_clients: int | float | None  # whose personal models are scored, written and read likewise
     seeds: tuple[int, ...]  # without repeats, in the order given
     settings: Mapping[str, Value]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
     trust: TrustPolicy  # what is done with uploads
@@ -86,6 +88,7 @@ class ResolvedRun:
             "participation": self.participation_text,
             "seeds": ",".join(map(str, self.seeds)),
             "eval_every": asked.eval_every,
+            **({"eval_clients": asked.eval_clients} if self.eval_clients is not None else {}),
             "execution": self.execution,
             "dtype": asked.dtype,
             "set": self.hyperparameters,
@@ -122,11 +125,19 @@ def resolve_run(
         rounds=1 if method.one_shot else config.rounds or method.defaults.rounds,
         participation=participation,
         participation_text=text,
+        eval_clients=eval_clients(config, method, settings),
         seeds=parse_seeds(config.seeds),
         settings=dict(settings),
         trust=trust,
         trust_options=non_default_options(config),
     )
+
+
+def eval_clients(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> int | float | None:
+    """How many personal models are scored; None for all, as of a method with one model for all clients."""
+    if config.eval_clients is None or method.protocol(settings) == "global":
+        return None
+    return parse_share(config.eval_clients, EVAL_CLIENTS)
 
 
 def participation_text(config: TrainConfig, method: Method, clients: int) -> str:
@@ -173,6 +184,11 @@ def parse_participation(text: str | None) -> int | float | None:
 
     Raises UsageError.
     """
+    return parse_share(text, PARTICIPATION)
+
+
+def parse_share(text: str | None, option: str) -> int | float | None:
+    """The value of an option that says how many clients, as ``parse_participation`` reads it. Raises UsageError."""
     if text is None or text == "all":
         return None
     try:
@@ -188,18 +204,15 @@ def parse_participation(text: str | None) -> int | float | None:
             return share
     except ValueError:
         pass
-    raise UsageError(
-        f"--participation {text} is neither a number of clients nor a share.", "For example 10, 0.1, 10% or all"
-    )
+    raise UsageError(f"{option} {text} is neither a number of clients nor a share.", "For example 10, 0.1, 10% or all")
 
 
 def check_participation(config: TrainConfig, clients: int) -> None:
     """Refuse to ask more clients than there are. Raises UsageError."""
-    requested = parse_participation(config.participation)
-    if isinstance(requested, int) and requested > clients:
-        raise UsageError(
-            f"--participation {requested}, but there are {clients} clients.", "For example --participation all"
-        )
+    for option, text in ((PARTICIPATION, config.participation), (EVAL_CLIENTS, config.eval_clients)):
+        requested = parse_share(text, option)
+        if isinstance(requested, int) and requested > clients:
+            raise UsageError(f"{option} {requested}, but there are {clients} clients.", f"For example {option} all")
 
 
 def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
@@ -236,6 +249,7 @@ def check_values(config: TrainConfig) -> None:
         known_device(config.device)
     policy_from_config(config)
     parse_participation(config.participation)
+    parse_share(config.eval_clients, EVAL_CLIENTS)
 
 
 def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:

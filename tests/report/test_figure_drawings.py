@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
+from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report.drawing import INK, PAPER, SERIES
 from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import StoredRun
@@ -267,10 +268,12 @@ def test_methods_in_several_settings_stand_beside_each_other(drawn: Drawn) -> No
 
 
 def source(counts: np.ndarray) -> Any:
-    """A partition of which only the counts are known."""
-    clients = [SimpleNamespace(name=f"c{i}") for i in range(len(counts))]
-    columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])))
-    return SimpleNamespace(partition=SimpleNamespace(clients=clients, counts=lambda _: counts), columns=columns)
+    """Clients with so many rows of each class; row 0 has no label, and everybody holds it."""
+    rows = np.split(1 + np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1])
+    clients = [SimpleNamespace(name=f"c{i}", train=np.append(rows[i], 0)) for i in range(len(counts))]
+    label = np.concatenate([[-1], *(np.repeat(np.arange(len(of)), of) for of in counts)]).astype(int)
+    columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])), label=label)
+    return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
 
 
 def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
@@ -290,6 +293,9 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     assert len(drawn.dots()[0]) == 3600
     # 2.6 inches for 60 classes are less than 4.2 for 60 clients
     assert drawn.axes.collections[0].get_sizes()[0] == pytest.approx((0.95 * 72 * 2.6 / 60) ** 2)
+    more: Any = data.dots("d", source(np.ones((data.MOST_LISTED + 1, 1), int)))
+    assert more.says.endswith("The first 60 of 501 clients, 1 of 1 classes. The data hold 500 clients.")
+    assert len(more.rows) == 500
     assert data.dots("d", source(np.zeros((2, 2), int))) is None
     assert data.dots("d", source(np.zeros((0, 2), int))) is None
 
@@ -297,10 +303,8 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
 def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any) -> Any:
     """A store of one array ``k`` of backbone ``near`` with these rows, of which clients hold train and test rows."""
     columns = SimpleNamespace(classes=("ink", "chalk", "oil"), label=np.array(label))
-    clients = [
-        SimpleNamespace(name=f"c{i}", train=np.array(train), test=np.array(test))
-        for i, (train, test) in enumerate(parts)
-    ]
+    clients = [Client(f"c{i}", np.array(train), np.array(test)) for i, (train, test) in enumerate(parts)]
+    table = ClientTable.of(clients, np.empty(0, np.int64))
     store = SimpleNamespace(
         readable=lambda: np.array(more.get("ok", [1] * len(x))),
         arrays={"k": SimpleNamespace(recipe={"backbone": "near"}), "l": SimpleNamespace(recipe={})},
@@ -308,7 +312,8 @@ def features_of(x: np.ndarray, label: list[int], parts: list[tuple[list[int], li
         text=lambda _: more["text"],
     )
     return SimpleNamespace(
-        columns=columns, store=store, keys=["l", "k"], fused=["k", "l"], partition=SimpleNamespace(clients=clients),
+        columns=columns, store=store, keys=["l", "k"], fused=["k", "l"],
+        partition=SimpleNamespace(clients=clients, table=table),
         features=lambda key, rows: (x if key == "k" else more["other"])[rows].astype(np.float32),
     )  # fmt: skip
 

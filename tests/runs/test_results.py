@@ -8,24 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcache.federate.engine.outcome import Evaluation
+from fedcache.federate.engine.outcome import confusion
 from fedcache.runs import results
-from fedcache.runs.results import SeedResult, confusion_of, mean_std, trust_section
+from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std, trust_section
 from fedcache.runs.trust_words import describe_privacy, describe_trust
 
 
 def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:
     """A seed whose rounds gave these accuracies, of two clients."""
     rounds = [{"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}} for i, a in enumerate(accuracies)]
+    given = {"per_client": np.array([0.25, None], float), "classes_owned": np.array([1, 2]), **changes}
     whole: dict[str, Any] = {
-        "seed": number, "accuracy": accuracies[-1], "per_client": [0.25, None], "mean_client": 0.5, "macro_f1": 0.5,
+        "seed": number, "accuracy": accuracies[-1], "mean_client": 0.5, "macro_f1": 0.5,
         "by_domain": {"ink": 0.5}, "fairness": {}, "rounds": rounds, "protocol": "global", "fidelity": "exact",
         "traffic": {"up": 10, "down": 20, "paper_up": 6, "paper_down": 8, "up_bytes": 40, "down_bytes": 80},
         "per_round": {"up": 5.0, "down": 10.0, "paper_up": 3.0, "paper_down": 4.0},
-        "execution": "gram", "chunk": 2, "points": 1, "threads": 1, "clients": ["p", "q"], "classes_owned": [1, 2],
+        "execution": "gram", "chunk": 2, "points": 1, "threads": 1, "clients": ["p", "q"],
         "trainable": 5, "warnings": [], "seconds": 1.0, "measured": {},
     }  # fmt: skip
-    return SeedResult(**{**whole, **changes})
+    return SeedResult(**{**whole, **given})
 
 
 def test_mean_and_deviation_of_known_values_alone() -> None:
@@ -36,8 +37,10 @@ def test_mean_and_deviation_of_known_values_alone() -> None:
 
 def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     first = seed(0, (None, 0.5, 0.7))
-    second = seed(4, (None, 0.7, None), accuracy=0.9, per_client=[0.75, 1.0], mean_client=0.7, by_domain={"ink": 1.0})
-    found = results._accuracy([first, second])
+    second = seed(
+        4, (None, 0.7, None), accuracy=0.9, per_client=np.array([0.75, 1.0]), mean_client=0.7, by_domain={"ink": 1.0}
+    )
+    found = results._accuracy([first, second], columns_of_seeds([first, second]), drawn=False)
     assert found["mean"] == pytest.approx(0.8)
     assert found["std"] == pytest.approx(math.sqrt(0.02))
     assert found["per_seed"] == [0.7, 0.9]
@@ -45,7 +48,8 @@ def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     assert found["per_domain"] == {"ink": 0.75}
     assert found["client_mean"] == pytest.approx(0.6)
     assert found["per_round"] == [{"round": 2, "mean": pytest.approx(0.6)}, {"round": 3, "mean": None}]
-    assert results._accuracy([seed(0, (0.5,)), seed(1, (0.5,), by_domain={})])["per_domain"] == {"ink": None}
+    other = [seed(0, (0.5,)), seed(1, (0.5,), by_domain={})]
+    assert results._accuracy(other, None, drawn=False)["per_domain"] == {"ink": None}
 
 
 def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None:
@@ -70,15 +74,10 @@ def test_refused_uploads_and_confusions_are_summed_over_seeds() -> None:
 
 
 def test_a_confusion_counts_labelled_rows_that_got_a_prediction() -> None:
-    evaluation: Any = object.__new__(Evaluation)
-    object.__setattr__(evaluation, "rows", np.array([0, 1, 2, 3, 0]))
-    object.__setattr__(evaluation, "predictions", np.array([2, 0, 1, 1, -1]))
-    label = np.array([2, 2, -1, 1])  # row 2 has no label; row 0 is scored twice, once without a prediction
-    assert confusion_of(evaluation, label, 3) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
-    counts = confusion_of(evaluation, label, 100)
-    assert counts is not None
-    assert sum(map(sum, counts)) == 3
-    assert confusion_of(evaluation, label, 101) is None
+    label = np.array([2, 2, -1, 1, 2])  # one row has no label, one no prediction
+    counts = confusion(label, np.array([2, 0, 1, 1, -1]), 3)
+    assert counts.tolist() == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert confusion(label, np.array([2, 0, 1, 1, -1]), 100).sum() == 3
 
 
 def test_the_trust_part_of_a_result_is_there_where_something_was_done() -> None:

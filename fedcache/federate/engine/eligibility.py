@@ -19,8 +19,8 @@ from fedcache.federate.trust.weights import weight_warnings
 
 def eligible_clients(
     method: Method, hp: Hp, clients: Sequence[ClientRows], public: int, trust: TrustPolicy
-) -> tuple[list[int], list[str]]:
-    """Numbers of the clients with something to train on and no more than is allowed, and warnings.
+) -> tuple[np.ndarray, list[str]]:
+    """Numbers (int64, ascending) of the clients with something to train on, and no more than is allowed; and warnings.
 
     The warnings of a private run name nobody.
 
@@ -43,7 +43,7 @@ def eligible_clients(
     empty = asked & (rows == 0)
     large = asked & ~empty & (rows > (np.inf if trust.max_rows is None else trust.max_rows))
     short = asked & ~empty & ~large & np.isin(rows, _too_few(method, hp, rows))
-    kept: list[int] = np.flatnonzero(asked & ~empty & ~large & ~short).tolist()
+    kept = np.flatnonzero(asked & ~empty & ~large & ~short)
     said = []
     for skipped, why in (
         (empty, "have no training rows"),
@@ -56,13 +56,13 @@ def eligible_clients(
         elif count:
             listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist()) + (" .." if count > 5 else "")
             said.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
-    if not kept:
+    if not len(kept):
         raise FederatedRunError(
             f"None of the {len(clients)} clients can train: {'; '.join(said)}.",
             "Use fewer clients, more rows, or a smaller --set batch=.",
         )
     if trust.weighs_by_rows(method, hp):
-        said += weight_warnings(names, dict(zip(kept, rows[kept].astype(float).tolist(), strict=True)), trust.max_share)
+        said += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
     return kept, said
 
 

@@ -22,6 +22,9 @@ from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.heads.class_balance import deficits, votes
 from fedcache.heads.linear import Tree
 
+MOST_CONFUSED = 100
+"""Classes up to which a result holds its confusion matrix: 10,000 numbers."""
+
 
 def fairness(accuracy: np.ndarray) -> dict[str, float]:
     """How accuracy is spread over clients.
@@ -78,19 +81,28 @@ def macro_f1(predicted: np.ndarray, label: np.ndarray, classes: int) -> float:
     return float(np.mean(2.0 * right[present] / (truth + guess)[present])) if present.any() else math.nan
 
 
+def confusion(label: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """int64 [C, C]: rows by (label, predicted class), of those where both are known."""
+    known = (label >= 0) & (predicted >= 0)
+    cells = np.bincount(label[known] * classes + predicted[known], minlength=classes * classes)
+    counts: np.ndarray = cells.reshape(classes, classes)
+    return counts
+
+
 def classes_owned(label: np.ndarray) -> int:
     """Distinct known classes among the labels [n] of a client's training rows."""
     return len(np.unique(label[label >= 0]))
 
 
-def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> tuple[int, ...]:
-    """``classes_owned`` of every client; ``label`` [N] is of all rows."""
+def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
+    """int64 [M]: ``classes_owned`` of every client; ``label`` [N] is of all rows."""
     rows, sizes = all_train_rows(clients), train_sizes(clients)
     owner, known = np.repeat(np.arange(len(clients)), sizes), label[rows]
     owner, known = owner[known >= 0], known[known >= 0].astype(np.int64)
     classes = int(known.max(initial=0)) + 1
     pairs = sorted_once(owner * classes + known)  # each class of each client once
-    return tuple(np.bincount(pairs // classes, minlength=len(clients)).tolist())
+    owned: np.ndarray = np.bincount(pairs // classes, minlength=len(clients))
+    return owned
 
 
 def self_training(server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx) -> dict[str, float]:
@@ -143,13 +155,24 @@ def itemsize(tree: Tree) -> int:
     return max((t.element_size() for t in tree.values() if t.is_floating_point()), default=0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Traffic:
     """The counter of a run."""
 
-    up: list[int]  # exact scalars uploaded by each client so far
-    down: list[int]  # exact scalars sent to each client so far
+    up: np.ndarray  # int64 [M], exact scalars uploaded by each client so far
+    down: np.ndarray  # int64 [M], exact scalars sent to each client so far
     rounds: list[RoundTraffic] = field(default_factory=list)  # totals per round
+
+    @classmethod
+    def none_of(cls, clients: int) -> Traffic:
+        """The counter of a run that begins."""
+        return cls(np.zeros(clients, np.int64), np.zeros(clients, np.int64))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another counter says the same."""
+        return isinstance(other, Traffic) and self.to_json() == other.to_json() and len(self.up) == len(other.up)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def totals(self) -> dict[str, int]:
         """Sums over rounds and clients."""
@@ -157,18 +180,24 @@ class Traffic:
         return {k: sum(getattr(r, k) for r in self.rounds) for k in keys}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything counted, as JSON."""
+        """Everything counted, as JSON; of the clients, those that sent or received anything."""
+        met = np.flatnonzero(self.up | self.down)
         return {
-            "up": list(self.up),
-            "down": list(self.down),
+            "clients": met.tolist(),
+            "up": self.up[met].tolist(),
+            "down": self.down[met].tolist(),
             "rounds": [asdict(r) for r in self.rounds],
             "totals": self.totals(),
         }
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Traffic:
-        """The counter that ``to_json`` wrote."""
-        return cls(list(saved["up"]), list(saved["down"]), [RoundTraffic(**r) for r in saved["rounds"]])
+    def from_json(cls, saved: dict[str, Any], clients: int) -> Traffic:
+        """The counter that ``to_json`` wrote in a run of that many clients; earlier releases wrote all of them."""
+        made = cls.none_of(clients)
+        met = saved.get("clients", range(clients))
+        made.up[met], made.down[met] = saved["up"], saved["down"]
+        made.rounds += [RoundTraffic(**r) for r in saved["rounds"]]
+        return made
 
 
 @dataclass(frozen=True)
@@ -215,6 +244,9 @@ class Evaluation:
     rows: np.ndarray
     predictions: np.ndarray  # int64 predicted classes of ``rows``
     headline: str = "mean"  # whether the accuracy of personal models is their mean or their minimum
+    # int64 [C, C], rows of ``predictions`` by (label, predicted class); None above ``MOST_CONFUSED`` classes
+    counts: np.ndarray | None = None
+    whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
 
     @property
     def mean_accuracy(self) -> float:
@@ -248,8 +280,8 @@ class TrainingOutput:
     points: int  # of a grid that were computed together, this one among them
     threads: int  # of torch, in this process
     dtype: torch.dtype  # of the computation
-    clients: tuple[str, ...]  # their names
-    classes_owned: tuple[int, ...]  # classes among each client's training rows
+    clients: Sequence[str]  # their names
+    classes_owned: Sequence[int] | np.ndarray  # classes among each client's training rows
     trainable: int  # scalars of the deployed model that training sets
     server: Tree  # the final server tensors
     # client number -> its tensors; maps that are kept as coordinates are made when they are read

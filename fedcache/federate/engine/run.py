@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,8 @@ class TrainingRun:
     seed: int = 0  # of every draw
     dtype: torch.dtype = torch.float32  # of the computation; float64 for comparing executions
     eval_every: int = 0  # also score after every k-th round; 0 for the last only
+    # whose personal models are scored, drawn once: None for all, an int for a number, a float for a share
+    eval_clients: int | float | None = None
     # in what some clients differ, by client number; the run is then computed client by client
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     # what is done with uploads; the default checks them and takes the method's own mean
@@ -192,7 +195,7 @@ def run_points(
         if state is None:
             job.start()
         jobs.append(job)
-    load = measure_load(jobs, len(jobs[0].sample(spec.participation)))
+    load = measure_load(jobs, len(jobs[0].sample(spec.participation)), spec.rounds)
     load = replace(load, points=max(spec.grid_points, len(jobs)))
     chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
     if not jobs[0].trust.plain:
@@ -223,7 +226,7 @@ def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tupl
     """
     job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
     job.start()
-    load = measure_load([job] * points, len(job.sample(spec.participation)))
+    load = measure_load([job] * points, len(job.sample(spec.participation)), spec.rounds)
     return choose(spec.method, hp, load, spec.execution, spec.chunk), load
 
 
@@ -239,6 +242,7 @@ def _run(
     """All rounds of points that are computed together, of which the first is number ``start`` of the grid."""
     jobs, failed = executor.batch.points, executor.batch.failed
     scored: list[Evaluation | None] = [None] * len(jobs)
+    chosen = jobs[0].sampler.scored(spec.eval_clients)
     while jobs[0].round < spec.rounds and len(failed) < len(jobs):
         begun = time.perf_counter()
         first = jobs[0]
@@ -251,7 +255,7 @@ def _run(
             if traffic is None:
                 continue
             measure = job.round == spec.rounds or (spec.eval_every > 0 and job.round % spec.eval_every == 0)
-            found = scored[g] = score_job(job) if measure else None
+            found = scored[g] = score_job(job, chosen) if measure else None
             diagnostics = job.diagnose() if measure else {}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
@@ -263,12 +267,14 @@ def _run(
                 callbacks.on_round(start + g, job.round, metrics, asdict(traffic), snapshot)
         if callbacks.after_round is not None:
             callbacks.after_round(number)
-    labels = jobs[0].data.y.cpu().numpy()
-    owned = classes_of_clients(labels, jobs[0].clients)
-    return [
-        failed[g] if g in failed else _outcome(job, executor.batch, records[g], scored[g] or score_job(job), owned)
-        for g, job in enumerate(jobs)
-    ]
+    owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
+
+    def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
+        if g in failed:
+            return failed[g]
+        return _outcome(job, executor.batch, records[g], scored[g] or score_job(job, chosen), owned)
+
+    return [ended(g, job) for g, job in enumerate(jobs)]
 
 
 def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int) -> None:
@@ -297,7 +303,7 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows
 
 
 def _outcome(
-    job: RunState, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: tuple[int, ...]
+    job: RunState, batch: GridBatch, records: list[RoundRecord], evaluation: Evaluation, owned: np.ndarray
 ) -> TrainingOutput:
     protocol = job.method.protocol(job.hp)
 
@@ -333,7 +339,7 @@ def _outcome(
         points=batch.plan.points,
         threads=torch.get_num_threads(),
         dtype=job.env.dtype,
-        clients=tuple(names_of(job.clients)),
+        clients=names_of(job.clients),
         classes_owned=owned,
         trainable=job.method.trainable(job.server, next(map(job.states.outline, job.states), {})),
         server=job.server,

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fedcache.errors import StoreError
 from fedcache.federate.engine.client_data import AllClients, ClientData, Data, FeatureColumns, cut_out, stack_clients
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, generator
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
 from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed, clients_per_round
+from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
+from fedcache.federate.engine.sampling import ClientSampler, Participation
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
@@ -99,10 +100,12 @@ class RunState:
         self.round = 0
         self.server: Tree = {}
         self.states = ClientStates()
-        self.traffic = Traffic([0] * len(clients), [0] * len(clients))
-        self.met = [False] * len(self.training_clients)
+        self.traffic = Traffic.none_of(len(clients))
+        self.met = np.zeros(len(self.training_clients), bool)  # who was sent anything
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
+        uniforms = None if self.trust.privacy is None else self.private.uniforms
+        self.sampler = ClientSampler(self.client_names, self.eligible, seed, uniforms)
         self.train_bytes = int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
@@ -122,8 +125,8 @@ class RunState:
         rows = {c: np.asarray(client.train, np.int64) for c, client in enumerate(self.training_clients)}
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
-    def _eligible(self) -> list[int]:
-        """Clients that can train; warnings tell of the others, and of those that weigh far more than most."""
+    def _eligible(self) -> np.ndarray:
+        """int64, ascending: clients that can train; warnings tell of the others, and of those that weigh the most."""
         kept, said = eligible_clients(self.method, self.hp, self.training_clients, self.public, self.trust)
         self.warnings += said
         return kept
@@ -185,10 +188,11 @@ class RunState:
     @cached_property
     def _cut(self) -> dict[int, ClientData]:
         """Every client's training rows, which points of a grid share."""
-        x, rows = self.data.x, [np.asarray(self.training_clients[c].train, np.int64) for c in self.eligible]
+        who = self.eligible.tolist()
+        x, rows = self.data.x, [np.asarray(self.training_clients[c].train, np.int64) for c in who]
         key = ("rows", SameObject(x), SameObject(self.labels), *(r.tobytes() for r in rows))
         made = self.cuts.get(key, lambda: cut_out(x, self.labels, rows), lambda _: self.train_bytes)
-        return dict(zip(self.eligible, made, strict=True))
+        return dict(zip(who, made, strict=True))
 
     def features(self, client: int | None) -> Features:
         """[N, V, D] features as that client has them; all of them at the server (None)."""
@@ -205,25 +209,9 @@ class RunState:
         """What the server sends now."""
         return self.method.broadcast(self.server, self.server_ctx())
 
-    def sample(self, participation: int | float | None) -> list[int]:
-        """This round's clients in client order; drawn over sorted names, so their order in the partition is free."""
-        k = min(clients_per_round(participation, len(self.training_clients)), len(self.eligible))
-        by_name = self._by_name
-        if self.trust.privacy is not None:  # each by itself, as its accounting assumes
-            drawn = self.private.uniforms(self.round, len(by_name)) < self.share(participation)
-            return sorted(c for c, taken in zip(by_name, drawn, strict=True) if taken)
-        order = generator(self.seed, "sampling", self.round).permutation(len(by_name))
-        return sorted(by_name[j] for j in order[:k])
-
-    @cached_property
-    def _by_name(self) -> list[int]:
-        """Clients that can train, sorted by name."""
-        names = self.client_names
-        return sorted(self.eligible, key=names.__getitem__)
-
-    def share(self, participation: int | float | None) -> float:
-        """The expected share of clients in a round."""
-        return clients_per_round(participation, len(self.training_clients)) / len(self.training_clients)
+    def sample(self, participation: Participation) -> list[int]:
+        """This round's clients in client order."""
+        return self.sampler.sample(self.round, participation)
 
     def expected_uploads(self) -> Uploads:
         """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
@@ -248,24 +236,25 @@ class RunState:
         return names_of(self.training_clients)
 
     @cached_property
-    def client_rows(self) -> list[float]:
-        """n_i, training rows of every client."""
-        rows: list[float] = train_sizes(self.training_clients).astype(np.float64).tolist()
-        return rows
+    def client_rows(self) -> np.ndarray:
+        """float64 [M]: n_i, training rows of every client."""
+        return train_sizes(self.training_clients).astype(np.float64)
 
-    def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: int | float | None) -> UploadPipeline:
+    def upload_pipeline(self, ids: Sequence[int], down: Tree, participation: Participation) -> UploadPipeline:
         """What takes the uploads of this round's clients."""
         private = self.trust.privacy is not None
         # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
-        self.expected_clients = self.share(participation) * len(self.training_clients if private else self.eligible)
+        self.expected_clients = self.sampler.share(participation) * len(
+            self.training_clients if private else self.eligible
+        )
         return (UploadPipeline if self.trust.plain else BufferedUploads)(
             UploadRound(
                 self.method, self.hp, self.trust, self.expected_uploads(), down,
                 number=self.round + 1, seed=self.seed, names=self.client_names, rows=self.client_rows,
-                weights=reduced_weights({c: self.client_rows[c] for c in ids}, self.trust.max_share),
+                weights=reduced_weights({c: float(self.client_rows[c]) for c in ids}, self.trust.max_share),
                 clients=len(ids), attackers=self.liars,
                 expected_clients=self.expected_clients,
-                expected_rows=sum(self.client_rows[c] for c in self.eligible) if private else 0.0,
+                expected_rows=float(self.client_rows[self.eligible].sum()) if private else 0.0,
                 noise=self.private.normals(self.round),
             )
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +19,9 @@ from fedcache.heads.linear import Tree
 
 STATE_VERSION = 1
 
+NAMES = 1 << 12
+"""Names of clients that are written out at once."""
+
 
 def _meta(job: RunState) -> dict[str, Any]:
     return {
@@ -25,10 +30,18 @@ def _meta(job: RunState) -> dict[str, Any]:
         "seed": job.seed,
         "dtype": str(job.env.dtype),
         "round": job.round,
-        "clients": [c.name for c in job.training_clients],
-        "met": [int(i) for i in np.flatnonzero(job.met)],
+        "clients": digest_of_names(job.client_names),
+        "met": np.flatnonzero(job.met).tolist(),
         "traffic": job.traffic.to_json(),
     }
+
+
+def digest_of_names(names: Sequence[str]) -> str:
+    """Number and digest of the clients' names, which key their draws: as long for a million as for ten."""
+    digest = hashlib.sha256()
+    for start in range(0, len(names), NAMES):
+        digest.update("".join(f"{name}\n" for name in names[start : start + NAMES]).encode())
+    return f"{len(names)} named {digest.hexdigest()[:16]}"
 
 
 def _copy(t: Tensor) -> Tensor:
@@ -47,11 +60,13 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
 
 def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
     """Put a run where a snapshot was taken; the records up to there."""
-    expected = _meta(job)
+    expected, saved = _meta(job), dict(state.meta)
+    if isinstance(saved.get("clients"), list):  # as earlier releases wrote them
+        saved["clients"] = digest_of_names(saved["clients"])
     for key in ("version", "method", "seed", "dtype", "clients"):
-        if state.meta.get(key) != expected[key]:
+        if saved.get(key) != expected[key]:
             raise FederatedRunError(
-                f"The saved state has {key} {state.meta.get(key)!r}, but the run has {expected[key]!r}.",
+                f"The saved state has {key} {saved.get(key)!r}, but the run has {expected[key]!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )
     server: Tree = {}
@@ -67,7 +82,6 @@ def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
     for number, tree in states.items():
         job.states[number] = tree
     job.round = int(state.meta["round"])
-    job.traffic = Traffic.from_json(state.meta["traffic"])
-    for client in state.meta["met"]:
-        job.met[client] = True
+    job.traffic = Traffic.from_json(state.meta["traffic"], len(job.clients))
+    job.met[state.meta["met"]] = True
     return [RoundRecord.from_json(r) for r in state.meta["records"]]

@@ -40,6 +40,9 @@ from fedcache.heads.linear import Tree
 GRAM_SHARE = 0.25
 """Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
 
+TAKE_PART = 4
+"""One client in so many must take part in some round for the matrices of all to be worth it."""
+
 GRAM_BYTES = 1 << 30
 """What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
 
@@ -159,8 +162,9 @@ class Gram(Batched):
             return 4.0
         # The points of a grid share the rows that are read, so nothing is thin there.
         epochs = int(cast(int, hp.get("epochs") or 1))
-        covered = load.worth(epochs) if load.points == 1 else sum(load.dual_rows())
-        pays = 2 * covered >= sum(load.rows) > 0
+        covered = load.worth(epochs) if load.points == 1 else int(load.dual_rows().sum())
+        # What is computed once for all clients is wasted on those that never take part.
+        pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(load.rows)
         return 0.25 if pays and load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free_memory()) else 4.0
 
     @classmethod
@@ -168,7 +172,7 @@ class Gram(Batched):
         """As many clients and points as fit the cache; ``rest`` is the chunk of those with many rows."""
         rest = Batched.plan(method, load, chunk).chunk
         load = points_together(method, load)
-        longest = max(load.dual_rows(), default=1)
+        longest = int(load.dual_rows().max(initial=1))
         # coordinates, and a batch against everything that was sent (fedpcl: all clients' prototypes)
         against = load.batch * load.broadcast_bytes // max(1, load.outputs)
         client = 4 * ((longest + 2) * max(1, load.outputs) * load.itemsize + against)

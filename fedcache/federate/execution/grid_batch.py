@@ -59,7 +59,7 @@ class GridCache:
     def grams(self, job: RunState) -> GramMatrices:
         """Of the clients of a run that ``gram`` serves."""
         width = job.data.x.shape[2]
-        rows = {c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible}
+        rows = {c: np.asarray(job.training_clients[c].train, np.int64) for c in job.eligible.tolist()}
         rows = {c: r for c, r in rows.items() if 2 * len(r) <= width}
         key = (SameObject(job.data), *((c, r.tobytes()) for c, r in sorted(rows.items())))
         if key not in self._grams:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+import numpy as np
 
 from fedcache.errors import MachineError
 from fedcache.federate.engine.local_training import GATHER_BYTES
@@ -19,6 +21,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import MEMO_BYTES, POOLED
 from fedcache.federate.execution.gram_states import CACHE_BYTES, is_first
+from fedcache.federate.partition.client_table import train_sizes
 from fedcache.heads.linear import Tree
 
 WORKING_SET = 8 << 20
@@ -45,7 +48,9 @@ class Load:
     head_bytes: int  # of the tensors one client trains
     clients: int  # sampled per round
     outputs: int = 0  # numbers that the first linear map gives for a row
-    rows: Sequence[int] = ()  # training rows of every client that takes part
+    # training rows of every client that may take part
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    participants: int = 0  # how many of them ever will, at most
     width: int = 0  # D
     itemsize: int = 4  # bytes of a number
     views: int = 1  # stored of a row
@@ -58,9 +63,10 @@ class Load:
     batch: int = 32  # rows of a step
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
 
-    def dual_rows(self) -> list[int]:
+    def dual_rows(self) -> np.ndarray:
         """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
-        return [n for n in self.rows if 2 * n <= self.width]
+        few: np.ndarray = self.rows[2 * self.rows <= self.width]
+        return few
 
     def worth(self, epochs: int) -> int:
         """Rows of the clients for which ``gram`` is also faster than ``batched`` in about its work.
@@ -70,11 +76,12 @@ class Load:
         """
         work = self.outputs * max(1, epochs)
         most = self.width * work / (2.0 * (work + SKINNY))
-        return sum(n for n in self.rows if n <= most)
+        return int(self.rows[self.rows <= most].sum())
 
     def gram_bytes(self) -> int:
         """Bytes of Gram matrices and packed rows of those."""
-        return sum(n * n + n * self.width for n in self.dual_rows()) * self.itemsize
+        n = self.dual_rows()
+        return int((n * n + n * self.width).sum()) * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -106,13 +113,13 @@ def shares_uploads(method: Method) -> bool:
     return method.one_shot and not method.gradient and not method.central
 
 
-def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
+def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
     """Sizes of the points of a grid; what one client holds besides its rows is what it keeps and what it is sent.
 
-    ``jobs`` are the points, started; ``clients`` are sampled a round.
+    ``jobs`` are the points, started; ``clients`` are sampled in each of the ``rounds``.
     """
     job = jobs[0]
-    first = job.eligible[0]
+    first = int(job.eligible[0])
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
     held = {k: t for k, t in {**down, **kept}.items() if not k.startswith(("rows/", "opt/"))}
@@ -120,7 +127,8 @@ def measure_load(jobs: Sequence[RunState], clients: int) -> Load:
         head_bytes=_bytes(held),
         clients=clients,
         outputs=sum(t.shape[-2] for k, t in held.items() if is_first(k)),
-        rows=[len(job.training_clients[c].train) for c in job.eligible],
+        rows=train_sizes(job.training_clients)[job.eligible],
+        participants=min(len(job.eligible), clients * rounds),
         width=job.data.x.shape[2],
         itemsize=job.env.dtype.itemsize,
         views=job.env.views,
@@ -193,7 +201,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
         closed: whether uploads are sums of products of features, D x D in float64, and not a model.
     """
     points = 1 if plan.name == "sequential" else plan.points
-    longest = max(load.rows, default=0)
+    longest = int(load.rows.max(initial=0))
     # weights, gradient, the optimiser's moments, and one temporary of an update
     copies = 5 if opt == "adam" else 4
     at_once = plan.chunk * points
@@ -201,7 +209,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
     gathered = min(GATHER_BYTES, plan.chunk * longest * row) + at_once * min(longest, 64) * (row + 64)
     grams = 0
     if plan.name == "gram":
-        few = max(load.dual_rows(), default=0)
+        few = int(load.dual_rows().max(initial=0))
         coordinates = at_once * (few + 2) * max(1, load.outputs) * load.itemsize
         working = copies * coordinates + plan.rest * load.head_bytes * copies
         grams = load.gram_bytes() + min(CACHE_BYTES, plan.chunk * few * few * load.itemsize)
@@ -209,10 +217,10 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
         working = copies * at_once * load.head_bytes + gathered
     working += SLACK
     if plan.name == "sequential":
-        cut = sum(load.rows) * load.views * row
+        cut = int(load.rows.sum()) * load.views * row
         working += cut if cut <= MEMO_BYTES else 0
         if load.points > 1:  # first weights too
-            working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), len(load.rows) * load.head_bytes)
+            working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), load.participants * load.head_bytes)
     uploads = load.clients if stacked else plan.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
     server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * 2)
@@ -222,7 +230,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
     return Forecast(
         features=load.feature_bytes,
         grams=grams,
-        states=load.points * len(load.rows) * load.state_bytes,
+        states=load.points * load.participants * load.state_bytes,
         server=server,
         working=working,
         scoring=SCORES * (row + 8 * load.itemsize * max(1, load.outputs)),

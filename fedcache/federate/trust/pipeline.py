@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,7 +129,7 @@ class UploadRound:
     number: int  # of the round, from 1
     seed: int  # of the run
     names: Sequence[str]  # of all clients of the run
-    rows: Sequence[float]  # n_i of all clients of the run
+    rows: Sequence[float] | np.ndarray  # n_i of all clients of the run
     weights: Mapping[int, float]  # of the round's clients whose rows do not weigh in full (``--max-share``)
     clients: int  # how many take part
     expected_clients: float  # how many take part on average, which noise is accounted for

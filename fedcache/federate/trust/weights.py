@@ -28,13 +28,17 @@ FEWEST = 3
 """Clients from which on there is a median to compare with."""
 
 
-def far_out_limit(rows: Sequence[float]) -> float | None:
+def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
     """The number of rows above which a client's is far out: ``FAR_OUT`` times the median of those that have any.
 
     The lower median, so that it takes more than half of the clients to raise it. None for fewer than ``FEWEST``.
     """
-    known = sorted(n for n in rows if n > 0)
-    return FAR_OUT * float(known[(len(known) - 1) // 2]) if len(known) >= FEWEST else None
+    known = np.asarray(rows, np.float64)
+    known = known[known > 0]
+    if len(known) < FEWEST:
+        return None
+    middle = (len(known) - 1) // 2
+    return FAR_OUT * float(np.partition(known, middle)[middle])
 
 
 def capped_weights(rows: Sequence[float], share: float) -> list[float]:
@@ -64,23 +68,26 @@ def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int,
 
 
 def weight_warnings(
-    names: Mapping[int, str] | Sequence[str], rows: Mapping[int, float], share: float | None
+    names: Mapping[int, str] | Sequence[str], clients: np.ndarray, rows: np.ndarray, share: float | None
 ) -> list[str]:
     """What a person is told of the largest clients, where uploads are averaged or added by rows.
 
     Args:
-        names: of the clients that may take part, by number.
-        rows: n_i, likewise.
+        names: of all clients, by number.
+        clients: int64 [k], numbers of those that may take part.
+        rows: float64 [k], n_i of these.
         share: the cap on a client's share, None for none.
     """
-    whole, limit = sum(rows.values()), far_out_limit(list(rows.values()))
+    whole, limit = float(rows.sum()), far_out_limit(rows)
     if share is not None:
-        found = [c for c, n in rows.items() if n > share * whole]
+        found = rows > share * whole
     else:
-        found = [] if limit is None else [c for c, n in rows.items() if n > limit or n > whole / 2]
+        found = (rows > limit) | (rows > whole / 2) if limit is not None else np.zeros(len(rows), bool)
     said = []
-    for c in sorted(found, key=lambda c: -rows[c])[:NAMED]:
-        has = f"client {c} ({names[c]!r}) has {rows[c]:,.0f} rows, {rows[c] / whole:.0%} of all"
+    places = np.flatnonzero(found)
+    for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
+        c, n = int(clients[place]), float(rows[place])
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {n / whole:.0%} of all"
         if share is None:
             said.append(
                 f"{has}: more than half of them, or than {FAR_OUT} times the median, and uploads weigh by rows "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,16 @@ EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
 MOST_PROTOTYPES = 12
 """Clients whose prototypes are drawn."""
+
+MOST_AVERAGED = 1 << 17
+"""Training rows of which class means are taken: of more, as many in even blocks."""
+
+ROWS_AT_ONCE = 1 << 12
+NEIGHBOURS = 64
+"""Rows of an even block; neighbours lie in one chunk of the store."""
 MOST_CLIENTS, MOST_CLASSES = 60, 60
+MOST_LISTED = 500
+"""Clients whose rows are listed in the data behind a figure."""
 MARKERS = ("o", "s", "D", "P", "X", "v")
 
 
@@ -36,8 +46,11 @@ def check_embedding(name: str) -> None:
 
 def dots(ident: str, source: RunStore) -> Plot | None:
     """Training rows of every client and class as dots whose area is the count."""
-    counts = source.partition.counts(source.columns)
-    names, classes = [c.name for c in source.partition.clients], source.columns.classes
+    classes, label = source.columns.classes, source.columns.label
+    clients, of = source.partition.clients[:MOST_LISTED], len(source.partition.clients)
+    names = [c.name for c in clients]
+    held = (label[c.train] for c in clients)
+    counts = np.array([np.bincount(y[y >= 0], minlength=len(classes)) for y in held])
     if not counts.size or not counts.max():
         return None
     rows: list[list[Cell]] = [
@@ -46,9 +59,9 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     says = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
-        says += (
-            f" The first {shown.shape[0]} of {counts.shape[0]} clients, {shown.shape[1]} of {counts.shape[1]} classes."
-        )
+        says += f" The first {shown.shape[0]} of {of} clients, {shown.shape[1]} of {counts.shape[1]} classes."
+    if of > len(clients):
+        says += f" The data hold {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         client, label = np.nonzero(shown)
@@ -67,7 +80,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
 def sampled(source: RunStore) -> NDArray[np.int64]:
     """At most ``MOST_POINTS`` readable, labelled test rows, evenly spread; the same for the same store."""
     columns, ok = source.columns, source.store.readable().astype(bool)
-    tests = np.unique(np.concatenate([c.test for c in source.partition.clients]))
+    tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
     step = max(1, -(-len(tests) // MOST_POINTS))
     spread: NDArray[np.int64] = tests[::step]
@@ -91,7 +104,9 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     says = (
         f"{len(x)} test rows of {name} by {'t-SNE' if how == 'tsne' else how.upper()}; colours and shapes are classes, "
     )
-    says += "stars the mean of each class over all clients' training rows, small triangles those of single clients."
+    total = len(source.partition.table.train.rows)
+    of = "all clients' training rows" if total <= MOST_AVERAGED else f"an even sample of {total:,} training rows"
+    says += f"stars the mean of each class over {of}, small triangles those of single clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         for c in np.unique(label):
@@ -120,23 +135,33 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
     """Class means over all training rows, then of the first clients; their names; how many are over all."""
-    columns, found = source.columns, []
+    columns, table = source.columns, source.partition.table
     sums: dict[int, tuple[NDArray[np.float64], int]] = {}
     own: list[tuple[str, NDArray[np.float64]]] = []
-    for number, client in enumerate(source.partition.clients):
-        x = source.features(key, client.train).astype(np.float64)
-        y = columns.label[client.train]
-        good = np.isfinite(x).all(1)
-        for c in np.unique(y[good & (y >= 0)]):
-            mine = x[good & (y == c)]
-            before = sums.get(int(c), (np.zeros(x.shape[1]), 0))
-            sums[int(c)] = (before[0] + mine.sum(0), before[1] + len(mine))
-            if number < MOST_PROTOTYPES:
-                own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
-    for c in sorted(sums):
-        found.append((columns.classes[c], sums[c][0] / sums[c][1]))
+    for client in table[:MOST_PROTOTYPES]:
+        for c, mine in _by_class(source, key, client.train):
+            own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
+    rows = table.train.rows
+    if len(rows) > MOST_AVERAGED:
+        rows = np.sort(rows)
+        starts = np.linspace(0, len(rows) - NEIGHBOURS, MOST_AVERAGED // NEIGHBOURS).astype(np.int64)
+        rows = rows[(starts[:, None] + np.arange(NEIGHBOURS)).ravel()]
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
+            before = sums.get(c, (np.zeros(mine.shape[1]), 0))
+            sums[c] = (before[0] + mine.sum(0), before[1] + len(mine))
+    found = [(columns.classes[c], sums[c][0] / sums[c][1]) for c in sorted(sums)]
     every = [*found, *own]
     return np.array([p for _, p in every], np.float32), [n for n, _ in every], len(found)
+
+
+def _by_class(source: RunStore, key: str, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Each class among these rows, with the features of its readable rows."""
+    x = source.features(key, rows).astype(np.float64)
+    y = source.columns.label[rows]
+    good = np.isfinite(x).all(1)
+    for c in np.unique(y[good & (y >= 0)]):
+        yield int(c), x[good & (y == c)]
 
 
 def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:

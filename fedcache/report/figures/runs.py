@@ -22,9 +22,13 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.figures.grids import squares
 from fedcache.report.find_runs import StoredRun
+from fedcache.runs.client_columns import ClientColumns
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
+
+MOST_DOTS = 500
+"""Clients of a run up to which each is drawn; above, their quantiles are."""
 
 Named = Sequence[tuple[str, StoredRun]]
 """Runs with the label that tells them apart, in the order in which they are to be seen."""
@@ -69,43 +73,61 @@ def curves(ident: str, runs: Named) -> Plot | None:
 
 
 def spread(ident: str, runs: Named) -> Plot | None:
-    """Every client's accuracy in one strip for each run, with the mean and the mean of the worst tenth."""
-    known = [(label, e) for label, e in runs if any(a is not None for a in e.result["accuracy"]["per_client"])]
+    """The accuracies of a run's clients in one strip for each run, with their mean and the mean of the worst tenth.
+
+    Every client is a dot; of more than ``MOST_DOTS`` in a run the quantiles are drawn.
+    """
+    known = [(label, e, c) for label, e in runs if len((c := e.clients).scored)]
     if not known:
         return None
-    rows = [
-        [label, name, a]
-        for label, e in known
-        for name, a in zip(e.result["clients"], e.result["accuracy"]["per_client"], strict=True)
-    ]
+    many = any(len(columns.names) > MOST_DOTS for _, _, columns in known)
+    rows: list[list[Cell]] = []
+    for label, e, columns in known:
+        if many:
+            rows += [[label, f"{q:.0%} quantile", a] for q, a in _quantiles(columns)]
+            rows.append([label, "mean of the worst tenth", e.result["fairness"].get("worst10")])
+        else:
+            rows += [[label, name, a] for name, a in zip(columns.names, columns.accuracy.tolist(), strict=True)]
+    rows = [[*names, None if a is None or np.isnan(a) else a] for *names, a in rows]
     shown = known[:MOST_STRIPS]
-    says = "Accuracy of every client, in percent: dots are clients, the bar is their mean, the triangle the mean of the"
-    says += " worst tenth (ten clients and more)."
+    strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
+    says = f"Accuracy of every client, in percent: {strip if many else 'dots are clients'}, the bar is their mean, "
+    says += "the triangle the mean of the worst tenth (ten clients and more)."
     says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first." if len(known) > len(shown) else ""
 
     def fill(axes: Any, marks: Marks) -> None:
-        for y, (label, e) in enumerate(shown):
-            named = [
-                (n, 100 * a)
-                for n, a in zip(e.result["clients"], e.result["accuracy"]["per_client"], strict=True)
-                if a is not None
-            ]
-            values = np.array([a for _, a in named])
-            # A fixed wobble, so that equal clients lie beside each other and not upon.
-            wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
-            dots = axes.scatter(values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0)
-            marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in named])
+        for y, (label, e, columns) in enumerate(shown):
+            values = 100 * columns.scored
+            if many:
+                low, left, middle, right, high = (100 * a for _, a in _quantiles(columns))
+                told = f"{label}: quantiles {low:.2f}, {left:.2f}, {middle:.2f}, {right:.2f}, {high:.2f} %"
+                axes.plot([low, high], [y, y], color=SERIES[0], linewidth=1)
+                (box,) = axes.plot([left, right], [y, y], color=SERIES[0], linewidth=7, solid_capstyle="butt")
+                marks(box, [told])
+            else:
+                # A fixed wobble, so that equal clients lie beside each other and not upon.
+                wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
+                dots = axes.scatter(values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0)
+                named = [n for n, a in zip(columns.names, columns.accuracy, strict=True) if not np.isnan(a)]
+                marks(dots, [f"{label}: {n} {a:.2f} %" for n, a in zip(named, values, strict=True)])
             (mean,) = axes.plot([values.mean()], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
             marks(mean, [f"{label}: mean of clients {values.mean():.2f} %"])
             if (worst := e.result["fairness"].get("worst10")) is not None:
-                (low,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
-                marks(low, [f"{label}: worst tenth {percent(worst)} %"])
-        axes.set_yticks(range(len(shown)), [short(label, 26) for label, _ in shown])
+                (tail,) = axes.plot([100 * worst], [y], marker="^", markersize=6, color=SERIES[1])
+                marks(tail, [f"{label}: worst tenth {percent(worst)} %"])
+        axes.set_yticks(range(len(shown)), [short(label, 26) for label, _, _ in shown])
         axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
     height = 1.0 + 0.3 * max(3, len(shown))
-    return plot(ident, "Clients", says, ("run", "client", "accuracy"), rows, fill, height=height)
+    over = "clients" if many else "client"
+    return plot(ident, "Clients", says, ("run", over, "accuracy"), rows, fill, height=height)
+
+
+def _quantiles(columns: ClientColumns) -> list[tuple[float, float]]:
+    """(share, accuracy) of the lowest client, the quartiles and the highest."""
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    return list(zip(shares, np.quantile(columns.scored, shares).tolist(), strict=True))
 
 
 def against_bytes(ident: str, runs: Named) -> Plot | None:

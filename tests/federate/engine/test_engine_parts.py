@@ -262,7 +262,8 @@ def test_the_lift_follows_bytes_and_optimiser():
     sgd, adam = fedavg.resolve("paper", {"opt": "sgd"}), fedavg.resolve()
 
     def pick(method, hp, head_bytes, clients, *args, rows=(600,) * 100, **load):
-        return choose(method, hp, Load(head_bytes, clients, 10, rows, 1024, **load), *args)
+        everybody = {"participants": len(rows), **load}
+        return choose(method, hp, Load(head_bytes, clients, 10, np.array(rows), width=1024, **everybody), *args)
 
     assert pick(fedavg, adam, 41_000, 100).name == "batched"  # a linear head, C = 10
     assert pick(fedavg, adam, 535_000, 100).name == "sequential"  # P and Q with Adam
@@ -275,6 +276,9 @@ def test_the_lift_follows_bytes_and_optimiser():
     assert pick(fedavg, adam, 535_000, 5, "batched", 7).chunk == 5
     few = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100)
     assert few.name == "gram"
+    rare = pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, participants=24)
+    assert rare.name == "batched"  # the matrices of three clients in four would be for nothing
+    assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, participants=25).name == "gram"
     assert pick(fedavg, adam, 41_000, 100, rows=(50,) * 100).name == "batched"
     assert pick(fedavg, sgd, 41_000, 100, rows=(50,) * 100, views=4).name == "batched"
     assert (

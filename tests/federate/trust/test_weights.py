@@ -100,7 +100,8 @@ def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not()
     assert not go("fedncm", {}, *federated(3000), participation=None, trust=parse_policy("median")).warnings
     assert not go("fedncm", {}, *federated(31), participation=None).warnings
     assert not go("solo", {}, *federated(3000), participation=None, rounds=1).warnings
-    many = weight_warnings({c: f"c{c}" for c in range(40)}, {c: 1e6 if c < 9 else 1.0 for c in range(40)}, None)
+    rows = np.where(np.arange(40) < 9, 1e6, 1.0)
+    many = weight_warnings([f"c{c}" for c in range(40)], np.arange(40), rows, None)
     assert [w.partition(" has")[0] for w in many] == ["client 0 ('c0')", "client 1 ('c1')", "client 2 ('c2')"]
 
 

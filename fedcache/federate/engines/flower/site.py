@@ -71,9 +71,9 @@ class SiteJob:
 class _Alone(RunState):
     """A run as one site sees it: every client but its own is ``NOBODY``."""
 
-    def _eligible(self) -> list[int]:
+    def _eligible(self) -> np.ndarray:
         """Itself, also to be scored without a row to train on."""
-        return [next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)]
+        return np.array([next(i for i, client in enumerate(self.training_clients) if client is not NOBODY)])
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class SiteModels:
 
     def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
         """Save what the site deploys now; nothing where all sites have the server's model."""
-        method, number = run.method, run.eligible[0]
+        method, number = run.method, int(run.eligible[0])
         if method.protocol(run.hp) == "global" or not has_model(run, number):
             return
         down, arrays = run.down(), [self.store.arrays[key] for key in self.keys]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.evaluate import Scores, evaluate_global, evaluate_personal
+from fedcache.federate.engine.evaluate import PersonalModels, Scores, evaluate_global, evaluate_personal
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation
@@ -144,7 +144,7 @@ def score_counts(run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int,
     def model(_client: int) -> Scores:
         return scores
 
-    return evaluate_personal(model, data, clients, headline=run.method.headline), data
+    return evaluate_personal(PersonalModels(model), data, clients, headline=run.method.headline), data
 
 
 def domain_names(facts: Sequence[SiteFacts]) -> list[str]:

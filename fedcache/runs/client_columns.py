@@ -1,0 +1,91 @@
+"""What a result says of every client: in ``result.json`` for few, in a parquet file beside it for many.
+
+The file is one of those whose digests a result holds, so it is read whole, unchanged, or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.runs.directory import DamagedRunError, file_digest
+
+CLIENTS_IN_RESULT = 1_000
+"""Clients up to which ``result.json`` holds a number for each."""
+
+CLIENTS_FILE = "clients.parquet"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientColumns:
+    """One entry per client, in client order."""
+
+    names: Sequence[str]
+    accuracy: np.ndarray  # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
+    classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
+    per_seed: np.ndarray  # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
+
+    @property
+    def scored(self) -> np.ndarray:
+        """float64: the accuracies that are known."""
+        known: np.ndarray = self.accuracy[~np.isnan(self.accuracy)]
+        return known
+
+    def accuracy_of(self, name: str) -> float | None:
+        """Of one client; None for a name that is not there, and a client that was not scored."""
+        place = next((i for i, known in enumerate(self.names) if known == name), None)
+        return None if place is None or np.isnan(self.accuracy[place]) else float(self.accuracy[place])
+
+    def to_parquet(self, seeds: Sequence[int]) -> bytes:
+        """The content of ``CLIENTS_FILE``: client, accuracy, classes_owned, and the accuracy of every seed."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        def known(values: np.ndarray) -> Any:
+            return pa.array(values, pa.float64(), mask=np.isnan(values))
+
+        columns = {
+            "client": pa.array(self.names, pa.string()),
+            "accuracy": known(self.accuracy),
+            "classes_owned": pa.array(self.classes_owned, pa.float64()),
+            **{f"accuracy_seed_{seed}": known(values) for seed, values in zip(seeds, self.per_seed, strict=True)},
+        }
+        held = io.BytesIO()
+        parquet.write_table(pa.table(columns), held, compression="zstd")
+        return held.getvalue()
+
+
+def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
+    """Those of a stored result, whose directory is ``folder``.
+
+    Raises DamagedRunError for a file that is missing or not what was written.
+    """
+    if CLIENTS_FILE not in result.get("files", {}):
+        accuracy = np.array(result["accuracy"]["per_client"], np.float64)  # None becomes NaN
+        owned = np.full(len(accuracy), np.nan)
+        if "classes_owned" in result:  # the earliest releases did not count them
+            owned = np.array(result["classes_owned"]["per_client"], np.float64)
+        return ClientColumns(result["clients"], accuracy, owned, np.empty((0, len(accuracy))))
+    path = folder / CLIENTS_FILE
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise DamagedRunError(path, "is missing or unreadable") from None
+    if file_digest(CLIENTS_FILE, raw) != result["files"][CLIENTS_FILE]:
+        raise DamagedRunError(path)
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(raw))
+
+    def numbers(name: str) -> np.ndarray:
+        found: np.ndarray = table[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        return found
+
+    per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
+    names: list[str] = table["client"].to_pylist()
+    return ClientColumns(names, numbers("accuracy"), numbers("classes_owned"), np.stack(per_seed))

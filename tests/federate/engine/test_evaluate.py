@@ -1,0 +1,59 @@
+"""Scores of many models at once are those of each alone, and what is too much to be kept is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from federation import federation, go
+from sklearn.metrics import confusion_matrix
+
+from fedcache.federate.engine import evaluate
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.client_table import Client, ClientTable
+
+STACKED = [
+    name
+    for name, m in METHODS.items()
+    if m.protocol(m.resolve()) != "global" and "batched" in m.executions and not m.needs & {"pixels", "text tower"}
+]
+
+
+def shared(clients):
+    """The clients, of which all but the third are tested on the rows of all."""
+    common = np.unique(np.concatenate([c.test for c in clients]))
+    own = [Client(c.name, c.train, c.test if i == 2 else common) for i, c in enumerate(clients)]
+    return ClientTable.of(own, common)
+
+
+@pytest.mark.parametrize("method", STACKED)
+def test_models_that_are_scored_together_say_what_each_says_alone(method, monkeypatch):
+    data, clients = federation()
+    table, asked = shared(clients), []
+    together = evaluate.models_together
+    monkeypatch.setattr(evaluate, "models_together", lambda *a: asked.append(a[2]) or together(*a))
+    many = go(method, {}, data, table).evaluation
+    monkeypatch.setattr(evaluate, "TOGETHER", 1)
+    alone = go(method, {}, data, table).evaluation
+    assert many.rows.tolist() == alone.rows.tolist()
+    assert many.predictions.tolist() == alone.predictions.tolist()
+    assert np.array_equal(many.client_accuracy, alone.client_accuracy, equal_nan=True)
+    assert (many.macro_f1, many.by_domain) == (alone.macro_f1, alone.by_domain)
+    assert METHODS[method].deploy is not evaluate.keep_down or asked
+    y = data.y.numpy()[many.rows]
+    known = many.predictions >= 0
+    expected = confusion_matrix(y[known], many.predictions[known], labels=range(data.classes))
+    assert many.counts is not None
+    assert many.counts.tolist() == expected.tolist()
+
+
+def test_predictions_beyond_what_is_kept_leave_the_scores_as_they_are(monkeypatch):
+    data, clients = federation()
+    whole = go("fedrep", {}, data, shared(clients)).evaluation
+    assert whole.whole
+    monkeypatch.setattr(evaluate, "KEPT", len(whole.rows) - 1)
+    counted = go("fedrep", {}, data, shared(clients)).evaluation
+    assert not counted.whole
+    assert len(counted.rows) == len(counted.predictions) == 0
+    assert counted.accuracy == whole.accuracy
+    assert counted.by_domain == whole.by_domain
+    assert counted.counts.tolist() == whole.counts.tolist()

@@ -1,0 +1,97 @@
+"""A run of more clients than a result holds: their columns lie beside it, sealed, and are read from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from pyarrow import parquet
+
+import fedcache as fc
+from fedcache.errors import CorruptionError
+from fedcache.runs.client_columns import CLIENTS_IN_RESULT, client_columns
+
+M = CLIENTS_IN_RESULT + 200
+WORDS = ("--scheme", "iid", "--clients", M, "--rounds", 2, "--participation", 5)
+
+
+def ingested(place: Path) -> Path:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 2 * M)
+    x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((2 * M, 6))).astype(np.float32)
+    np.savez(place / "rows.npz", embeddings=x, labels=y, split=(np.arange(2 * M) >= M + 100).astype(np.int8))
+    ok("ingest", place / "rows.npz", "--name", "many")
+    return place
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(ingested)
+
+
+def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
+    done = ok("train", "--method", "fedrep", "--eval-clients", 300, "--seeds", "0,1", *WORDS)
+    path = Path(done.data["path"])
+    result = json.loads((path / "result.json").read_text())
+    assert result["clients"] is None
+    assert "per_client" not in result["accuracy"]
+    assert (path / "result.json").stat().st_size < 20_000
+    columns = client_columns(result, path)
+    assert columns.names[:2] == ["client-0000", "client-0001"]
+    assert len(columns.names) == M
+    assert columns.per_seed.shape == (2, M)
+    assert np.isfinite(columns.per_seed).sum(1).tolist() == [300, 300]
+    both = np.isfinite(columns.per_seed).all(0)
+    assert np.array_equal(columns.accuracy[both], columns.per_seed[:, both].mean(0))
+    assert np.isnan(columns.accuracy[~both]).all()
+    for known, seed in zip(result["accuracy"]["eval_clients"], columns.per_seed, strict=True):
+        drawn = seed[np.isfinite(seed)]
+        assert known["scored"] == 300
+        assert known["standard_error"] == pytest.approx(drawn.std(ddof=1) / 300**0.5 * (1 - 300 / M) ** 0.5)
+    assert result["classes_owned"]["least"] <= result["classes_owned"]["mean"] <= result["classes_owned"]["most"]
+    table = parquet.read_table(path / "clients.parquet")
+    assert table.column_names == ["client", "accuracy", "classes_owned", "accuracy_seed_0", "accuracy_seed_1"]
+    # What reads clients reads them there.
+    ok("train", "--method", "solo", "--eval-clients", 300, "--seeds", "0,1", *WORDS)
+    page = tmp_path / "page.html"
+    ok("report", "-o", page)
+    assert "quantile" in page.read_text()
+    assert "client-0777" not in page.read_text()
+    assert page.stat().st_size < 3_000_000
+    shown = fedcache("compare", "--over", "clients")
+    assert shown.code == 0, shown.err
+    assert f"{int(both.sum())}" in shown.out
+
+
+def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path) -> None:
+    done = ok("train", "--method", "fedavg", *WORDS)
+    path = Path(done.data["path"])
+    again = ok("train", "--method", "fedavg", *WORDS)
+    assert again.data["reused"]
+    raw = bytearray((path / "clients.parquet").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (path / "clients.parquet").write_bytes(raw)
+    assert fedcache("train", "--method", "fedavg", *WORDS).code == 5
+    with pytest.raises(CorruptionError, match=r"clients\.parquet"):
+        client_columns(json.loads((path / "result.json").read_text()), path)
+    parts = fc.partition("many", "iid", clients=M)
+    run = fc.train("fedavg", "many", parts, rounds=2, participation=5, fresh=True)
+    assert run.clients.names[-1] == f"client-{M - 1}"
+    assert np.isfinite(run.clients.accuracy).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--eval-clients", 5_000), f"--eval-clients 5000, but there are {M} clients."),
+        (("--eval-clients", "some"), "--eval-clients some is neither a number of clients nor a share."),
+    ],
+)
+def test_wrong_numbers_of_scored_clients_are_answered(store: Path, words: tuple[object, ...], why: str) -> None:
+    refused = fedcache("train", "--method", "fedrep", *words, *WORDS)
+    assert refused.code == 2
+    assert why in refused.err
