@@ -31,7 +31,7 @@ from fedcache.notebooks import html_table
 from fedcache.store.array_file import is_array_file, mapped, pack
 from fedcache.store.files import Buffer, write_atomic
 
-MOST_TESTED = 10**9
+MOST_TESTED = 10**10
 """Test rows of all clients together, of which a digest can be taken in minutes."""
 
 SHOWN = 1000
