@@ -21,6 +21,10 @@ class Line:
 
 
 LINES = (
+    Line("partition iid, 1e6 x 1e5", "partitions", "<= 10 s, <= 500 MB, <= 12 MB on disk"),
+    Line("partition dirichlet, 1e6 x 1e5", "partitions", "<= 10 s, <= 500 MB, <= 12 MB on disk"),
+    Line("partition iid, 1e7 x 1e6", "partitions", "<= 60 s, <= 2000 MB, <= 120 MB on disk"),
+    Line("partition dirichlet, 1e7 x 1e6", "partitions", "<= 60 s, <= 2000 MB, <= 120 MB on disk"),
     Line("extraction of a folder of JPEGs", "extraction", ">= 0.90 of cores / (decode + forward)"),
     Line("two backbones in one run", "extraction", "<= 1.05 x (decode + sum of forwards)"),
     Line("second run of the same extraction", "startup", "<= 1.5 s, nothing decoded or computed"),

@@ -1,0 +1,91 @@
+"""``fedcache partition`` for very many clients, from the shell: seconds, peak memory, the file, and numpy's floor.
+
+The floor is a permutation of the rows and a sort of one number for each, which dealing cannot do without.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedcache as fc
+from benchmarks.measure import Row, make_row, quartiles, seconds_of
+
+MB = 1e6
+CLASSES, FEATURES, TIMES = 100, 8, 3
+SCHEMES = {
+    "iid": ("--scheme", "iid"),
+    "dirichlet": ("--scheme", "dirichlet", "--alpha", "0.3", "--option", "fill=true"),
+}
+SIZES = (
+    # rows, clients, seconds, bytes of memory, bytes on disk
+    (10**6, 10**5, 10.0, 500 * MB, 12 * MB),
+    (10**7, 10**6, 60.0, 2000 * MB, 120 * MB),
+)
+
+
+def peak_of(words: list[str]) -> tuple[float, int]:
+    """Seconds and peak bytes of a process, which must succeed."""
+    began = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)}: exit {process.returncode}")
+    return time.perf_counter() - began, used.ru_maxrss * 1024
+
+
+def floor(rows: int) -> float:
+    """Seconds of a permutation of so many rows and of a sort."""
+    rng = np.random.default_rng(0)
+    return seconds_of(lambda: np.sort(rng.permutation(rows)))
+
+
+def made_store(rows: int) -> Path:
+    """A store of random rows, a fifth of them for testing, in the home of this process."""
+    rng = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        "features": rng.normal(size=(rows, FEATURES)).astype(np.float16),
+        "labels": rng.integers(0, CLASSES, rows).astype(np.int32),
+        "split": (np.arange(rows) % 5 == 0).astype(np.int64),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "rows.npz", **columns)
+        del columns
+        return fc.ingest(Path(folder) / "rows.npz", f"rows{rows}").path
+
+
+def rows() -> list[Row]:
+    made = []
+    for count, clients, bar, most, largest in SIZES:
+        # In a process of its own: the peak of a child begins with that of the process that starts it.
+        maker = [sys.executable, "-m", "benchmarks.partitions", str(count)]
+        store = Path(subprocess.run(maker, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        at_best = floor(count)
+        for scheme, words in SCHEMES.items():
+            seconds, peak, name = [], 0, f"{scheme}{clients}"
+            for number in range(TIMES):
+                call = [sys.executable, "-m", "fedcache", "partition", "--store", str(store), *words]
+                call += ["--clients", str(clients), "--seed", str(number), "--name", name, "--replace"]
+                taken, used = peak_of(call)
+                seconds.append(taken)
+                peak = max(peak, used)
+            size = (store / "partitions" / f"{name}.partition").stat().st_size
+            detail = f"whole process, best of {TIMES}; at most {peak / MB:.0f} MB, {size / MB:.1f} MB on disk; "
+            detail += f"permutation and sort of the rows {at_best:.2f} s"
+            met = min(seconds) <= bar and peak <= most and size <= largest
+            target = f"<= {bar:g} s, <= {most / MB:g} MB, <= {largest / MB:g} MB on disk"
+            title = f"partition {scheme}, {count:.0e} x {clients:.0e}".replace("e+0", "e")
+            made.append(make_row(title, target, min(seconds), quartiles(seconds), met, detail=detail))
+    return made
+
+
+if __name__ == "__main__":
+    print(made_store(int(sys.argv[1])))
