@@ -15,6 +15,7 @@ from fedcache.federate.engine.feature_post import Scaling
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import Tree
+from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel
 
 MOST_BYTES = 256 << 20
@@ -57,6 +58,7 @@ def collect(
         tensors |= {f"server/{name}": t for name, t in one.down.items()}
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
+    rows = ClientTensors()
     shared, left_out = out.broadcast(), 0
     tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
     for number in chosen_clients(out.clients, clients):
@@ -65,25 +67,25 @@ def collect(
             continue
         if not saved:
             check_saved(own, data)
-        one_client = client_tensors(own, shared, number)
+        one_client = client_tensors(own, shared)
         size = sum(t.numel() * t.element_size() for t in one_client.values())
         if clients is None and not saved and size * len(out.clients) > MOST_BYTES:
             left_out = size * len(out.clients)
             break
         saved[out.clients[number]] = number
-        tensors |= owned(one_client)
+        rows.add(number, owned(one_client))
     if left_out:
         notes.append(
             f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
             "--save-clients all, or the names of some, saves them."
         )
-    return Collected(SavedModel(replace(facts, saved=saved), tensors), tuple(notes))
+    return Collected(SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes))
 
 
-def client_tensors(model: DeployedModel, shared: Tree, number: int) -> Tree:
-    """What a client's model has beside, or in the place of, what all clients share."""
-    own = {f"client/{number}/down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
-    return own | {f"client/{number}/own/{k}": t for k, t in model.personal.items()}
+def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
+    """What a client's model has in the place of what all share (``down/NAME``), and beside it (``own/NAME``)."""
+    own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
+    return own | {f"own/{k}": t for k, t in model.personal.items()}
 
 
 def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:

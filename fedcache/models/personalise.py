@@ -25,6 +25,7 @@ from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.trust.update_validation import all_bounded
+from fedcache.models.client_stacks import PREFIX, ClientTensors
 from fedcache.models.collect import client_tensors, owned
 from fedcache.models.saved_model import SavedModel
 
@@ -133,12 +134,14 @@ def personalise(
             "Leave --set out.",
         ) from error
     made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
-    own = owned(client_tensors(made, down, number))
+    own = owned(client_tensors(made, down))
     if not all_bounded({k: t for k, t in own.items() if t.is_floating_point()}):
         raise FederatedRunError(f"The training of {client.name} diverged.", "A smaller learning rate: --set lr=0.01")
-    shared = {k: t for k, t in model.tensors.items() if not k.startswith("client/")}
+    shared = {k: t for k, t in model.tensors.items() if not k.startswith(PREFIX)}
+    rows = ClientTensors()
+    rows.add(number, own)
     kept = replace(alone.facts, saved={client.name: number})
-    return SavedModel(kept, {**shared, **own})
+    return SavedModel(kept, {**shared, **rows.stacked()})
 
 
 def at_round(ctx: Ctx, number: int) -> Ctx:

@@ -5,8 +5,9 @@ A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and
     features/text            [C, D] class text features, where the method reads some
     features/mean, scale     [D] float64, of ``feat_post=standardize``
     server/NAME              what all clients share
-    client/NUMBER/down/NAME  what a client's model has in the place of the server's tensor of that name
-    client/NUMBER/own/NAME   what only a client's model has: a personal head, prototypes, a cache of its features
+    clients/GROUP/number     [K] int64, clients whose tensors are alike (``models.client_stacks``)
+    clients/GROUP/down/NAME  [K, ...] what their models have in the place of the server's tensor of that name
+    clients/GROUP/own/NAME   [K, ...] what only their models have: a personal head, prototypes, a cache of features
 
 Nothing else is needed but the frozen backbones, whose recipes and weights' digests are among the facts.
 """
@@ -32,9 +33,12 @@ from fedcache.federate.engine.feature_post import Scaling, prepare_features
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.heads.linear import Tree
+from fedcache.models.client_stacks import ClientStacks, of_format_1
 from fedcache.store.sealed import read_sealed, write_sealed
 
-FORMAT = 1
+FORMAT = 2
+READ = (1, FORMAT)
+"""Formats that are read; of 1, tensors have other names (``client_stacks.of_format_1``)."""
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
 """What a model keeps of how its features were computed: another value of these gives other last bits."""
@@ -108,7 +112,7 @@ class ModelFacts:
         values = dict(data)
         found = values.pop("format", None)
         known = {f.name for f in fields(cls)}
-        if found != FORMAT or set(values) - known:
+        if found not in READ or set(values) - known:
             raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
         for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
             values[name] = tuple(values.get(name, ()))
@@ -159,20 +163,17 @@ class SavedModel:
             raise CorruptionError(error.message, "Train the run again: --fresh.") from error
         if found is None:
             raise StoreError(f"There is no model at {path}.", "fedcache train saves one with every run.")
-        return cls(ModelFacts.from_dict(found.content), found.tensors)
+        facts = ModelFacts.from_dict(found.content)
+        return cls(facts, of_format_1(found.tensors) if found.content["format"] == 1 else found.tensors)
 
-    def tree(self, prefix: str) -> Tree:
-        """The tensors in a folder of names (``features/``, ``server/``, ``client/NUMBER/own/``) by their last name."""
-        return self._folders.get(prefix, {})
+    def tree(self, folder: str) -> Tree:
+        """The tensors in ``features/`` or ``server/`` by their last name."""
+        return {name.removeprefix(folder): t for name, t in self.tensors.items() if name.startswith(folder)}
 
     @cached_property
-    def _folders(self) -> dict[str, Tree]:
-        """Every folder of tensors, sorted out once: the models of all clients may be asked for one after another."""
-        found: dict[str, Tree] = {}
-        for name, t in self.tensors.items():
-            parts = name.split("/", 3 if name.startswith("client/") else 1)
-            found.setdefault("/".join(parts[:-1]) + "/", {})[parts[-1]] = t
-        return found
+    def client_stacks(self) -> ClientStacks:
+        """What clients' models have of their own; sorted out once, as all may be asked for one after another."""
+        return ClientStacks.of(self.tensors)
 
     def find_method(self, own: Method | None = None) -> Method:
         """The method that predicts: one of the package, or the user's ``own``.
@@ -246,8 +247,8 @@ class SavedModel:
         # Where no client is named and one is there, it is that one's model.
         named = None if number is None else (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
-        down = self.tree("server/") | self.tree(f"client/{number}/down/")
-        part = self.tree(f"client/{number}/own/")
+        down = self.tree("server/") | self.client_stacks.tree(number, "down")
+        part = self.client_stacks.tree(number, "own")
         down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
         if one_for_all and facts.personal:

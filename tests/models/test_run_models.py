@@ -211,7 +211,7 @@ def test_a_private_run_saves_no_clients_own_model(store: Path) -> None:
     private = ("--dp-clip", 1, "--dp-noise", 1, "--dp-allow", "evaluation")
     run = trained("train", "--method", "ditto", *IID, "--rounds", 1, *private)
     assert SavedModel.load(model_file(run, 0)).clients == []
-    assert not [name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("client/")]
+    assert not [name for name in SavedModel.load(model_file(run, 0)).tensors if name.startswith("clients/")]
     words = ("train", "--method", "fedavg", *IID, "--rounds", 1, *private, "--set", "feat_post=standardize", "--json")
     refused = fedcache(*words)
     assert refused.code == 2

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedcache.federate.engine.evaluate import deployed_model, has_model
 from fedcache.federate.engine.run_state import RunState
+from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.collect import client_tensors, owned
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.identity import code_of
@@ -64,8 +65,10 @@ class SiteModels:
             computed=computed_as([array.how for array in arrays]),
         )
         text = {} if run.env.text is None else {"features/text": run.env.text}
-        tensors = {**text, **{f"server/{k}": t for k, t in down.items()}, **client_tensors(model, down, number)}
+        rows = ClientTensors()
+        rows.add(number, owned(client_tensors(model, down)))
+        tensors = owned(text | {f"server/{k}": t for k, t in down.items()}) | rows.stacked()
         for folder in (self.state, self.state / FOLDER):
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
-        SavedModel(facts, owned(tensors)).save(self.path(job))
+        SavedModel(facts, tensors).save(self.path(job))

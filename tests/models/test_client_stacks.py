@@ -1,0 +1,140 @@
+"""Clients' tensors in few tensors: each client gets back its own, and files of format 1 are read for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from draws import examples
+from federation import go_tiny, tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from test_saved_model import facts_of
+
+from fedcache.errors import StoreError
+from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
+from fedcache.models.collect import collect
+from fedcache.models.saved_model import KIND, ModelFacts, SavedModel
+from fedcache.store.sealed import read_sealed, write_sealed
+
+NAMES = ("down/W", "down/a/b", "own/W", "own/count")
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
+TREES = st.dictionaries(
+    st.sampled_from(NAMES), st.tuples(st.sampled_from([(), (0,), (3,), (2, 3), (5, 1, 2)]), st.sampled_from(DTYPES))
+)
+
+
+def drawn(shapes, seed):
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randint(0, 9, shape, generator=g).to(dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(t.dtype == b[k].dtype and torch.equal(t, b[k]) for k, t in a.items())
+
+
+@given(st.dictionaries(st.integers(0, 10**6), TREES, max_size=8), st.integers(0, 99))
+@examples(60, 600)
+def test_every_client_gets_back_its_own_tensors(clients, seed):
+    rows, trees = ClientTensors(), {n: drawn(shapes, seed + i) for i, (n, shapes) in enumerate(clients.items())}
+    for number, tree in trees.items():
+        rows.add(number, tree)
+    found = ClientStacks.of({"server/W": torch.ones(2), **rows.stacked()})
+    for number, tree in trees.items():
+        for part in ("down", "own"):
+            wanted = {k.removeprefix(f"{part}/"): t for k, t in tree.items() if k.startswith(f"{part}/")}
+            assert same(found.tree(number, part), wanted)
+    assert found.tree(-1, "own") == found.tree(None, "own") == {}
+
+
+def test_models_that_are_alike_are_one_group_and_others_have_their_own():
+    """Clients 4 and 9 hold caches of two rows, client 6 one of three."""
+    rows = ClientTensors()
+    for number, n in ((4, 2), (6, 3), (9, 2)):
+        rows.add(number, {"own/keys": torch.full((n, 2), float(number))})
+    found = rows.stacked()
+    assert {name: t.tolist() for name, t in found.items()} == {
+        "clients/0/number": [4, 9],
+        "clients/0/own/keys": [[[4.0, 4.0]] * 2, [[9.0, 9.0]] * 2],
+        "clients/1/number": [6],
+        "clients/1/own/keys": [[[6.0, 6.0]] * 3],
+    }
+
+
+def test_a_clients_tensors_are_no_window_on_the_stack():
+    """Neither does a change reach the model, nor does a row begin where memory is not aligned."""
+    rows = ClientTensors()
+    for number in range(3):
+        rows.add(number, {"own/W": torch.full((5,), float(number))})
+    found = ClientStacks.of(rows.stacked())
+    taken = found.tree(1, "own")["W"]
+    assert taken.data_ptr() % 64 == 0
+    taken += 7
+    assert found.tree(1, "own")["W"].tolist() == [1.0] * 5
+
+
+def trained(method="ditto", **settings):
+    data, clients = tiny()
+    out = go_tiny(method, settings, data, clients)
+    return collect(out, facts_of(out, data), data, None).model, data
+
+
+def as_format_1(model: SavedModel, path):
+    """The file that a release of format 1 would have written."""
+    tensors = {name: t for name, t in model.tensors.items() if not name.startswith("clients/")}
+    for number in model.facts.saved.values():
+        for part in ("down", "own"):
+            tree = model.client_stacks.tree(number, part)
+            tensors |= {f"client/{number}/{part}/{k}": t for k, t in tree.items()}
+    write_sealed(path, KIND, {**model.facts.to_dict(), "format": 1}, tensors)
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedproto", "fedrep", "tip-local"])
+def test_a_file_of_format_1_has_the_same_models(method, tmp_path):
+    model, data = trained(method)
+    as_format_1(model, tmp_path / "old.safetensors")
+    old = SavedModel.load(tmp_path / "old.safetensors")
+    x = data.x[:, 0].to(getattr(torch, model.facts.dtype))
+    for client in model.clients:
+        assert torch.equal(old.deployed(client).scores(x), model.deployed(client).scores(x))
+    # Written again it is of today's format, to the byte.
+    old.save(tmp_path / "again.safetensors")
+    model.save(tmp_path / "new.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "new.safetensors").read_bytes()
+
+
+def test_a_file_of_format_1_by_hand(tmp_path):
+    facts = {**trained()[0].facts.to_dict(), "format": 1, "saved": {"a": 0, "b": 10}}
+    tensors = {
+        "server/W": torch.zeros(1),
+        "client/0/own/v/W": torch.ones(2),
+        "client/10/own/v/W": torch.full((2,), 3.0),
+    }
+    write_sealed(tmp_path / "m.safetensors", KIND, facts, tensors)
+    model = SavedModel.load(tmp_path / "m.safetensors")
+    assert model.client_stacks.tree(0, "own")["v/W"].tolist() == [1.0, 1.0]
+    assert model.client_stacks.tree(10, "own")["v/W"].tolist() == [3.0, 3.0]
+    assert of_format_1({"server/W": tensors["server/W"]}).keys() == {"server/W"}
+
+
+def test_a_format_of_the_future_is_refused(tmp_path):
+    model, _ = trained()
+    for unknown in (0, 3, None, "2"):
+        with pytest.raises(StoreError, match="expected 2"):
+            ModelFacts.from_dict({**model.facts.to_dict(), "format": unknown})
+
+
+def test_a_file_has_as_many_tensors_for_many_clients_as_for_one(tmp_path):
+    """Each tensor of a file costs its reader some 50 us, whoever's model is wanted."""
+    model, _ = trained()
+    rows = ClientTensors()
+    for number in range(1000):
+        rows.add(number, {"own/v/W": torch.full((2, 3), float(number))})
+    path = tmp_path / "many.safetensors"
+    shared = {name: t for name, t in model.tensors.items() if name.startswith("server/")}
+    SavedModel(model.facts, shared | rows.stacked()).save(path)
+    found = read_sealed(path, KIND)
+    assert found is not None
+    assert set(found.tensors) - set(shared) == {"clients/0/number", "clients/0/own/v/W"}
+    again = SavedModel.load(path).client_stacks.tree(731, "own")["v/W"]
+    assert np.array_equal(again.numpy(), np.full((2, 3), 731.0))
