@@ -28,7 +28,7 @@ from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, tree
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
 from fedcache.extract.device import resolve_device
-from fedcache.extract.how import jobs_of, resolve_compute_as
+from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
 from fedcache.extract.images import EXTENSIONS, from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import Recipe
@@ -189,11 +189,8 @@ def embedded(
     try:
         device = resolve_device(config.device)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
-        elsewhere = sorted({str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind})
-        if elsewhere:
-            options.observer.note(
-                f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."
-            )
+        if note := note_of_other_devices(device, computed):
+            options.observer.note(note)
         store = Store.create(folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest})
         alike: dict[ComputeSettings, list[PlannedArray]] = {}
         for item, known in zip(one_view, computed, strict=True):

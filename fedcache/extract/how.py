@@ -76,6 +76,14 @@ def resolve_compute_as(config: ExtractConfig, computed: Mapping[str, Any]) -> tu
     return resolve_compute(replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype))
 
 
+def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]]) -> str | None:
+    """A sentence where features that new ones are compared with were computed on another device; None elsewhere."""
+    elsewhere = sorted({str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind})
+    if not elsewhere:
+        return None
+    return f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."
+
+
 def jobs_of(
     planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
 ) -> list[FeatureJob]:

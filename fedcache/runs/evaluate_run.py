@@ -10,8 +10,10 @@ from typing import Any
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError
 from fedcache.extract.datasets import peek
+from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.extract_dataset import extract
+from fedcache.extract.how import note_of_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, locate_store
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.models.evaluate import LabelledRows, measure, measure_clients, rows_of_file, rows_of_store
@@ -167,6 +169,7 @@ def store_with_features(
 ) -> Store:
     """The store of a dataset with what a model reads; what is missing is extracted with the model's own recipes.
 
+    Where ``config`` leaves batch and dtype open they are those of the model's own features, as ``predict`` has them.
     Which dataset was extracted last stays as it was: ``train`` must not take what models are evaluated on.
 
     Raises MachineError for weights that are not those of the model; as ``extract``.
@@ -189,13 +192,17 @@ def store_with_features(
                 raise
     one_view = [replace(recipe, views=1, view_seed=0) for recipe in read_recipes(model)]
     planned = [locate_recipe(recipe, home, weights_of(asked)) for recipe in one_view]
+    computed = model.facts.inputs_computed
+    if note := note_of_other_devices(resolve_device(config.device), computed):
+        observer.note(note)
     last = recall_last(home)
     try:
-        for item in planned:
+        for item, like in zip(planned, computed, strict=True):
             name = item.backbone.name
             weights = {k: v for k, v in asked.weights.items() if k == name}
             options = item.recipe.departures(item.backbone.recipe)
-            one = replace(config, backbones=(name,), recipe=options, weights=weights)
+            _, how = resolve_compute_as(config, like)
+            one = replace(config, backbones=(name,), recipe=options, weights=weights, batch=how.batch, dtype=how.dtype)
             store = extract(one, home, observer=observer, stop=stop, keep_text=True).store
     finally:
         if last is not None:

@@ -85,6 +85,41 @@ def test_a_second_call_computes_nothing(store: Path, tmp_path: Path, monkeypatch
     assert ok(*words).data == first.data
 
 
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
+    once: Callable[[Callable[[Path], Path]], Path], tmp_path: Path
+) -> None:
+    """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
+
+    def made(place: Path) -> Path:
+        images = folder(place / "shapes", train=6, test=4)
+        words = ("extract", "--dataset", f"folder:{images}", "--workers", 0, "--backbones")
+        ok(*words, "random-projection")
+        return Path(ok(*words, "glyph-clip", "--batch", 1).data["path"])
+
+    once(made)
+    run = ok("train", "--method", "fed3r", "--backbones", "random-projection,glyph-clip", "--scheme", "iid",
+             "--clients", 2).data["path"]  # fmt: skip
+    new = folder(tmp_path / "other", train=2, test=12)
+    figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0]["measures"]
+    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("other"))
+    held = Store.open(store)
+    assert {a.recipe["backbone"]: a.how["batch"] for a in held.arrays.values()} == {
+        "random-projection": 32, "glyph-clip": 1,
+    }  # fmt: skip
+    said = ok("predict", run, *[new / name for name in held.samples.name], "--top", 3, "--workers", 0).data["rows"]
+    assert [row["top"] for row in said] == [
+        row["top"] for row in ok("predict", run, "--store", store, "--top", 3).data["rows"]
+    ]
+    truth = [held.samples.classes[label] for label in held.samples.label]
+    assert figures["accuracy"] == sum(row["class"] == name for row, name in zip(said, truth, strict=True)) / len(said)
+    probability = [dict(row["top"])[name] for row, name in zip(said, truth, strict=True)]
+    assert figures["nll"] == pytest.approx(-np.log(probability).mean(), rel=1e-12)
+    again = folder(tmp_path / "asked", train=1, test=1)
+    ok("evaluate", run, "--dataset", f"folder:{again}", "--workers", 0, "--batch", 16)
+    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("asked"))
+    assert {a.how["batch"] for a in Store.open(store).arrays.values()} == {16}  # what is asked for goes first
+
+
 def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) -> None:
     some = [r["digest"][:12] for r in runs().values()]
     for ending in ("html", "csv", "json"):
