@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -85,6 +86,43 @@ def test_a_folder_classifies_images_without_fedcache(home, tmp_path):
     ):
         assert (path, name) == (str(image), wanted)
         assert abs(float(p) - q) <= 5e-5  # 1.1e-4 where features are not rounded as the store rounds them
+
+
+def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_path, monkeypatch):
+    root, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m")
+    some = [str(path) for path in images(root)]
+    many = (some * 6)[:70]
+    loaded, seen = torch.export.load, []
+
+    def watched(path):
+        """The program, telling how many images each call was given."""
+        program = loaded(path)
+        module = program.module()
+
+        def counting(*inputs):
+            seen.append({len(x) for x in inputs})
+            return module(*inputs)
+
+        return SimpleNamespace(module=lambda: counting)
+
+    monkeypatch.setattr(torch.export, "load", watched)
+
+    def said(paths):
+        monkeypatch.setattr(sys, "argv", ["predict.py", *paths])
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            runpy.run_path(str(tmp_path / "m" / "predict.py"))
+        return [line.split("\t") for line in printed.getvalue().splitlines()]
+
+    together = said(many)
+    assert seen == [{32}, {32}, {6}]
+    alone = [said([path])[0] for path in some]
+    assert [line[0] for line in together] == many
+    for (path, name, p), (_, alike, q) in zip(together, (alone * 6)[:70], strict=True):
+        assert name == alike, path
+        # Batches of other sizes sum in another order, of which float16 features show some.
+        assert float(p) == pytest.approx(float(q), abs=5e-5)
 
 
 def test_the_card_says_what_the_result_says(home, tmp_path):

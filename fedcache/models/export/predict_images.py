@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+BATCH = 32  # images at a time
 HERE = Path(__file__).parent
 facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
 model = torch.export.load(HERE / "model.pt2").module()
@@ -29,7 +30,11 @@ def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
 
 
-for path in sys.argv[1:]:
-    _scores, probability = model(*(pixels(path, how) for how in facts["inputs"]))
-    best = int(probability[0].argmax())
-    print(f"{path}\t{facts['classes'][best]}\t{float(probability[0, best]):.6f}")
+for start in range(1, len(sys.argv), BATCH):
+    paths = sys.argv[start : start + BATCH]
+    inputs = [torch.cat([pixels(path, how) for path in paths]) for how in facts["inputs"]]
+    with torch.no_grad():
+        _scores, probability = model(*inputs)
+    for path, row in zip(paths, probability, strict=True):
+        best = int(row.argmax())
+        print(f"{path}\t{facts['classes'][best]}\t{float(row[best]):.6f}")
