@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, flags_of, pick
+from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_one_named, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.measures import RunEvaluation
-from fedcache.models.request import EvaluateOptions, ModelOptions
+from fedcache.models.request import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.report.evaluation import check_asked, write_evaluations
@@ -23,6 +23,8 @@ from fedcache.report.evaluation import check_asked, write_evaluations
 COMPUTED = pick(
     ExtractConfig, "layout", "limit", "data", "max_bad", "device", "batch", "workers", "threads", "follow_links"
 )
+COMPUTED = worded(COMPUTED, "batch", default=BATCH_OF_THE_RUN)
+MODEL = worded(pick(ModelOptions), "client", default="the one for all, or each client's own")
 SHOWN = 12
 """Classes and domains that are printed; -o writes all of them."""
 
@@ -31,7 +33,7 @@ RunNames = Annotated[
 ]
 
 
-@command("evaluate", COMPUTED, pick(ModelOptions), pick(EvaluateOptions))
+@command("evaluate", COMPUTED, MODEL, pick(EvaluateOptions))
 def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
     """Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, flags_of, pick, runs_directory
+from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.commands.predict import find_model
 from fedcache.config import Home, resolve
-from fedcache.models.request import ExportOptions, ModelOptions
-from fedcache.report.find_runs import find_one
+from fedcache.models.request import ONE_SEED, ExportOptions, ModelOptions
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
 
 
-@command("export-model", pick(ModelOptions), pick(ExportOptions))
+@command("export-model", worded(pick(ModelOptions), "seed", meaning=ONE_SEED), pick(ExportOptions))
 def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
     """Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.
 
@@ -27,8 +26,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     """
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     wanted = resolve(ExportOptions, {}, flags_of(ExportOptions, given))
-    root = runs_directory(None if model.runs is None else Path(model.runs))
-    place = Path(run) if run.endswith(".safetensors") else find_one(run, root)
+    place = find_model(run, model)
     from fedcache.report.export_model import export_model as write_model
 
     done = write_model(place, model, wanted, Home.from_environment(), observer)

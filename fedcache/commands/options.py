@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from copy import copy
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -117,6 +119,23 @@ RayAddress = Annotated[
 def pick(kind: type, *names: str) -> list[Field[Any]]:
     """The fields of a configuration that a command has options for; all of them without names."""
     return [item for item in fields(kind) if not names or item.name in names]
+
+
+def worded(items: Sequence[Field[Any]], name: str, **words: str) -> list[Field[Any]]:
+    """The same fields, where the option of one says something else.
+
+    Args:
+        items: fields of a configuration.
+        name: of the one.
+        words: ``meaning`` or ``default``, as of ``OptionInfo``.
+    """
+    made = []
+    for item in items:
+        if item.name == name:
+            item = copy(item)
+            item.metadata = MappingProxyType({"option": replace(item.metadata["option"], **words)})
+        made.append(item)
+    return made
 
 
 def command(

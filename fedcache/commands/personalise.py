@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.options import Given, command, flags_of, pick
+from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit, UsageError
-from fedcache.models.request import ModelOptions, PersonaliseOptions
+from fedcache.models.request import ONE_SEED, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.drawing import percent
 
+MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ONE_SEED)
+
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, first letters of its digest, or a model file.")]
-
-
-MODEL = pick(ModelOptions, "seed", "weights", "runs")
 
 
 @command("personalise", pick(PersonaliseOptions), MODEL, pick(ExtractConfig, "device"))

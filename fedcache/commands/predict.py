@@ -8,16 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, flags_of, pick, runs_directory
+from fedcache.commands.options import Given, command, flags_of, pick, runs_directory, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.models.predictions import Prediction, check_out, write_predictions
-from fedcache.models.request import ModelOptions, PredictOptions
+from fedcache.models.request import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.find_runs import find_one
 
-COMPUTED = pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links")
+COMPUTED = worded(
+    pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"), "batch", default=BATCH_OF_THE_RUN
+)
 SHOWN = 20
 """Rows that are printed; -o writes all of them."""
 
@@ -45,6 +47,8 @@ def predict(
     config = resolve(ExtractConfig, {}, flags_of(ExtractConfig, given))
     places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
     check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
+    if rows.split is not None and rows.store is None:
+        raise UsageError("--split is of the rows of --store, and none is named.", "Leave --split out.")
     out = None if rows.out is None else Path(rows.out)
     if out is not None:
         check_out(out)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import escape_json, sheet_cell
 
@@ -68,9 +68,16 @@ def best_of(
 
 
 def check_out(path: Path) -> None:
-    """Refuse an ending that no writer knows. Raises UsageError."""
+    """Refuse, before anything is computed, an ending that no writer knows and a place to which none can write.
+
+    Raises UsageError.
+    """
     if path.suffix.lower() not in FORMATS:
         raise unknown("file ending", path.suffix, FORMATS)
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory.", f"-o {path / 'classes.csv'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -> None:

@@ -10,6 +10,12 @@ from fedcache.config import DATASET, option
 MODEL, ROWS, RESULT = "Model", "Rows", "Result"
 """Panels of the help."""
 
+BATCH_OF_THE_RUN = "that of the run's features"
+"""The batch in which images are computed unless ``--batch`` says one, in words."""
+
+ONE_SEED = "A seed of the run."
+"""What ``--seed`` is to the commands that make one model of one."""
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -74,7 +80,11 @@ class PersonaliseOptions:
     """Whose model is made, of which rows, and where it goes."""
 
     store: str | None = option(
-        None, "The new client's rows: a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
+        None,
+        "The new client's rows: a store, by directory or a name of `fedcache ls`.",
+        ROWS,
+        path=True,
+        said="none; name one",
     )
     name: str | None = option(None, "Of the new client.", MODEL, said="that of the shard, or of the store")
     set: Mapping[str, str] = option(

@@ -80,3 +80,15 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "--clients-from and options of a scheme" in refused.envelope["error"]["message"]
     assert fedcache("grid", *common, "--sweep", "lr=0.1", "--device", "gpu", "--json").code == 2
+
+
+def test_an_option_says_what_it_does_in_its_own_command() -> None:
+    """One field is an option of several commands, which do different things without it."""
+    assert options_of("extract")["--batch"].show_default == "32 on a CPU, 256 on a GPU"
+    for command in ("predict", "evaluate"):
+        assert options_of(command)["--batch"].show_default == "that of the run's features"
+    assert options_of("predict")["--client"].show_default == "the one for all"
+    assert options_of("evaluate")["--client"].show_default == "the one for all, or each client's own"
+    assert "mean probability" in options_of("predict")["--seed"].help
+    for command in ("personalise", "export-model"):
+        assert options_of(command)["--seed"].help == "A seed of the run."

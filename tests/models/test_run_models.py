@@ -305,6 +305,9 @@ def test_another_number_of_features_is_refused_and_the_same_number_is_taken(stor
         (("--store", "s", "photo.jpg"), 2),
         (("--embeddings", "no.npz"), 2),
         (("photo.jpg", "-o", "out.xlsx"), 2),
+        (("photo.jpg", "-o", "nowhere/out.csv"), 2),
+        (("photo.jpg", "-o", "folder.csv"), 2),
+        (("photo.jpg", "--split", "test"), 2),
         (("photo.jpg", "--temperature", "0"), 2),
         (("photo.jpg", "--seed", "7"), 2),
         (("photo.jpg", "--seed", "x"), 2),
@@ -322,6 +325,7 @@ def test_what_cannot_be_predicted_is_one_sentence(
     (tmp_path / "photo.jpg").write_bytes(b"no image")
     (tmp_path / "photos.tar.gz").write_bytes(b"")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.csv").mkdir()
     found = fedcache("predict", run, *words)
     assert found.code == code
     assert "Traceback" not in found.err
