@@ -39,6 +39,9 @@ from fedcache.store.store import Store
 
 MOST_KEPT = 256 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
+NEVER = -1e20
+"""No class that a model may predict has a log-probability below it: scores in place of absent classes are -1e30 times
+what a method multiplies scores by (``heads.losses.MASKED``), and their probability is 0."""
 COLDEST, HOTTEST = 1e-6, 1e6
 """Temperatures between which the best is looked for."""
 
@@ -178,8 +181,12 @@ def measure(predictor: Predictor, rows: LabelledRows, *, fit: bool = True) -> Me
 
 
 def log_probabilities(scores: Floats, temperature: float) -> Floats:
-    """[E, n, C] scores -> [n, C]: log of the mean over E of softmax(scores / temperature); NaN for a row of NaN."""
-    found: Floats = logsumexp(log_softmax(scores / temperature, axis=-1), axis=0) - np.log(len(scores))
+    """[E, n, C] scores -> [n, C]: log of the mean over E of softmax(scores / temperature); NaN for a row of NaN.
+
+    It is -inf for a class that a model never predicts.
+    """
+    each = log_softmax(scores / temperature, axis=-1)
+    found: Floats = logsumexp(np.where(each < NEVER, -np.inf, each), axis=0) - np.log(len(scores))
     return found
 
 

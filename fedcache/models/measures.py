@@ -238,6 +238,8 @@ class RunEvaluation:
                 f"Figures are means over clients' models; the lowest accuracy is {100 * least:.2f} % ({low}), the "
                 f"highest {100 * most:.2f} % ({high})."
             )
+        if m.nll == float("inf"):
+            said.append("NLL is inf: some of these rows are of classes to which a model gives the probability 0.")
         t = m.temperature
         if t is not None:
             limit = ", the last that was tried" if t.at_limit else ""

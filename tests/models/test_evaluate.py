@@ -13,6 +13,7 @@ from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
 from fedcache.errors import StoreError
+from fedcache.heads.losses import MASKED
 from fedcache.models.evaluate import LabelledRows, fit_temperature, matched, measure, measure_clients
 from fedcache.models.measures import BINS, LeftOutRows, calibration_error
 from fedcache.models.predictor import Predictor
@@ -101,6 +102,19 @@ def test_no_temperature_has_less_nll_than_the_fitted_one(seed, members):
     for other in np.geomspace(0.05, 50, 40):
         assert t.nll <= nll(other) + 1e-9
     assert measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label)).temperature == t
+
+
+@pytest.mark.parametrize("absent", [MASKED, 1e4 * MASKED, MASKED / 5])
+def test_a_class_that_is_never_predicted_has_probability_0(absent):
+    """Two rows of class 0 with p = 1/2 each, and one of class 2, which the model does not know; log 2 without it."""
+    scores = np.array([[[0.0, 0.0, absent]] * 3])
+    with_it = measure(Fixed(("a", "b", "c")), given_rows(scores, np.array([0, 0, 2])))
+    assert with_it.nll == np.inf
+    assert with_it.temperature is None
+    without = measure(Fixed(("a", "b", "c")), given_rows(scores[:, :2], np.array([0, 0])))
+    assert without.nll == pytest.approx(np.log(2))
+    # Where no class is known all are as likely.
+    assert measure(Fixed(("a", "b")), given_rows(np.full((1, 1, 2), absent), np.array([0]))).nll == np.log(2)
 
 
 def test_a_temperature_undoes_a_scale():
