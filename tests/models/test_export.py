@@ -20,6 +20,7 @@ import torch
 from command import fedcache, ok
 from federation import VARIANTS, ids, scaled, small
 from pictures import folder, picture
+from PIL import Image
 from safetensors import safe_open
 
 from fedcache.config import Home
@@ -123,6 +124,28 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
         assert name == alike, path
         # Batches of other sizes sum in another order, of which float16 features show some.
         assert float(p) == pytest.approx(float(q), abs=5e-5)
+
+
+def test_a_folder_reads_what_predict_reads_and_names_what_it_cannot(home, tmp_path, monkeypatch, capsys):
+    _, runs = home
+    ok("export-model", runs["one"], "-o", tmp_path / "m")
+    g, place = np.random.default_rng(0), tmp_path / "photos"
+    place.mkdir()
+    Image.fromarray(g.integers(0, 65536, (40, 30), dtype=np.uint16)).save(place / "grey of 16 bits.png")
+    Image.fromarray(g.integers(0, 256, (40, 30, 4), dtype=np.uint8)).save(place / "see-through.png")
+    Image.fromarray(g.integers(0, 256, (40, 30), dtype=np.uint8)).save(place / "grey.png")
+    paths = sorted(place.iterdir())
+    (tmp_path / "none.png").write_bytes(b"no image")
+    words = [str(paths[0]), str(tmp_path / "none.png"), *map(str, paths[1:]), str(paths[0])]
+    monkeypatch.setattr(sys, "argv", ["predict.py", *words])
+    runpy.run_path(str(tmp_path / "m" / "predict.py"))
+    said = capsys.readouterr()
+    found = [line.split("\t") for line in said.out.splitlines()]
+    assert [line[0] for line in found] == [word for word in words if "none" not in word]
+    assert said.err.startswith(f"{tmp_path / 'none.png'}\t-\t")
+    for (_, name, p), (wanted, q) in zip(found, said_by_predict(runs["one"], [*paths, paths[0]]), strict=True):
+        assert name == wanted
+        assert float(p) == pytest.approx(q, abs=5e-5)
 
 
 def test_the_card_says_what_the_result_says(home, tmp_path):

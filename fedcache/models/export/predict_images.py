@@ -17,7 +17,10 @@ model = torch.export.load(HERE / "model.pt2").module()
 
 def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
     """The image as an input takes it: uint8 [1, 3, height, width]."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16 bits of grey
+        image = Image.fromarray((np.array(image).astype(np.uint16) >> 8).astype(np.uint8))
+    image = image.convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     side, kernel = how["height"], Image.Resampling[how["interpolation"].upper()]
     if how["resize"] == "squash":
@@ -31,10 +34,16 @@ def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
 
 
 for start in range(1, len(sys.argv), BATCH):
-    paths = sys.argv[start : start + BATCH]
-    inputs = [torch.cat([pixels(path, how) for path in paths]) for how in facts["inputs"]]
+    read = []
+    for path in sys.argv[start : start + BATCH]:
+        try:
+            read.append((path, [pixels(path, how) for how in facts["inputs"]]))
+        except OSError as error:
+            print(f"{path}\t-\t{error}", file=sys.stderr)
+    if not read:
+        continue
     with torch.no_grad():
-        _scores, probability = model(*inputs)
-    for path, row in zip(paths, probability, strict=True):
+        _scores, probability = model(*(torch.cat(parts) for parts in zip(*(x for _, x in read), strict=True)))
+    for (path, _), row in zip(read, probability, strict=True):
         best = int(row.argmax())
         print(f"{path}\t{facts['classes'][best]}\t{float(row[best]):.6f}")
