@@ -300,7 +300,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         shown = "not scored" if mean is None else f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
-        lines += model_lines(Path(run["path"]))
+        lines += model_lines(Path(run["path"]), run["result"])
     return CommandResult({"runs": last["done"]}, lines)
 
 

@@ -87,13 +87,20 @@ def predictions_answer(rows: list[Prediction], top: int, out: Path | None) -> Co
     Raises CorruptionError, when none of the rows could be read.
     """
     lost = [row for row in rows if row.reason]
+    if len(lost) == len(rows) == 1:
+        raise CorruptionError(
+            f"{lost[0].name} could not be read: {lost[0].reason}.", "Give an image that a viewer opens."
+        )
     if lost and len(lost) == len(rows):
         raise CorruptionError(
             f"None of {len(rows):,} rows could be read; the first: {lost[0].name}: {lost[0].reason}.",
             "Give images that a viewer opens.",
         )
     ranks = [name for rank in range(top) for name in ((f"class {rank + 1}" if top > 1 else "class"), "probability")]
-    shown = TextTable("", ("name", *ranks), [_cells(row, top) for row in rows[:SHOWN]])
+    # Reasons are long, and most tables have none.
+    why = ("reason",) if any(row.reason for row in rows[:SHOWN]) else ()
+    cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows[:SHOWN]]
+    shown = TextTable("", ("name", *ranks, *why), cells)
     lines = [f"{len(rows) - len(lost):,} classified" + (f", {len(lost):,} could not be read" if lost else "")]
     if len(rows) > SHOWN:
         lines.append(f"{len(rows) - SHOWN:,} more" + (f" in {out}" if out is not None else "; -o FILE.csv writes all."))
@@ -104,8 +111,8 @@ def predictions_answer(rows: list[Prediction], top: int, out: Path | None) -> Co
 
 
 def _cells(row: Prediction, top: int) -> list[Any]:
-    """A row for a person."""
+    """A row for a person, without its reason."""
     if row.reason:
-        return [row.name, f"- ({row.reason})", *[""] * (2 * top - 1)]
+        return [row.name, "-", *[""] * (2 * top - 1)]
     cells = [c for name, p in zip(row.classes, row.probabilities, strict=True) for c in (name, f"{p:.3f}")]
     return [row.name, *cells, *[""] * (2 * top - len(cells))]

@@ -33,6 +33,7 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import tracking
+from fedcache.runs.run import is_claimed, is_private
 from fedcache.runs.trust_words import describe_trust
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
         )
     lines = result_lines(done.result, done.measured, str(done.path))
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
-    return CommandResult(data, [*lines[:-1], *model_lines(done.path), lines[-1]])  # the directory stays the last line
+    # The directory stays the last line.
+    return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
 
 
 POINTS = "Points"
@@ -322,10 +324,17 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     return lines
 
 
-def model_lines(path: Path) -> list[str]:
-    """How the model of a run is used; [] for a run without one."""
+def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
+    """How the models of a run with that result are used; [] for a run without any."""
     size = bytes_of_models(path)
-    return [] if size is None else [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
+    if size is None:
+        return []
+    if result["protocol"] == "global":
+        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
+    if is_claimed(result):
+        return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
+    whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
+    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
@@ -352,7 +361,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
     last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
     lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
-    lines += model_lines(best.run.path)
+    lines += model_lines(best.run.path, best.run.result)
     if not all(tails):
         lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
     for spent in done.privacy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.config import Home
-from fedcache.errors import StoreError, UsageError
-from fedcache.extract.backbones import clip_towers
+from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.extract.backbones import clip_towers, lookup
 from fedcache.extract.embed_images import locate_recipe
+from fedcache.extract.planning.find_store import more_features
+from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
@@ -25,6 +28,8 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.store.store import Store
 
 Rows = NDArray[Any]
+APART = ("views", "view_seed")
+"""What two recipes may differ in whose view 0 is the same value."""
 
 
 @dataclass(frozen=True)
@@ -148,20 +153,34 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
     for wanted, recipe in model.facts.inputs:
         same = [key for key, a in store.arrays.items() if _same_value(a.recipe, recipe)]
         if not same:
-            name, weights = str(recipe.get("backbone", wanted)), str(recipe.get("weights", ""))
-            raise StoreError(
-                f"{store.path.name} has no features of {name} as the model was trained on"
-                f"{f' (weights {weights[:12]})' if weights else ''}; it has {', '.join(store.arrays) or 'none'}.",
-                f"fedcache extract --dataset ... --backbones {name}" if weights else "Name a store that has them.",
-            )
+            raise _lacks(store, wanted, recipe)
         found.append(wanted if wanted in same else same[0])
     return found
 
 
+def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
+    """The error of a store without the features of a recipe: in what those of the same backbone differ from it."""
+    name, weights = str(recipe.get("backbone", wanted)), str(recipe.get("weights", ""))
+    alike = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
+    apart = [
+        f"{key} {found.get(key)} in place of {recipe[key]}"
+        for found in alike[:1]
+        for key in sorted(recipe)
+        if found.get(key) != recipe[key] and key not in APART
+    ]
+    has = f"its {name} has {', '.join(apart)}" if apart else f"it has {', '.join(store.arrays) or 'none'}"
+    message = f"{store.path.name} has no features of {name} as the model was trained on"
+    if not weights:
+        return StoreError(f"{message}; {has}.", "Name a store that has them.")
+    with suppress(FedcacheError):  # a backbone of another installation
+        options = Recipe.from_dict(recipe).departures(lookup(name).recipe)
+        return StoreError(f"{message} (weights {weights[:12]}); {has}.", more_features(store, name, recipe=options))
+    return StoreError(f"{message} (weights {weights[:12]}); {has}.", f"Import {name}:  fedcache backbones import FILE")
+
+
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether view 0 of two recipes is the same value."""
-    apart = ("views", "view_seed")
-    return {k: v for k, v in found.items() if k not in apart} == {k: v for k, v in wanted.items() if k not in apart}
+    return {k: v for k, v in found.items() if k not in APART} == {k: v for k, v in wanted.items() if k not in APART}
 
 
 def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path] | None = None) -> FrozenEncoders | None:

@@ -19,7 +19,6 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.store.catalog import resolve_path
 from fedcache.store.embedding_files import read_embeddings
 from fedcache.store.store import Store
 
@@ -71,14 +70,11 @@ def predict_images(
             yield from _named(predictor, [images.names[r] for r in rows], rows, scores, top, reasons)
 
 
-def predict_store(
-    predictor: Predictor, home: Home, place: Path, split: str | None, *, top: int
-) -> Iterator[Prediction]:
+def predict_store(predictor: Predictor, store: Store, split: str | None, *, top: int) -> Iterator[Prediction]:
     """Every row of a store, or those of a split (train, test, validation).
 
     Raises UsageError for another split, StoreError for a store without the model's arrays.
     """
-    store = Store.open(resolve_path(home, place))
     rows = rows_of_split(store, split)
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):

@@ -171,7 +171,7 @@ def find_one(name: str, root: Path) -> Path:
 
     Raises UsageError for none or several.
     """
-    found = _named(name, root)
+    found = _named(name, root, "`fedcache ls --runs` names those that are.")
     if len(found) != 1:
         raise UsageError(f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache ls --runs`.")
     return found[0]
@@ -207,7 +207,9 @@ def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
             raise UsageError(f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests.")
 
 
-def _named(name: str | Path, root: Path) -> list[Path]:
+def _named(
+    name: str | Path, root: Path, hint: str = "See `fedcache ls --runs`, or give no name: all runs are taken then."
+) -> list[Path]:
     if not str(name):
         raise UsageError("A run has an empty name.", "See `fedcache ls --runs`.")
     path = Path(name)
@@ -222,8 +224,7 @@ def _named(name: str | Path, root: Path) -> list[Path]:
         shown = ", ".join(p.name for p in matches[:5])
         raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
     raise UsageError(
-        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
-        "See `fedcache ls --runs`, or give no name: all runs are taken then.",
+        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.", hint
     )
 
 

@@ -14,7 +14,7 @@ from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.how import note_of_other_devices, resolve_compute_as
-from fedcache.extract.planning.find_store import ingested_path, locate_store
+from fedcache.extract.planning.find_store import ingested_path, need_store
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.models.evaluate import LabelledRows, measure, measure_clients, rows_of_file, rows_of_store
 from fedcache.models.measures import Mistakes, RunEvaluation
@@ -148,8 +148,7 @@ def rows_wanted(
     if wanted.embeddings is not None:
         return rows_of_file(Path(wanted.embeddings), split, predictor)
     if wanted.store is not None:
-        path = locate_store(home, path=Path(wanted.store))
-        store = Store.open(path if path is not None else Path(wanted.store))
+        store = need_store(home, path=Path(wanted.store))
     else:
         store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
     if split in (None, "train") and trained_on(place, store):

@@ -13,6 +13,7 @@ import torch
 from fedcache.config import Home
 from fedcache.errors import StoppedError, StoreError, UsageError
 from fedcache.extract.device import resolve_device
+from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.feature_post import prepare_features
 from fedcache.models.evaluate import measure, model_labels, rows_of_store
 from fedcache.models.measures import Measures
@@ -25,7 +26,6 @@ from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.predict_run import load_model, open_members, weights_of
-from fedcache.store.catalog import resolve_path
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
@@ -83,7 +83,7 @@ def personalise_run(
         observer: told the rounds.
         stop: honoured before each round.
     """
-    store = Store.open(resolve_path(home, Path(str(wanted.store))))
+    store = need_store(home, path=Path(str(wanted.store)))
     name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     path = Path(wanted.out or f"{name}.safetensors")
     check_new(path)

@@ -9,6 +9,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError
 from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import find_images
+from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.models.model import Model
@@ -119,5 +120,6 @@ def predict_run(
         named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)
         return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))
     if rows.store is not None:
-        return list(predict_store(predictor, home, Path(rows.store), rows.split, top=rows.top))
+        store = need_store(home, path=Path(rows.store))
+        return list(predict_store(predictor, store, rows.split, top=rows.top))
     return list(predict_embeddings(predictor, Path(str(rows.embeddings)), top=rows.top))

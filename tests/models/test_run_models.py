@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from pictures import folder
 from pyarrow import parquet
 
 import fedcache as fc
+from fedcache.commands.train import model_lines
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import open_run
 from fedcache.runs.run_models import model_file
@@ -109,6 +112,19 @@ def test_every_client_of_a_personal_method_has_its_own_model(store: Path) -> Non
     assert fedcache("predict", run, "--store", store).code == 2  # no client is named
     assert fedcache("predict", run, "--client", "nobody", "--store", store).code == 2
     assert fedcache("predict", run, "--global", "--store", store).code == 2  # fedpcl has no model for all
+
+
+def test_a_run_ends_with_the_line_that_predicts(store: Path, tmp_path: Path) -> None:
+    one, own = fedcache(*FED3R).out, fedcache(*FEDPCL).out
+    assert re.search(r"model of [\d.]+ MB:  fedcache predict \w{8} IMAGES$", one, re.MULTILINE)
+    assert re.search(r"models of [\d.]+ MB:  fedcache predict \w{8} IMAGES --client NAME$", own, re.MULTILINE)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "seed-0.safetensors").write_bytes(b"m")
+    (line,) = model_lines(tmp_path, {"protocol": "personalised", "federation": {}})
+    assert "each site keeps its own" in line  # the server has none of them
+    private = {"protocol": "personalised", "trust": {"privacy": {"noise": 1.0, "simulation": False}}}
+    (line,) = model_lines(tmp_path, private)
+    assert line.endswith("IMAGES --global")  # clients' own parts are not saved
 
 
 def test_the_same_run_has_the_same_model_to_the_byte(store: Path) -> None:
@@ -331,6 +347,34 @@ def test_what_cannot_be_predicted_is_one_sentence(
     assert "Traceback" not in found.err
     if code == 2:
         assert len(found.err.strip().splitlines()) <= 2
+    else:
+        assert "photo.jpg could not be read: it has no image format fedcache reads." in found.err
+
+
+def test_a_run_or_store_that_is_not_there_is_told_with_what_to_do(store: Path, tmp_path: Path) -> None:
+    run = trained(*FED3R)
+    found = fedcache("predict", "nowhere", tmp_path)
+    assert (found.code, "There is no run 'nowhere'" in found.err) == (2, True)
+    assert "all runs" not in found.err  # it is one run that is asked for
+    for words in (("predict",), ("evaluate",), ("personalise", "-o", tmp_path / "m.safetensors")):
+        done = fedcache(*words, run, "--store", store.name[:-6])
+        assert (done.code, f"Did you mean '{store.name}'?" in done.err) == (4, True), done.err
+
+
+def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_of_the_run(
+    store: Path, tmp_path: Path
+) -> None:
+    run = trained(*FED3R)
+    images = folder(tmp_path / "other", train=2, test=2)
+    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    other = ok(*words, "--recipe", "size=16").data["path"]
+    done = fedcache("predict", run, "--store", other, "--json")
+    assert done.code == 4
+    assert "its random-projection has size 16 in place of 32" in done.envelope["error"]["message"]
+    command = shlex.split(done.envelope["error"]["hint"])
+    assert command[:2] == ["fedcache", "extract"]
+    ok(*command[1:], "--workers", 0)
+    assert len(ok("predict", run, "--store", other).data["rows"]) == 12
 
 
 def test_predictions_are_written_in_three_formats(store: Path, tmp_path: Path) -> None:
