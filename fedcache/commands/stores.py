@@ -19,6 +19,7 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.report.find_runs import gather
 from fedcache.runs.directory import bytes_of_models
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
+from fedcache.runs.partitions import check_partitions
 from fedcache.runs.privacy_ledger import LEDGER, read_releases, totals
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.export import export as write_file
@@ -262,6 +263,9 @@ def verify(observer: TerminalObserver, store: Where = None, dataset: Dataset = N
     """
     path = need_path(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     report = verify_store(path)
+    if report.ok:  # a damaged file has been named already
+        for file, what in check_partitions(Store.open(path)).items():
+            report.add(file, what)
     data = report.to_dict()
     lines = report.lines()
     return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import StoreError, UsageError, unknown
+from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition
@@ -22,6 +22,7 @@ from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.manifest import PARTITION_SUFFIXES
+from fedcache.store.sidecars import partition_file
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:
@@ -257,6 +258,22 @@ def _load_partition(store: Store, name: str) -> Partition:
     # The manifest vouches for the bytes, so that nobody waits for the digest of the JSON once more.
     raw, origin = store.partition_bytes(name), f"partition {name}"
     return Partition.from_file(raw, dataset=digest, rows=store.rows, origin=origin, vouched=True)
+
+
+def check_partitions(store: Store) -> dict[Path, str]:
+    """What is wrong with saved partitions whose files are those of the manifest: the digests that reading believes.
+
+    Returns:
+        a sentence for each that is no partition of the store, or whose rows have another digest, by its file.
+    """
+    wrong = {}
+    for name in store.partitions:
+        raw, file = store.partition_bytes(name), store.path / partition_file(store.manifest, name)
+        try:
+            Partition.from_file(raw, dataset=str(store.dataset["digest"]), rows=store.rows, origin=f"partition {name}")
+        except FedcacheError as error:
+            wrong[file] = f"{error.message} Remove the file; then:  fedcache repair"
+    return wrong
 
 
 def write_shards(

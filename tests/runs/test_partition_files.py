@@ -172,3 +172,21 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
     assert ok("train", "--config", other, "--set", "lam=0.5").data["partition"]["digest"] == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
     assert fedcache(*words, "--json").code == Exit.CORRUPT
+
+
+def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Store) -> None:
+    made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
+    as_json(store, "old", seed=5)
+    assert ok("verify", store.path).data["problems"] == []
+    other = make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=1)
+    other.__dict__["digest"] = made.digest
+    store.put_partition("p", other.to_file())  # somebody who writes manifests, too
+    assert load_partition(store, "p").digest == made.digest
+    done = fedcache("verify", store.path, "--json")
+    assert done.code == Exit.CORRUPT
+    (problem,) = done.data["problems"]
+    assert problem["file"] == "partitions/p.partition"
+    assert "its content has digest" in problem["what"]
+    (store.path / problem["file"]).unlink()
+    assert ok("repair", store.path).data["repaired"]
+    assert ok("verify", store.path).code == 0
