@@ -17,8 +17,10 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.partition import canonical, row_lists
 from fedcache.federate.partition.client_table import Client, ClientTable, all_train_rows, names_of, train_sizes
 from fedcache.federate.partition.dirichlet_shares import deal_rows
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
 from fedcache.federate.partition.row_lists import NumberedNames, RowLists, in_decimal, is_among, sorted_once
+from fedcache.federate.partition.rows import MatchedTests
 from fedcache.federate.partition.schemes import even_pieces
 
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
@@ -203,3 +205,20 @@ def test_looking_up_far_numbers_is_that_of_sets(values, others):
     values = [*values, *others[::2]]
     found = is_among(np.array(values, np.int64), np.array(others, np.int64))
     assert found.tolist() == [v in set(others) for v in values]
+
+
+def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
+    data, clients = federation()
+    common, y = np.unique(np.concatenate([c.test for c in clients])), data.y.numpy()
+    train = RowLists.of([c.train for c in clients])
+    lists = MatchedLists.of(MatchedTests(common, y, np.random.default_rng(0)), train, y)
+    table = ClientTable.dealt([c.name for c in clients], train, common, lists)
+    own = [Client(c.name, c.train, c.test) for c in table]
+    assert len({len(c.test) for c in own}) > 1
+    for method in ("fed3r", "fedavg", "fedrep", "solo"):
+        one, other = go(method, {}, data, own), go(method, {}, data, table)
+        assert difference(one, other) == 0.0
+        assert one.evaluation.rows.tolist() == other.evaluation.rows.tolist()
+        per_client = one.evaluation.client_accuracy, other.evaluation.client_accuracy
+        assert np.array_equal(*per_client, equal_nan=True)
+        assert one.evaluation.accuracy == other.evaluation.accuracy
