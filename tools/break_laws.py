@@ -59,7 +59,7 @@ SITES, FACTS, SERVER_JOB, PLAN = (
 KEY = "generators([(self.seed, purpose, when, c, *key) for c in self.clients])"
 STREAMS = "federate/engine/context.py"
 PRIVACY = "federate/trust/privacy.py"
-SUMS = 'return {}, {"sum": total, "count": count'
+SUMS = 'return {"sum": total, "count": count'
 TABLE = (
     B("executions_agree", "what a step replaced is lost when a lane comes to rest", STEPS,
       "_write_back(full, view, now)\n            now", "now", "fst-cbdg"),
@@ -130,7 +130,7 @@ TABLE = (
     B("a_missing_image_is_never_read", "padding points at the store's first row", "federate/engine/client_data.py",
       "train[0] if len(train) else 0", "0", "fedncm or solo"),
     B("a_missing_image_is_never_read", "FedNCM centres by the whole store", METHODS + "fedncm.py",
-      "x, mask = data.full()", "x, mask = data.full()[0] - data.x[:, 0].mean(0), data.mask()", "fedncm"),
+      "x, mask = block.full()", "x, mask = block.full()[0] - data.x[:, 0].mean(0), block.mask()", "fedncm"),
     B("every_execution_that_a_method_names_has_a_case", "gram refuses every method", GRAM,
       "if load.views > 1:", "if load.views > 0:"),
     B("every_method_that_reads_features_alone_stacks", "FedAvg gives up the client axis", METHODS + "fedavg.py",

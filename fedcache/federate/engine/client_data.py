@@ -7,7 +7,7 @@ model; what satisfies these protocols arrives as an argument of ``engine.run``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -139,6 +139,21 @@ class ClientData:
     def fits(self, rows: int, budget: int) -> bool:
         """Whether the features of that many rows may be gathered at once."""
         return rows * self.x.shape[-1] * self.x.element_size() <= budget
+
+    def blocks(self, size: int) -> Iterator[ClientData]:
+        """The same clients with at most ``size`` of the rows of each at a time, in order."""
+        R = self.rows.shape[-1]
+        if size >= R:
+            yield self
+            return
+        for start in range(0, R, size):
+            part = slice(start, min(start + size, R))
+            n = tuple(max(0, min(count - start, size)) for count in self.n)
+            if self.cut:
+                y = None if self.y is None else self.y[part]
+                yield replace(self, x=self.x[part], y=y, rows=self.rows[: part.stop - start], n=n)
+            else:
+                yield replace(self, rows=self.rows[..., part], n=n)
 
     def narrow(self, count: int) -> ClientData:
         """The first ``count`` clients."""

@@ -21,7 +21,7 @@ from fedcache.store.machine import memory_limit
 from fedcache.store.mapped_rows import map_rows
 from fedcache.store.reader import Reader
 
-RESIDENT = 1 << 30
+RESIDENT = 512 << 20
 """Bytes of mapped pages after which they are given back; a file that is read again is read from the page cache."""
 
 IN_MEMORY = 256 << 20

@@ -10,21 +10,32 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
+
 from fedcache.errors import Exit, FedcacheError
+from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.hyperparameters import Hp
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import Method, no_state, numel
 from fedcache.federate.engine.outcome import RoundTraffic, Snapshot
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.grid_batch import GridBatch, Sent
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, shares_uploads
+from fedcache.federate.partition.client_table import train_rows_of, train_sizes
 from fedcache.heads.linear import Tree
 
 SPECTRUM_POINTS = 4
 """Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
+
+
+TOGETHER_FROM = 1000
+"""Clients of a round from which on sums are made of the rows of several at once, where uploads are nothing but sums."""
+
+TOGETHER_ROWS = 8192
+"""Rows of clients that are taken together."""
 
 
 class Executor(ABC):
@@ -140,8 +151,42 @@ class Sequential(Executor):
     def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         pipeline = point.upload_pipeline(ids, down, self.batch.participation)
         sent: Sent = []
-        for c in ids:
-            up = point.fit_one(down, c)
-            pipeline.add(up, c)
-            sent.append(point.upload_size(up))
+        for group in _groups(point, ids):
+            if len(group) > 1:
+                up = _summed(point, down, group)
+                if pipeline.add_together(up, group):
+                    sent += [point.upload_size(up)] * len(group)
+                    continue
+            for c in group:
+                up = point.fit_one(down, c)
+                pipeline.add(up, c)
+                sent.append(point.upload_size(up))
         return point.pooled(pipeline), sent
+
+
+def _groups(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Clients that are computed together: one each, or neighbours up to ``TOGETHER_ROWS`` where uploads add up.
+
+    The sums of a million clients cost what those of their rows do, and not a matrix for each. They are the sums of the
+    uploads up to rounding, and what is told of traffic is what each client would send.
+    """
+    method = point.method
+    adds_up = method.additive(point.hp) and method.sent is numel and method.enter is no_state and point.trust.plain
+    if not adds_up or point.own or len(ids) < TOGETHER_FROM:
+        yield from ([c] for c in ids)
+        return
+    before = np.concatenate([[0], np.cumsum(train_sizes(point.training_clients)[np.asarray(ids)])])
+    start = 0
+    while start < len(ids):
+        end = int(np.searchsorted(before, before[start] + TOGETHER_ROWS, "right")) - 1
+        end = max(end, start + 1)
+        yield ids[start:end]
+        start = end
+
+
+def _summed(point: RunState, down: Tree, clients: Sequence[int]) -> Tree:
+    """What some clients send in sum: the upload of all their rows as those of one client."""
+    point.env.watch()
+    rows = train_rows_of(point.training_clients, clients)
+    data = stack_clients(point.features(None), point.labels, [rows], 0)
+    return point.method.fit(down, {}, data, point.ctx(clients[:1], 0))[1]

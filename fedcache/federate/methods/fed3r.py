@@ -7,7 +7,10 @@ Paper: no bias. Released code: a column of ones is appended and regularised like
 (its bias too) is divided by its norm, which can change the argmax (D-74): ``bias``, ``reg_bias``, ``w_normalize``.
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias column costs the feature sums and class
-counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2). Limits:
+counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2).
+``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
+then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), so the model is the same where lam
+or the smallest eigenvalue of A is well above that. Limits:
 lam -> infinity gives lam W -> sum B (T-K5); ``rff_dim`` > 0 works on random Fourier features made from the shared seed;
 ``class_weight=local`` weighs a row by 1 / (the client's own n_c), which does depend on the partition.
 
@@ -28,8 +31,17 @@ from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import class_sums, predict
-from fedcache.heads.ridge import drawn_fourier, fourier_features, gram, solve, solve_spectrum, spectrum, unpack
+from fedcache.federate.methods.fedncm import add_up, class_sums, predict
+from fedcache.heads.ridge import (
+    drawn_fourier,
+    fourier_features,
+    gram,
+    gram_single,
+    solve,
+    solve_spectrum,
+    spectrum,
+    unpack,
+)
 
 
 @lru_cache(maxsize=1)
@@ -46,21 +58,33 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     return fourier_features(z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma"))))
 
 
+def product(z: Tensor, ctx: Ctx) -> Tensor:
+    """Z'Z, packed, in float64; with ``precision=float32`` a sum of float32 products (``gram_single``)."""
+    return gram_single(z) if ctx.hp["precision"] == "float32" else gram(z)
+
+
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
-    x, mask = data.full()
-    weight = mask.double()
-    z = feature_map(x, ctx) * weight.unsqueeze(-1)
-    if ctx.hp["class_weight"] == "local":
-        y = data.labels(data.positions())
-        _, count = class_sums(z, data, ctx.env.classes, weight)
-        weight = weight / count.clamp(min=1.0).gather(-1, y)
-    total, count = class_sums(z, data, ctx.env.classes, weight)
-    root = weight.sqrt().unsqueeze(-1) if ctx.hp["class_weight"] == "local" else 1.0
-    sums = {"gram": gram(z * root), "class_sum": total}
-    if ctx.hp["bias"]:
-        sums |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
-    return sums
+    owned = None
+    if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
+        mask, y = data.mask().double(), data.labels(data.positions())
+        owned = mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        weight = mask.double()
+        z = feature_map(x, ctx)
+        if not bool((weight == 1.0).all()):  # what is padded is no row
+            z = z * weight.unsqueeze(-1)
+        if owned is not None:
+            weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
+        total, count = class_sums(z, block, ctx.env.classes, weight)
+        made = {"gram": product(z if owned is None else z * weight.sqrt().unsqueeze(-1), ctx), "class_sum": total}
+        if ctx.hp["bias"]:
+            made |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
+        return made
+
+    return add_up(data, max(ctx.env.width, ctx.count("rff_dim")), sums)
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -160,6 +184,8 @@ METHOD = replace(
                fit=False),
         HParam("rff_dim", 0, "int", "random Fourier features; 0 is none", low=0),
         HParam("rff_sigma", 1.0, "float", "bandwidth of their Gaussian kernel", low=1e-6),
+        HParam("precision", "float64", "choice", "of the products in A_i; float32 is faster, for well-conditioned A",
+               choices=("float64", "float32")),
     ),
     fit=fit, uploads=uploads,
     aggregate=aggregate, prepare=prepare, personal_part=personal_part, predict=scores, embed=embed,

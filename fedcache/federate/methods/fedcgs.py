@@ -20,17 +20,21 @@ from fedcache.errors import FederatedRunError
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import class_sums
+from fedcache.federate.methods.fedncm import add_up, class_sums
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import gram, solve, solve_spectrum, spectrum, unpack
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """G_i, packed, S_c and N_c of the client."""
-    x, mask = data.full()
-    z = x.double() * mask.double().unsqueeze(-1)
-    total, count = class_sums(z, data, ctx.env.classes, mask.double())
-    return {}, {"gram": gram(z), "class_sum": total, "count": count}
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        z = x.double() if bool((mask == 1.0).all()) else x.double() * mask.double().unsqueeze(-1)
+        total, count = class_sums(z, block, ctx.env.classes, mask.double())
+        return {"gram": gram(z), "class_sum": total, "count": count}
+
+    return {}, add_up(data, ctx.env.width, sums)
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:

@@ -9,6 +9,8 @@ Sums are float64, so the classifier is the centralised one for every partition o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
@@ -17,6 +19,27 @@ from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods.common import ClientData, Ctx, Defaults, HParam, Method, Tree, affine
 from fedcache.federate.methods.common.switches import FEAT_POST
 from fedcache.heads.losses import MASKED
+
+BLOCK_BYTES = 16 << 20
+"""Of a block of rows in float64: what is made of them on the way stays small, however many a client has."""
+
+FEW_ROWS = 1024
+"""Rows from which on they are added to their class one by one: a product with 0 and 1 costs as many as C of them."""
+
+
+def add_up(data: ClientData, width: int, sums: Callable[[ClientData], Tree]) -> Tree:
+    """What ``sums`` gives for blocks of a client's rows, added up.
+
+    Args:
+        data: rows.
+        width: numbers of a row that are worked on.
+        sums: of a block -> float64 tensors of its own, [.., ...].
+    """
+    total: Tree = {}
+    for block in data.blocks(max(FEW_ROWS, BLOCK_BYTES // (8 * width))):
+        part = sums(block)
+        total = {name: total[name].add_(t) for name, t in part.items()} if total else part
+    return total
 
 
 def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,15 +51,24 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
         classes: C.
         weight: [.., R] weight of each row; 0 on padding.
     """
-    member = one_hot(data.labels(data.positions()), classes).double() * weight.unsqueeze(-1)
+    y = data.labels(data.positions())
+    if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
+        rows = z if bool((weight == 1.0).all()) else z * weight.unsqueeze(-1)
+        total = z.new_zeros(classes, z.shape[1]).index_add_(0, y, rows)
+        return total, z.new_zeros(classes).index_add_(0, y, weight)
+    member = one_hot(y, classes).double() * weight.unsqueeze(-1)
     return member.mT @ z, member.sum(-2)
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """S_c and N_c of the client."""
-    x, mask = data.full()
-    total, count = class_sums(x.double(), data, ctx.env.classes, mask.double())
-    return {}, {"sum": total, "count": count}
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        total, count = class_sums(x.double(), block, ctx.env.classes, mask.double())
+        return {"sum": total, "count": count}
+
+    return {}, add_up(data, ctx.env.width, sums)
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:

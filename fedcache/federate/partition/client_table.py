@@ -131,6 +131,13 @@ def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
     return np.fromiter((len(c.train) for c in clients), np.int64, len(clients))
 
 
+def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.ndarray:
+    """int64: the training rows of some clients, one client after the other."""
+    if isinstance(clients, ClientTable):
+        return clients.train.take(np.asarray(which, np.int64)).rows
+    return np.concatenate([np.empty(0, np.int64), *(np.asarray(clients[c].train, np.int64) for c in which)])
+
+
 def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
     """The name of each client, in client order."""
     return clients.names if isinstance(clients, ClientTable) else [c.name for c in clients]

@@ -232,6 +232,20 @@ class UploadPipeline:
         """Count clients whose uploads come as sums alone."""
         self._pool.weigh([self.weight(c) for c in clients])
 
+    def add_together(self, up: Tree, clients: Sequence[int]) -> bool:
+        """Take what some clients send in sum, of a method whose uploads add up, for a policy that only sums.
+
+        Whatever is wrong with the upload of one of them is wrong with the sum: a number that is not finite stays so,
+        and counts of rows add up to the rows of all. Then nothing is taken and False is returned: added one by one, the
+        client that is concerned is found by its name.
+        """
+        if self.round.weights or not self.validation.is_sound(up, sum(self.round.rows[c] for c in clients)):
+            return False
+        for name, t in up.items():
+            self.add_sum(name, t, t.dtype)
+        self.add_weights(clients)
+        return True
+
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
         """Add what is already the sum over some clients, each times its ``factor``, for a policy that only sums.
 

@@ -1,0 +1,179 @@
+"""Sums by blocks: of a client's rows, of many clients' rows at once, and of products in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from federation import difference, federation, gap, go, tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.engine.client_data import ClientData, cut_out, stack_clients
+from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.execution import executor
+from fedcache.federate.methods import METHODS, fedncm
+from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.heads.ridge import SINGLE_ROWS, gram, gram_single, unpack
+
+SUMS = [
+    ("fedncm", {}),
+    ("fed3r", {}),
+    ("fed3r", {"bias": True, "class_weight": "local"}),
+    ("fed3r", {"bias": True, "rff_dim": 20}),
+    ("fed3r-prior", {}),
+    ("fedcgs", {}),
+]
+CASES = pytest.mark.parametrize("case", SUMS, ids=[f"{name}-{len(hp)}" for name, hp in SUMS])
+
+
+@CASES
+@pytest.mark.parametrize("axes", [0, 1])
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_sums_by_blocks_are_the_sums(case, axes, size, monkeypatch):
+    data, clients = federation(sizes=(33, 12, 1))
+    hp = METHODS[case[0]].resolve("paper", case[1])
+    job = RunState(METHODS[case[0]], hp, data, clients, 0, torch.float64)
+    ids = [0, 1, 2] if axes else [0]
+    rows = stack_clients(data.x, data.y, [clients[i].train for i in ids], axes)
+    _, whole = job.method.fit({}, {}, rows, job.ctx(ids, axes))
+    monkeypatch.setattr(fedncm, "FEW_ROWS", size)
+    monkeypatch.setattr(fedncm, "BLOCK_BYTES", 1)
+    _, blocks = job.method.fit({}, {}, rows, job.ctx(ids, axes))
+    assert gap(whole, blocks) < 1e-12
+    if not axes:
+        (cut,) = cut_out(data.x, data.y, [clients[0].train])
+        assert gap(whole, job.method.fit({}, {}, cut, job.ctx(ids, axes))[1]) < 1e-12
+
+
+@given(data=st.data())
+def test_blocks_hold_every_row_of_every_client_once(data):
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    size = data.draw(st.integers(1, 10))
+    ends = np.cumsum([0, *sizes])
+    x = torch.arange(float(max(1, ends[-1]))).reshape(-1, 1, 1)
+    y = torch.arange(len(x))
+    rows = stack_clients(x, y, [np.arange(a, b) for a, b in pairwise(ends)], 1)
+    seen: list[list[float]] = [[] for _ in sizes]
+    for block in rows.blocks(size):
+        assert isinstance(block, ClientData)
+        assert block.rows.shape[-1] <= size
+        z, mask = block.full()
+        assert torch.equal(block.labels(block.positions()).double(), z[..., 0].double())
+        for i in range(len(sizes)):
+            seen[i] += z[i, mask[i] > 0, 0].tolist()
+    assert seen == [[float(r) for r in range(a, b)] for a, b in pairwise(ends)]
+
+
+def crowd(clients=1200, width=6):
+    """A federation of more clients than are taken one by one, of one to three rows each."""
+    sizes = tuple(1 + i % 3 for i in range(clients))
+    return federation(sizes=sizes, classes=4, width=width, per_client=2, tests=1)
+
+
+@pytest.mark.parametrize("case", [("fedncm", {}), ("fed3r", {"bias": True}), ("fed3r-prior", {}), ("fedcgs", {})],
+                         ids=lambda case: case[0])  # fmt: skip
+def test_sums_of_a_million_clients_are_those_of_each(case, monkeypatch):
+    data, clients = crowd()
+    fits = []
+    fit = METHODS[case[0]].fit
+    counted = replace(METHODS[case[0]], fit=lambda *args: (fits.append(1), fit(*args))[1])
+    monkeypatch.setitem(METHODS, case[0], counted)
+    together = go(*case, data, clients, participation=None, rounds=1)
+    assert len(fits) <= 3
+    monkeypatch.setattr(executor, "TOGETHER_FROM", 10**9)
+    alone = go(*case, data, clients, participation=None, rounds=1)
+    assert len(fits) > 1200
+    assert difference(together, alone) < 1e-10
+    assert together.traffic == alone.traffic
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100, 8192])
+def test_groups_are_all_clients_in_order_and_hold_no_more_rows_than_they_may(rows, monkeypatch):
+    monkeypatch.setattr(executor, "TOGETHER_ROWS", rows)
+    data, clients = crowd()
+    job = RunState(METHODS["fedncm"], METHODS["fedncm"].resolve(), data, clients, 0, torch.float64)
+    ids = list(range(3, 1200))
+    groups = list(executor._groups(job, ids))
+    assert [c for group in groups for c in group] == ids
+    sizes = [sum(len(clients[c].train) for c in group) for group in groups]
+    assert all(size <= rows or len(group) == 1 for size, group in zip(sizes, groups, strict=True))
+    assert all(a + len(clients[g[0]].train) > rows for a, g in zip(sizes[:-1], groups[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "trust"),
+    [
+        (("fedcof", {}), TrustPolicy()),  # stacked
+        (("fed3r", {"class_weight": "local"}), TrustPolicy()),  # weighed by what the client has
+        (("fedncm", {}), TrustPolicy(on_bad="reject")),
+        (("fedncm", {}), TrustPolicy(max_norm=1.0)),
+    ],
+)
+def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
+    data, clients = crowd()
+    hp = METHODS[case[0]].resolve("paper", case[1])
+    job = RunState(METHODS[case[0]], hp, data, clients, 0, torch.float64, trust=trust)
+    assert all(len(group) == 1 for group in executor._groups(job, range(1200)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+def test_the_client_with_a_bad_row_is_found_by_its_name(value):
+    data, clients = crowd()
+    data.x[clients[777].train[0]] = value
+    with pytest.raises(FedcacheError, match="client-777") as caught:
+        go("fedncm", {}, data, clients, participation=None, rounds=1)
+    assert "client-776" not in caught.value.message
+
+
+def test_a_share_that_is_capped_is_counted_client_by_client():
+    data, clients = tiny(sizes=(200, *[1] * 1199))
+    keys = {"participation": None, "rounds": 1, "trust": TrustPolicy(max_share=0.05)}
+    capped = go("fedncm", {}, data, clients, **keys)
+    free = go("fedncm", {}, data, clients, participation=None, rounds=1)
+    assert difference(capped, free) > 1e-6
+
+
+@given(
+    seed=st.integers(0, 99),
+    rows=st.sampled_from([1, 3, SINGLE_ROWS, SINGLE_ROWS + 1, 2500]),
+    kind=st.sampled_from(["normal", "offset", "scales", "collinear"]),
+)
+def test_products_in_float32_are_within_their_bound(seed, rows, kind):
+    g = np.random.default_rng(seed)
+    z = g.standard_normal((rows, 12))
+    if kind == "offset":
+        z += 100.0
+    elif kind == "scales":
+        z *= 10.0 ** np.linspace(-6, 6, 12)
+    elif kind == "collinear":
+        z[:, 1:] = z[:, :1] * g.standard_normal(11) + 1e-5 * z[:, 1:]
+    z = torch.from_numpy(z.astype(np.float32)).double()
+    exact, single = (unpack(made, 12) for made in (gram(z), gram_single(z)))
+    assert single.dtype is torch.float64
+    bound = 6.2e-5 * z.abs().mT @ z.abs()
+    assert bool(((single - exact).abs() <= bound).all())
+    assert float(torch.linalg.matrix_norm(single - exact, 2)) <= 6.2e-5 * float(exact.trace())
+
+
+def test_the_bound_is_about_the_rows_of_a_product_and_not_about_all_rows():
+    # 2^26 beside ones: what is added after the first block must not be rounded at the size of the first row.
+    z = torch.ones(40 * SINGLE_ROWS, 1)
+    z[0] = 2.0**13
+    exact = 2.0**26 + 40 * SINGLE_ROWS - 1
+    assert abs(float(gram_single(z)) - exact) <= 6.2e-5 * (2.0**26 + SINGLE_ROWS)
+
+
+def test_well_conditioned_features_give_the_same_model_in_float32():
+    data, clients = federation(sizes=(900, 1500, 2000), classes=5, width=16, dtype=torch.float32)
+    runs = [
+        go("fed3r", {"lam": 1.0, "precision": p}, data, clients, participation=None, rounds=1, dtype=torch.float32)
+        for p in ("float64", "float32")
+    ]
+    one, two = (r.server["W"] for r in runs)
+    assert 0.0 < float((one - two).abs().max()) < 1e-4 * float(one.abs().max())
+    assert np.abs(runs[0].client_accuracy - runs[1].client_accuracy).max() < 2e-2
