@@ -30,6 +30,8 @@ from fedcache.store.store import Store
 Rows = NDArray[Any]
 APART = ("views", "view_seed")
 """What two recipes may differ in whose view 0 is the same value."""
+SHOWN = 20
+"""Letters of a recipe's value that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -163,19 +165,20 @@ def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
     name, weights = str(recipe.get("backbone", wanted)), str(recipe.get("weights", ""))
     alike = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
     apart = [
-        f"{key} {found.get(key)} in place of {recipe[key]}"
+        f"{key} {str(found.get(key))[:SHOWN]} in place of {str(recipe[key])[:SHOWN]}"
         for found in alike[:1]
         for key in sorted(recipe)
         if found.get(key) != recipe[key] and key not in APART
     ]
     has = f"its {name} has {', '.join(apart)}" if apart else f"it has {', '.join(store.arrays) or 'none'}"
     message = f"{store.path.name} has no features of {name} as the model was trained on"
-    if not weights:
+    if "size" not in recipe:  # somebody's own embeddings
         return StoreError(f"{message}; {has}.", "Name a store that has them.")
+    message += f" (weights {weights[:12]})" if weights != "none" else ""
     with suppress(FedcacheError):  # a backbone of another installation
         options = Recipe.from_dict(recipe).departures(lookup(name).recipe)
-        return StoreError(f"{message} (weights {weights[:12]}); {has}.", more_features(store, name, recipe=options))
-    return StoreError(f"{message} (weights {weights[:12]}); {has}.", f"Import {name}:  fedcache backbones import FILE")
+        return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
+    return StoreError(f"{message}; {has}.", f"fedcache backbones import FILE --as {name}")
 
 
 def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

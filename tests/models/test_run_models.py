@@ -298,6 +298,12 @@ def test_weights_that_are_not_those_of_the_model_are_refused(store: Path, tmp_pa
     found = fedcache("predict", tmp_path / "other.safetensors", images, "--workers", 0, "--json")
     assert (found.code, found.envelope["error"]["code"]) == (6, 6)
     assert "seed:7" in found.envelope["error"]["message"]
+    found = fedcache("predict", tmp_path / "other.safetensors", "--store", store, "--json")
+    assert found.code == 4
+    assert (
+        f"its random-projection has weights {recipe['weights'][:20]} in place of seed:7"
+        in found.envelope["error"]["message"]
+    )
 
 
 def test_another_number_of_features_is_refused_and_the_same_number_is_taken(store: Path, tmp_path: Path) -> None:
