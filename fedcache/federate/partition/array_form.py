@@ -3,8 +3,8 @@
 The head holds the words of the partition and its digest, which is that of its JSON: the form is no part of it. Clients
 are ``{"count", "names"}``, with null for numbered names. Arrays are ``train`` (rows of all clients, one after the
 other) with ``train_sizes`` [M] and ``test`` (the global test rows). Where clients have test rows of their own, ``own``
-with ``own_sizes`` [M] and ``shares`` [M], 1 for a client that is tested on the global ones; or the rule of matched
-tests: ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``).
+with ``own_sizes`` [M] and ``shares`` [M], 1 for a client that is tested on the global ones; or the rule that chooses
+them: ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.json_file import LARGEST_ROW, check_words, corrupt, is_name, words_of
 from fedcache.federate.partition.matched_lists import MatchedLists
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists
+from fedcache.federate.partition.row_lists import NumberedNames, RowLists, sorted_once
 from fedcache.store.array_file import unpack
 
 _ALL_SHARE = {"train", "train_sizes", "test"}
@@ -70,14 +70,12 @@ def decode(raw: memoryview, origin: str) -> dict[str, Any]:
             raise corrupt(origin, f"shares should be {count} numbers, with no rows of their own for clients that share")
         table = ClientTable(called, train, test, shares, own)
     else:
-        table = ClientTable.dealt(
-            called, train, test, _matched(arrays, count, test, origin) if "order" in arrays else None
-        )
+        table = ClientTable.dealt(called, train, test, _matched(arrays, count, origin) if "order" in arrays else None)
     return {**words, "clients": table, "test": test}
 
 
-def _matched(arrays: Mapping[str, np.ndarray], count: int, test: np.ndarray, origin: str) -> MatchedLists:
-    """The rule of matched tests, when it gives every client a set of test rows."""
+def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
+    """The rule of test rows, when it gives every client a set of them."""
     order, classes = _rows(arrays, "order", origin), _lists(arrays, "classes", count, origin)
     starts, taken = (_rows(arrays, name, origin) for name in ("starts", "taken"))
     high = np.diff(starts)
@@ -89,8 +87,8 @@ def _matched(arrays: Mapping[str, np.ndarray], count: int, test: np.ndarray, ori
         raise corrupt(origin, f"classes should ascend for each client and be below {len(high)}")
     if len(taken) != len(classes.rows) or (taken > high[classes.rows]).any():
         raise corrupt(origin, "taken should be a number of rows for each class of a client, no more than the class has")
-    if not np.array_equal(np.sort(order), test):
-        raise corrupt(origin, "order should be the test rows")
+    if len(sorted_once(order)) < len(order):
+        raise corrupt(origin, "order should hold each row once")
     return MatchedLists(order, starts, classes, taken)
 
 

@@ -66,6 +66,7 @@ def beyond(table: ClientTable, rows: int) -> str | None:
              for held in (table.train, table.tests) if isinstance(held, RowLists)]  # fmt: skip
     found = [(int(place[0]) - 1, order, held) for order, (place, held) in enumerate(first) if len(place)]
     if not found:
-        return None
+        rule = np.empty(0, np.int64) if isinstance(table.tests, RowLists) else table.tests.order
+        return f"the clients' tests hold {rule.max()}" if (rule >= rows).any() else None
     client, _, held = min(found, key=lambda one: one[:2])
     return f"client {table.names[client]!r} holds {held[client][-1]}"

@@ -75,8 +75,9 @@ class ClientTable(Sequence[Client]):
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
             return cls(names, train, common, np.ones(len(train), bool), none)
-        if isinstance(tests, MatchedLists):  # of the common rows, so that as many are the same
-            return cls(names, train, common, tests.sizes == len(common), tests)
+        if isinstance(tests, MatchedLists):  # of the common rows as many are the same
+            same = np.array_equal(np.sort(tests.order), common)
+            return cls(names, train, common, same & (tests.sizes == len(common)), tests)
         shares = np.fromiter((t is common or np.array_equal(t, common) for t in tests), bool, len(train))
         own = RowLists.of([common[:0] if shared else t for t, shared in zip(tests, shares, strict=True)])
         return cls(names, train, common, shares, own)

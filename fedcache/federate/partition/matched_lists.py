@@ -1,4 +1,4 @@
-"""Test rows in the class shares of each client, as the rule that chooses them: a list is made when it is asked for.
+"""Test rows of each client as the rule that chooses them: a list is made when it is asked for.
 
 A client takes the first rows of each of its classes, in one random order that all clients share (``MatchedTests``). So
 a client is a few pairs of class and number, where its list may be most of the test rows.
@@ -20,7 +20,7 @@ class MatchedLists(Sequence[np.ndarray]):
     """As ``RowLists`` of ascending test rows.
 
     Args:
-        order: int64 [T]: the test rows, class by class.
+        order: int64 [T]: test rows, class by class.
         starts: int64 [K + 1], from 0 to T: class k is order[starts[k]:starts[k + 1]].
         classes: lists of the classes of each client, ascending, whose ``rows`` are from 0 to K - 1.
         taken: int64, beside ``classes.rows``: how many rows of the class are the client's.
@@ -51,6 +51,12 @@ class MatchedLists(Sequence[np.ndarray]):
         scarcest = scarcest[np.diff(client[scarcest], prepend=-1) > 0]
         limit, own = (np.repeat(each[scarcest], classes.sizes[some]) for each in (have, counts))
         return cls(order, starts, classes, -(-counts * limit // own))
+
+    @classmethod
+    def alike(cls, rows: np.ndarray, clients: int) -> MatchedLists:
+        """The same ``rows`` for each of M clients: all of one class."""
+        classes = RowLists.of_sizes(np.zeros(clients, np.int64), np.ones(clients, np.int64))
+        return cls(np.sort(rows), np.array([0, len(rows)]), classes, np.full(clients, len(rows)))
 
     @cached_property
     def sizes(self) -> np.ndarray:

@@ -316,19 +316,23 @@ def _tests(
     values: Mapping[str, Value],
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
-    if dealt.test is not None:
+    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
         return RowLists.of(dealt.test).ascending()
-    if values.get("test_protocol") != "matched":
+    if dealt.test is not None:
+        chosen = MatchedLists.alike(dealt.test[0], len(train))
+    elif values.get("test_protocol") == "matched":
+        chosen = MatchedLists.of(MatchedTests(test, columns.label, streams("test")), train, columns.label)
+    else:
         return None
-    matched = MatchedLists.of(MatchedTests(test, columns.label, streams("test")), train, columns.label)
-    if (total := int(matched.sizes.sum())) > MOST_TESTED:
+    if (total := int(chosen.sizes.sum())) > MOST_TESTED:
+        fit = MOST_TESTED // len(chosen.order)
         raise how.infeasible(
             values,
-            f"Scheme {how.name} with matched tests: {len(train):,} clients have {total:,} test rows in all, at most "
-            f"{MOST_TESTED:,} are listed for the digest; {MOST_TESTED // len(test):,} clients never have more.",
-            {"clients": MOST_TESTED // len(test)},
+            f"Scheme {how.name} with {values.get('test_protocol')} tests: {len(train):,} clients have {total:,} test "
+            f"rows in all, at most {MOST_TESTED:,} are listed for the digest; {fit:,} clients never have more.",
+            {"clients": fit},
         )
-    return matched
+    return chosen
 
 
 def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:

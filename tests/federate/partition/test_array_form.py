@@ -196,11 +196,14 @@ def test_forged_arrays_are_refused(partition, arrays, why):
 
 def test_matched_tests_with_other_rows_are_refused():
     _, held = unpack(memoryview(whole(MATCHED)))
-    for name, place, value, why in (
-        ("taken", 0, 99, "taken should be"), ("classes", 0, 7, "classes should"), ("order", 0, 5, "order should be"),
-    ):  # fmt: skip
+    again = held["order"][1]
+    for name, value, why in (
+        ("taken", 99, "taken should be"),
+        ("classes", 7, "classes should"),
+        ("order", again, "once"),
+    ):
         other = held[name].tolist()
-        other[place] = value
+        other[0] = value
         with pytest.raises(FedcacheError, match=why):
             read(forged(MATCHED, **{name: other}))
 
@@ -278,3 +281,20 @@ def test_more_matched_tests_than_a_digest_can_list_are_refused_with_a_number_tha
         make("dirichlet", columns, clients=20, alpha=5.0, test_protocol="matched")
     assert error.value.code == Exit.USAGE
     assert make("dirichlet", columns, **error.value.instead, alpha=5.0, test_protocol="matched")
+
+
+def test_the_same_test_rows_of_every_client_are_held_once():
+    columns = even_columns(400, 30, 3)
+    made = make("label-shift", columns, clients=60, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=20)
+    assert made.table.test_sizes.tolist() == [60] * 60
+    assert not made.table.shares.any()  # the global test rows are more
+    assert len(unpack(memoryview(whole(made)))[1]["order"]) == 60
+    again = read(whole(made), rows=len(columns.label))
+    assert again.to_payload() == made.to_payload()
+    _, held = unpack(memoryview(whole(made)))
+    other = [*held["order"][1:], 2**30]
+    with pytest.raises(FedcacheError, match="the clients' tests hold 1073741824, expected rows from 0 to"):
+        Partition.from_file(memoryview(forged(made, order=other)), rows=len(columns.label), vouched=True)
+    whole_test = make("label-shift", columns, clients=6, alpha=5.0, ratio=2.0, test_protocol="balanced", tests=30)
+    assert whole_test.table.shares.all()
+    assert read(whole(whole_test)).digest == whole_test.digest
