@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,15 @@ def map_rows(reader: Reader) -> MappedRows | None:
     raw = np.ctypeslib.as_array(memory)[: math.prod(reader.shape) * reader.dtype.itemsize]
     values = raw.view(reader.dtype.newbyteorder("<")).reshape(reader.shape)
     return MappedRows(values, address, count * size)
+
+
+def mapped_bytes(at_most: int) -> int:
+    """Bytes of files that this process has in memory now, or ``at_most`` where the system does not say."""
+    try:
+        shared = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2])
+    except (OSError, ValueError, IndexError):
+        return at_most
+    return shared * mmap.PAGESIZE
 
 
 def _chunk_bytes(reader: Reader) -> int:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedcache.federate.engine.feature_post import ROW_POSTS
 from fedcache.store.machine import memory_limit
-from fedcache.store.mapped_rows import map_rows
+from fedcache.store.mapped_rows import map_rows, mapped_bytes
 from fedcache.store.reader import Reader
 
-RESIDENT = 512 << 20
-"""Bytes of mapped pages after which they are given back; a file that is read again is read from the page cache."""
+RESIDENT = 768 << 20
+"""Bytes of mapped pages from which on they are given back; a file that is read again is read from the page cache."""
 
 IN_MEMORY = 256 << 20
 """Bytes of float32 features that are read into memory all the same: a cast for every gather costs more than they do."""
@@ -109,11 +109,14 @@ class StoredRows:
 
     def _touch(self, rows: Tensor) -> None:
         """Count what a gather maps at most: around each of its rows, and all from the first to the last."""
-        if self.release is None or not len(rows):
+        if self.release is None or not len(rows) or self.stored.nbytes <= RESIDENT:
             return
         size = self.stored[0].nbytes
         span = (int(rows.max()) - int(rows.min()) + 1) * size + AROUND
         self._touched.nbytes += min(rows.numel() * (size + AROUND), span)
+        if self._touched.nbytes > RESIDENT:
+            # That was the most it can be. Giving back and mapping again costs more than to ask what it is.
+            self._touched.nbytes = mapped_bytes(self._touched.nbytes)
         if self._touched.nbytes > RESIDENT:
             self._touched.nbytes = 0
             self.release()

@@ -102,14 +102,23 @@ def test_what_needs_all_rows_or_several_arrays_is_read_into_memory(store, monkey
 
 def test_pages_are_given_back_and_rows_stay_what_they_are(store, monkeypatch):
     monkeypatch.setenv("FEDCACHE_MEMORY", "0")
-    monkeypatch.setattr(stored, "RESIDENT", 3 * (stored.AROUND + N * D * 2))
+    monkeypatch.setattr(stored, "RESIDENT", 2 * N * D - 1)
+    monkeypatch.setattr(stored, "AROUND", 0)
     found = stored_rows([reader_of(store, "half")], "none")
-    given_back = []
-    rows = replace(found, release=lambda: (given_back.append(1), found.release()))
+    given_back, asked, said = [], [], [1000, 10**9, 1000, 1000]
+    monkeypatch.setattr(stored, "mapped_bytes", lambda most: asked.append(most) or said[len(asked) - 1])
+    rows = replace(found, release=lambda: (given_back.append(len(asked)), found.release()))
     whole, every = prepare([reader_of(store, "half")], "none"), torch.arange(N)
-    for _ in range(8):  # each maps all rows at most, so that every fourth is past the limit
+    for _ in said:  # each reads all rows, which is past the limit; the system says what of them is in memory
         assert torch.equal(rows[every, 0], whole[:, 0])
-    assert len(given_back) == 2
+    assert asked == [2 * N * D, 2 * N * D + 1000, 2 * N * D, 2 * N * D + 1000]
+    assert given_back == [2]
+    for few in (every[:1], every[-1:]):
+        assert torch.equal(rows[few, 0], whole[few, 0])
+    assert len(asked) == 4
+    monkeypatch.setattr(stored, "RESIDENT", 2 * N * D)  # an array that may stay there as a whole
+    assert torch.equal(rows[every, 0], whole[:, 0])
+    assert len(asked) == 4
 
 
 def test_a_mapped_array_is_the_array_and_no_write_reaches_a_file(store):
