@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedcache.store.files import digest_of, make_private, sha256_hex
 from fedcache.store.manifest import SAFE
 from fedcache.store.samples import HELD_OUT, INGESTED, Samples, held_out
 from fedcache.store.text_features import slug_of
+from fedcache.store.writer import ArrayWriter
 
 CHUNK_ROWS = 512
 """Rows of a chunk file of an array up to ``LARGE``."""
@@ -34,7 +36,7 @@ CHUNK_ROWS = 512
 LARGE = 64 << 20
 """Bytes of an array from which on its chunk files are as large as ``CHUNK_BYTES`` allow."""
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
 """What messages name in the place of a file."""
@@ -96,6 +98,18 @@ class ContentArray:
                     "Ingest a file that nobody writes.",
                 )
             yield rows
+
+    def write_missing(self, writer: ArrayWriter) -> None:
+        """Write the chunks that a writer lacks, each while the next one is read; errors as ``ArrayWriter.write``."""
+        missing = set(writer.missing())
+        with ThreadPoolExecutor(1) as pool:  # which waits for the disk
+            written: Future[None] | None = None
+            for chunk, rows in enumerate(self.blocks_again() if missing else ()):
+                if written is not None:
+                    written.result()
+                written = pool.submit(writer.write, chunk, rows) if chunk in missing else None
+            if written is not None:
+                written.result()
 
     def chunk_crc(self, rows: NDArray[Any]) -> int:
         """crc32c of the chunk file that holds these rows, the last one filled up."""
@@ -213,7 +227,7 @@ def _uids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def chunk_rows_for(rows: int, row_bytes: int) -> int:
-    """Rows per chunk file of an array: 512, and of a large one 512 x 2^j, the largest with at most 8 MiB."""
+    """Rows per chunk file of an array: 512, and of a large one 512 x 2^j, the largest with at most 32 MiB."""
     size = CHUNK_ROWS
     while rows * row_bytes > LARGE and 2 * size * row_bytes <= CHUNK_BYTES:
         size *= 2

@@ -131,10 +131,7 @@ class Store:
                 key, shape=array.shape, dtype=array.dtype, chunk_rows=size, recipe=array.recipe,
                 how={"source": INGESTED}, fresh=fresh,
             ) as writer:  # fmt: skip
-                missing = set(writer.missing())
-                for chunk, rows in enumerate(array.blocks_again() if missing else ()):
-                    if chunk in missing:
-                        writer.write(chunk, rows)
+                array.write_missing(writer)
                 writer.complete()
         return cls.open(path)
 
