@@ -190,3 +190,12 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Stor
     (store.path / problem["file"]).unlink()
     assert ok("repair", store.path).data["repaired"]
     assert ok("verify", store.path).code == 0
+
+
+def test_the_file_of_another_partition_is_not_taken_for_this_one(store: fc.Store) -> None:
+    for name, seed in (("p", 0), ("q", 1)):
+        make_partition(store, "dirichlet", name=name, **DIRICHLET, seed=seed)
+    shutil.copy(store.path / "partitions/q.partition", store.path / "partitions/p.partition")
+    with pytest.raises(FedcacheError, match="does not have the sha256 of the manifest") as caught:
+        load_partition(store, "p")
+    assert caught.value.code == Exit.CORRUPT
