@@ -25,6 +25,9 @@ BLOCK = 4096
 TOGETHER = 4096
 """Scores of a row that are computed at once, of all models that are scored together."""
 
+CLIENTS = 256
+"""Clients whose models are looked at together; equal ones are scored once."""
+
 KEPT = 1 << 24
 """Predictions of personal models that an evaluation keeps, over all clients (256 MB with their rows)."""
 
@@ -69,14 +72,24 @@ def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -
 
 
 @dataclass(frozen=True)
+class StackedModels:
+    """The different models of some clients."""
+
+    scores: Callable[[slice], Scores]  # of a range of them, with a leading axis [U, R, C]
+    which: np.ndarray  # int64 [M]: the model of each client
+    trees: Sequence[Tree]  # what each of the models holds
+    fresh: int  # the model of clients that never took part, -1 where none of these did
+
+
+@dataclass(frozen=True)
 class PersonalModels:
     """The models that clients deploy, as evaluation asks for them."""
 
     of: Callable[[int], Scores | None]
     """Of one client, by its number; None for a client that has nothing to deploy."""
 
-    together: Callable[[Sequence[int]], Scores | None] = lambda _clients: None
-    """Of several clients, with a leading axis [M, R, C]; None for models that cannot be stacked."""
+    together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None
+    """Of several clients; None for models that cannot be stacked."""
 
 
 def evaluate_personal(
@@ -90,7 +103,8 @@ def evaluate_personal(
 ) -> Evaluation:
     """Client i's model on client i's test rows, or on all clients'.
 
-    Neighbours that are tested on the same rows are scored together, by one product with all their models.
+    Neighbours that are tested on the same rows are scored together, by one product with all their models; equal models,
+    as those of clients that never took part, are scored once.
 
     Args:
         models: of the clients.
@@ -102,34 +116,77 @@ def evaluate_personal(
     """
     table = clients if isinstance(clients, ClientTable) else ClientTable.of(clients, np.empty(0, np.int64))
     union = table.tested_by_clients if everywhere else None
-    tally = Tally(data, len(clients))
-    several = max(1, TOGETHER // max(1, data.classes))
-    for block in _same_tests(table, range(len(clients)) if chosen is None else chosen, everywhere, several):
+    tally, fresh_before = Tally(data, len(clients)), FreshModel()
+    for block in _same_tests(table, range(len(clients)) if chosen is None else chosen, everywhere):
         test = table.test_of(block[0]) if union is None else union
         if not len(test):
             continue
-        scores = models.together(block) if len(block) > 1 else None
-        if scores is not None:
-            tally.add(block, test, predict_rows(scores, data.x.device, test, len(block)))
+        stacked = models.together(block) if len(block) > 1 else None
+        if stacked is not None:
+            tally.add(block, test, predict_stacked(stacked, data, test, fresh_before), stacked.which)
             continue
         for client in block:
             alone = models.of(client)
             if alone is not None:
-                tally.add([client], test, predict_rows(alone, data.x.device, test)[None])
+                tally.add([client], test, predict_rows(alone, data.x.device, test)[None], np.zeros(1, np.int64))
     return tally.evaluation(headline)
 
 
-def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool, most: int) -> Iterator[list[int]]:
-    """The chosen clients in their order, as blocks of at most ``most`` that are tested on the same rows."""
+def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool) -> Iterator[list[int]]:
+    """The chosen clients in their order, as blocks of at most ``CLIENTS`` that are tested on the same rows."""
     block: list[int] = []
     for client in chosen:
         alike = everywhere or (table.shares[client] and bool(block) and table.shares[block[0]])
-        if block and not (alike and len(block) < most):
+        if block and not (alike and len(block) < CLIENTS):
             yield block
             block = []
         block.append(client)
     if block:
         yield block
+
+
+class FreshModel:
+    """The model of a client that never took part, and what it predicts: the next block is likely to have it too."""
+
+    def __init__(self) -> None:
+        self._tree: Tree = {}
+        self._rows: np.ndarray | None = None
+        self._predicted = np.empty(0, np.int64)
+
+    def predicted(self, tree: Tree, rows: np.ndarray) -> np.ndarray | None:
+        """Its predictions [R], if that is the model and these are the rows."""
+        return self._predicted if self._rows is rows and equal_trees(tree, self._tree) else None
+
+    def keep(self, tree: Tree, rows: np.ndarray, predicted: np.ndarray) -> None:
+        """Remember another one in its place."""
+        self._tree, self._rows, self._predicted = tree, rows, predicted
+
+
+def predict_stacked(stacked: StackedModels, data: Data, rows: np.ndarray, fresh_before: FreshModel) -> np.ndarray:
+    """int64 [U, R]: what each of the different models predicts of the rows."""
+    several = max(1, TOGETHER // max(1, data.classes))
+    found = [fresh_before.predicted(tree, rows) for tree in stacked.trees]
+    out = np.empty((len(found), len(rows)), np.int64)
+    start = 0
+    while start < len(found):
+        if (known := found[start]) is not None:
+            out[start] = known
+            start += 1
+            continue
+        stop = start + 1
+        while stop < min(start + several, len(found)) and found[stop] is None:
+            stop += 1
+        part = slice(start, stop)
+        out[part] = predict_rows(stacked.scores(part), data.x.device, rows, stop - start)
+        start = stop
+    if stacked.fresh >= 0:
+        fresh_before.keep(stacked.trees[stacked.fresh], rows, out[stacked.fresh])
+    return out
+
+
+def equal_trees(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same names and numbers."""
+    return a.keys() == b.keys() and all(a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a)
 
 
 class Tally:
@@ -142,31 +199,33 @@ class Tally:
         self._y, self._classes = data.y.cpu().numpy(), data.classes
         self._domain = None if data.domain is None else data.domain.cpu().numpy()
         domains = 0 if self._domain is None else int(self._domain.max(initial=-1)) + 1
-        self._accuracy = np.full(clients, np.nan)
-        self._f1: list[float] = []
+        self._accuracy, self._f1 = np.full(clients, np.nan), np.full(clients, np.nan)
         self._kept: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._size = 0
         self._hits, self._known = np.zeros(domains), np.zeros(domains, np.int64)
         small = data.classes <= MOST_CONFUSED
         self._confusion = np.zeros((data.classes, data.classes), np.int64) if small else None
 
-    def add(self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray) -> None:
-        """Add predictions [M, R] of ``clients`` for the same test rows [R]."""
+    def add(self, clients: Sequence[int], rows: np.ndarray, predicted: np.ndarray, which: np.ndarray) -> None:
+        """Add predictions [U, R] of different models for the same test rows [R]; client j has model ``which[j]``."""
         y = self._y[rows]
-        for client, guess in zip(clients, predicted, strict=True):
+        for model, guess in enumerate(predicted):
+            who = np.asarray(clients)[which == model]
             right = _right(guess, y)
-            self._accuracy[client] = _mean(right)
-            self._f1.append(macro_f1(guess, y, self._classes))
+            self._accuracy[who] = _mean(right)
+            self._f1[who] = macro_f1(guess, y, self._classes)
             if self._confusion is not None:
-                self._confusion += confusion(y, guess, self._classes)
+                self._confusion += len(who) * confusion(y, guess, self._classes)
             if self._domain is not None:
                 known = ~np.isnan(right)
                 of = self._domain[rows[known]]
-                self._hits += np.bincount(of, right[known], len(self._hits))
-                self._known += np.bincount(of, minlength=len(self._known))
-            self._size += len(rows)
-            if self._kept is not None:
-                self._kept = [*self._kept, (rows, guess)] if self._size <= KEPT else None
+                self._hits += len(who) * np.bincount(of, right[known], len(self._hits))
+                self._known += len(who) * np.bincount(of, minlength=len(self._known))
+        self._size += len(clients) * len(rows)
+        if self._size > KEPT:
+            self._kept = None
+        if self._kept is not None:
+            self._kept += [(rows, predicted[model]) for model in which]
 
     def evaluation(self, headline: str) -> Evaluation:
         """The scores of all that was added."""
@@ -176,7 +235,7 @@ class Tally:
         return Evaluation(
             self._accuracy,
             None,
-            _mean(np.array(self._f1)),
+            _mean(self._f1),
             {int(d): float(self._hits[d] / self._known[d]) for d in scored},
             np.concatenate([rows for rows, _ in kept]),
             np.concatenate([guess for _, guess in kept]),
@@ -235,20 +294,41 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
     )  # fmt: skip
 
 
-def models_together(job: RunState, down: Tree, clients: Sequence[int]) -> Scores | None:
-    """The models of several clients as one, whose functions take a client axis; None where they cannot be stacked."""
+def models_together(job: RunState, down: Tree, clients: Sequence[int]) -> StackedModels | None:
+    """The different models of several clients, with a client axis; None where they cannot be stacked."""
     method = job.method
     alike = "batched" in method.executions and method.deploy is keep_down and not job.own
     if not alike or any(c in job.states.kept or not has_model(job, c) for c in clients):
         return None
-    parts = [deployed_model(job, c, down).personal for c in clients]
-    outline = {name: t.shape for name, t in parts[0].items()}
-    if not outline or any({name: t.shape for name, t in part.items()} != outline for part in parts):
-        return None
-    personal = {name: torch.stack([part[name] for part in parts]) for name in outline}
+    trees: list[Tree] = []
+    first: list[int] = []  # a client that has each of them
+    which = np.empty(len(clients), np.int64)
+    fresh = -1  # the model of a client that never took part, which is likely to be that of the others
+    for place, client in enumerate(clients):
+        tree = deployed_model(job, client, down).personal
+        new = client not in job.states
+        if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
+            which[place] = fresh
+            continue
+        if not tree or (trees and _outline(tree) != _outline(trees[0])):
+            return None
+        which[place] = len(trees)
+        fresh = len(trees) if new else fresh
+        trees.append(tree)
+        first.append(client)
     shared = {name: t.unsqueeze(0) for name, t in down.items()}
-    data, ctx = job.rows(clients, 1, test=method.reads_test(job.hp)), job.ctx(clients, 1)
-    return lambda rows: method.predict(shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx)
+
+    def scores(part: slice) -> Scores:
+        ids, some = first[part], trees[part]
+        personal = {name: torch.stack([tree[name] for tree in some]) for name in some[0]}
+        data, ctx = job.rows(ids, 1, test=method.reads_test(job.hp)), job.ctx(ids, 1)
+        return lambda rows: method.predict(shared, personal, data, job.data.x[rows, 0].unsqueeze(0), ctx)
+
+    return StackedModels(scores, which, trees, fresh)
+
+
+def _outline(tree: Tree) -> dict[str, torch.Size]:
+    return {name: t.shape for name, t in tree.items()}
 
 
 def has_model(job: RunState, client: int) -> bool:

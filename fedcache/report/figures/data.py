@@ -19,11 +19,11 @@ MOST_PROTOTYPES = 12
 """Clients whose prototypes are drawn."""
 
 MOST_AVERAGED = 1 << 17
-"""Training rows of which class means are taken: of more, as many in even blocks."""
+"""Training rows of which class means are taken: of more, as many in even blocks. Of more test rows, too."""
 
 ROWS_AT_ONCE = 1 << 12
-NEIGHBOURS = 64
-"""Rows of an even block; neighbours lie in one chunk of the store."""
+BLOCKS = 96
+"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
 MOST_CLIENTS, MOST_CLASSES = 60, 60
 MOST_LISTED = 500
 """Clients whose rows are listed in the data behind a figure."""
@@ -82,8 +82,18 @@ def sampled(source: RunStore) -> NDArray[np.int64]:
     columns, ok = source.columns, source.store.readable().astype(bool)
     tests = source.partition.table.tested_by_clients
     tests = tests[ok[tests] & (columns.label[tests] >= 0)]
+    if len(tests) > MOST_AVERAGED:
+        return even_blocks(tests, MOST_POINTS)
     step = max(1, -(-len(tests) // MOST_POINTS))
     spread: NDArray[np.int64] = tests[::step]
+    return spread
+
+
+def even_blocks(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """At most ``most`` of ascending rows, as evenly spread blocks of neighbours."""
+    blocks = min(BLOCKS, most)
+    starts = np.linspace(0, len(rows) - most // blocks, blocks).astype(np.int64)
+    spread: NDArray[np.int64] = rows[(starts[:, None] + np.arange(most // blocks)).ravel()]
     return spread
 
 
@@ -143,9 +153,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
             own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
     rows = table.train.rows
     if len(rows) > MOST_AVERAGED:
-        rows = np.sort(rows)
-        starts = np.linspace(0, len(rows) - NEIGHBOURS, MOST_AVERAGED // NEIGHBOURS).astype(np.int64)
-        rows = rows[(starts[:, None] + np.arange(NEIGHBOURS)).ravel()]
+        rows = even_blocks(np.sort(rows), MOST_AVERAGED)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         for c, mine in _by_class(source, key, rows[start : start + ROWS_AT_ONCE]):
             before = sums.get(c, (np.zeros(mine.shape[1]), 0))
@@ -225,16 +233,17 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
-    import torch
-
-    from fedcache.federate.engine.result_diagnostics import pseudo_label_entropy
-
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))
         if source.store.has_text(backbone):
             break
     else:
         return None
+    # Only here: a page of backbones without text starts without torch.
+    import torch
+
+    from fedcache.federate.engine.result_diagnostics import pseudo_label_entropy
+
     rows = sampled(source)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]

@@ -18,11 +18,13 @@ STACKED = [
 ]
 
 
+COMMON = np.unique(np.concatenate([c.test for c in federation()[1]]))
+
+
 def shared(clients):
     """The clients, of which all but the third are tested on the rows of all."""
-    common = np.unique(np.concatenate([c.test for c in clients]))
-    own = [Client(c.name, c.train, c.test if i == 2 else common) for i, c in enumerate(clients)]
-    return ClientTable.of(own, common)
+    own = [Client(c.name, c.train, c.test if i == 2 else COMMON) for i, c in enumerate(clients)]
+    return ClientTable.of(own, COMMON)
 
 
 @pytest.mark.parametrize("method", STACKED)
@@ -32,7 +34,7 @@ def test_models_that_are_scored_together_say_what_each_says_alone(method, monkey
     together = evaluate.models_together
     monkeypatch.setattr(evaluate, "models_together", lambda *a: asked.append(a[2]) or together(*a))
     many = go(method, {}, data, table).evaluation
-    monkeypatch.setattr(evaluate, "TOGETHER", 1)
+    monkeypatch.setattr(evaluate, "CLIENTS", 1)
     alone = go(method, {}, data, table).evaluation
     assert many.rows.tolist() == alone.rows.tolist()
     assert many.predictions.tolist() == alone.predictions.tolist()
@@ -44,6 +46,20 @@ def test_models_that_are_scored_together_say_what_each_says_alone(method, monkey
     expected = confusion_matrix(y[known], many.predictions[known], labels=range(data.classes))
     assert many.counts is not None
     assert many.counts.tolist() == expected.tolist()
+
+
+def test_equal_models_are_scored_once(monkeypatch):
+    data, clients = federation()
+    table = ClientTable.of([Client(c.name, c.train, COMMON) for c in clients], COMMON)
+    scored = []
+    plain = evaluate.predict_rows
+    monkeypatch.setattr(evaluate, "predict_rows", lambda *a: scored.append(a[3] if len(a) > 3 else 1) or plain(*a))
+    monkeypatch.setattr(evaluate, "CLIENTS", 3)
+    go("fedrep", {"init": "shared"}, data, table, rounds=1, participation=2)
+    assert sum(scored) == 3  # of two clients that took part, and of the seven others
+    scored.clear()
+    go("fedrep", {"init": "independent"}, data, table, rounds=1, participation=2)
+    assert sum(scored) == 9
 
 
 def test_predictions_beyond_what_is_kept_leave_the_scores_as_they_are(monkeypatch):
