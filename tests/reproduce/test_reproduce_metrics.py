@@ -14,6 +14,7 @@ from fedcache.reproduce.registry import Printed
 from fedcache.runs.run import Run
 
 RESULT: dict[str, Any] = {
+    "clients": ["a", "b", "c"],
     "accuracy": {
         "mean": 0.5, "client_mean": 0.625, "per_client": [0.75, None, 0.25],
         "per_domain": {"real": 0.125, "clipart": 0.5},
@@ -75,7 +76,7 @@ def test_all_that_is_trained_of_an_encoder_counts(run: Run) -> None:
     whole = Run(run.path, {**RESULT, "hyperparameters": {"encoder": "conv"}}, {})
     assert measure("head_params", whole) == 1000.0
     assert measure("seconds_per_round", whole) is None
-    nobody = Run(run.path, {**RESULT, "accuracy": {"per_client": [None]}}, {})
+    nobody = Run(run.path, {**RESULT, "clients": ["a"], "accuracy": {"per_client": [None]}}, {})
     assert measure("client_min", nobody) is None
 
 

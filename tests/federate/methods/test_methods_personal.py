@@ -37,7 +37,7 @@ def test_exact_counts(name, narrow, broad, norm):  # T-X4: biases, and 512 of ga
     once = {"epochs": 0} if name != "fedrep" else {"e_h": 0, "e_b": 0}
     for width, settings, expected in ((512, {}, narrow), (1536, {}, broad), (1536, {"bn": True}, broad + norm)):
         out = go(name, {**once, **settings}, *wide(width), rounds=1, participation=None, dtype=torch.float32)
-        assert out.traffic.up == out.traffic.down == [expected] * 5
+        assert out.traffic.up.tolist() == out.traffic.down.tolist() == [expected] * 5
 
 
 @pytest.mark.parametrize(

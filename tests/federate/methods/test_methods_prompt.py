@@ -452,7 +452,7 @@ def paper_sized(pixels):
 def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md section 1, T-X4
     data, clients = paper_sized(name in PIXELS)
     out = go(name, settings, data, clients, rounds=2, participation=None, dtype=torch.float32)
-    assert out.traffic.up == out.traffic.down == [2 * scalars] * 2
+    assert out.traffic.up.tolist() == out.traffic.down.tolist() == [2 * scalars] * 2
     totals = out.traffic.totals()
     assert totals["paper_up"] == totals["up"]
     assert totals["paper_down"] == totals["down"]
@@ -463,8 +463,8 @@ def test_traffic_of_the_papers_sizes(name, settings, scalars):  # methods.md sec
 @pytest.mark.parametrize("name", ["tpfl-feat", "atpfl-feat"])
 def test_an_approximation_reports_its_own_traffic(name, csc, rows):
     out = go(name, {"csc": csc}, *federation(), rounds=1, participation=None)
-    assert out.traffic.up == [11 * (1 + rows)] * 9
-    assert out.traffic.down == [11 * (1 + rows) + 6 * 11] * 9  # and the class texts, once
+    assert out.traffic.up.tolist() == [11 * (1 + rows)] * 9
+    assert out.traffic.down.tolist() == [11 * (1 + rows) + 6 * 11] * 9  # and the class texts, once
     assert out.fidelity == "approx"
     assert out.traffic.totals()["paper_up"] == out.traffic.totals()["up"]
 
