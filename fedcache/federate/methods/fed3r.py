@@ -31,7 +31,7 @@ from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, Tree, Uploads, UploadTensor
 from fedcache.federate.methods.common.switches import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, class_sums, predict
+from fedcache.federate.methods.fedncm import FEW_ROWS, add_up, class_sums, predict
 from fedcache.heads.ridge import (
     drawn_fourier,
     fourier_features,
@@ -78,7 +78,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
             z = z * weight.unsqueeze(-1)
         if owned is not None:
             weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
-        total, count = class_sums(z, block, ctx.env.classes, weight)
+        few = 0 if ctx.hp["precision"] == "float32" else FEW_ROWS
+        total, count = class_sums(z, block, ctx.env.classes, weight, few)
         made = {"gram": product(z if owned is None else z * weight.sqrt().unsqueeze(-1), ctx), "class_sum": total}
         if ctx.hp["bias"]:
             made |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}

@@ -1,0 +1,147 @@
+"""A file of 10^6 x 256 float16: ingest beside a copy and a checksum, Fed3R beside X'X, and a round on stored rows.
+
+Contenders take turns in one process with one thread. The floors are those of the same bytes: a copy that is on the disk
+when it ends (fsync) with a sha256 of the file, and one product X'X in float32 of blocks that are cast on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.measure import Row, in_turn, make_row, quartiles, shown
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.feature_post import prepare
+from fedcache.federate.engine.run import TrainingRun, run
+from fedcache.federate.engine.stored_rows import stored_rows
+from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import Client
+from fedcache.store.content import arrange
+from fedcache.store.embedding_files import open_embeddings
+from fedcache.store.store import Store
+
+N, D, C, TESTS, CLIENTS = 1_000_000, 256, 100, 200_000, 100
+BLOCK = 8192
+
+
+def make(file: Path) -> None:
+    """Random rows of ``C`` classes as npz."""
+    g = np.random.default_rng(0)
+    noise = g.standard_normal((N // 10, D), dtype=np.float32)
+    labels = g.integers(0, C, N)
+    means = 0.3 * g.standard_normal((C, D), dtype=np.float32)
+    x = np.empty((N, D), np.float16)
+    for start in range(0, N, len(noise)):
+        rows = slice(start, start + len(noise))
+        x[rows] = np.roll(noise, start // 7, 0) * (1 + start / N) + means[labels[rows]]
+    np.savez(file, features=x, labels=labels)
+
+
+def copied(file: Path, out: Path) -> None:
+    """A copy that is on the disk, and the sha256 of the file."""
+    with file.open("rb") as source, out.open("wb") as target:
+        shutil.copyfileobj(source, target, 8 << 20)
+        target.flush()
+        os.fsync(target.fileno())
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+    out.unlink()
+
+
+def ingested(file: Path, place: Path) -> Store:
+    """A new store of the file."""
+    shutil.rmtree(place, ignore_errors=True)
+    return Store.from_content(arrange(open_embeddings(file), "large"), place)
+
+
+def hashed(raw: bytes) -> list[bytes]:
+    """The sha256 of every row, which its uid is."""
+    view, size = memoryview(raw), 2 * D
+    return [hashlib.sha256(view[at : at + size]).digest() for at in range(0, len(raw), size)]
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    """X'X in float32 of rows in float16."""
+    out = torch.zeros(x.shape[1], x.shape[1])
+    for start in range(0, len(x), BLOCK):
+        rows = x[start : start + BLOCK].float()
+        out.addmm_(rows.mT, rows)
+    return out
+
+
+def rows() -> list[Row]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        place, file = Path(folder), Path(folder) / "large.npz"
+        make(file)
+        raw = file.read_bytes()[: 2 * N * D]
+        seconds = in_turn(
+            {
+                "copy + sha256": lambda: copied(file, place / "copy"),
+                "ingest": lambda: ingested(file, place / "s.zarr"),
+                "sha256 of rows": partial(hashed, raw),
+            }
+        )
+        floor, each = min(seconds["copy + sha256"]), min(seconds["sha256 of rows"])
+        why = (
+            f"the uid of a row is its sha256, {each:.2f} s for all, beside a copy and the sha256 of all values, "
+            f"{floor:.2f} s: at least {(floor + each) / floor:.2f}"
+        )
+        name, target = "ingest of 10^6 x 256", "<= 2 x (copy + sha256)"
+        made = _row(name, target, 2.0, seconds, "ingest", "copy + sha256", "")
+        if not made["met"] and floor + each > 2.0 * floor:
+            made["roofline"] = why
+        return [made, *_trained(Store.open(place / "s.zarr"))]
+
+
+def _trained(store: Store) -> list[Row]:
+    """Fed3R and a round of FedAvg on all rows, mapped and in memory."""
+    reader = store.reader(*store.arrays)
+    mapped, y = stored_rows([reader], "none"), torch.from_numpy(store.samples.label.astype(np.int64))
+    assert mapped is not None
+    order = np.random.default_rng(0).permutation(N)
+    test, parts = np.sort(order[:TESTS]), np.array_split(order[TESTS:], CLIENTS)
+    clients = [Client(f"c{i}", np.sort(part), test) for i, part in enumerate(parts)]
+    few = [Client(c.name, c.train, test[:1000]) for c in clients]
+
+    def train(method: str, settings: dict[str, object], x: object, dealt: list[Client]) -> None:
+        data = Data(x=x, y=y, classes=C)  # type: ignore[arg-type]
+        run(TrainingRun(METHODS[method], data, dealt, 1), METHODS[method].resolve("paper", settings))
+
+    trained = mapped.stored[torch.from_numpy(np.sort(order[TESTS:])), 0]
+    seconds = in_turn(
+        {
+            "X'X": lambda: product(trained),
+            "float64": lambda: train("fed3r", {"lam": 1.0}, mapped, few),
+            "float32": lambda: train("fed3r", {"lam": 1.0, "precision": "float32"}, mapped, few),
+        }
+    )
+    made = [
+        _row(f"fed3r of stored rows ({dtype})", "<= 2.5 x one X'X in float32", 2.5, seconds, dtype, "X'X", "")
+        for dtype in ("float64", "float32")
+    ]
+    held, linear = prepare([reader], "none"), {"head": "linear", "opt": "sgd", "batch": 32, "epochs": 1}
+    seconds = in_turn(
+        {
+            "in memory": lambda: train("fedavg", linear, held, clients),
+            "stored": lambda: train("fedavg", linear, mapped, clients),
+        }
+    )
+    detail = f"{held.nbytes >> 20} MiB of float32 are not held; all clients, all rows, the test rows scored"
+    return [*made, _row("fedavg on stored rows", "<= 1.25 x in memory", 1.25, seconds, "stored", "in memory", detail)]
+
+
+def _row(name: str, target: str, limit: float, seconds: dict[str, list[float]], ours: str, floor: str, why: str) -> Row:
+    measured = min(seconds[ours]) / min(seconds[floor])
+    ratios = [a / b for a, b in zip(seconds[ours], seconds[floor], strict=True)]
+    detail = "; ".join(part for part in (f"best of 5: {shown(seconds)}; 1 thread", why) if part)
+    return make_row(name, target, measured, quartiles(ratios), measured <= limit, detail=detail)
