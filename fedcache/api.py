@@ -119,6 +119,7 @@ def train(
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, preset: str | None = None,
     dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
     clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
+    sampling: str | None = None, availability: float | str | Path | None = None, dropout: float | None = None,
     eval_every: int | None = None, eval_clients: int | float | str | None = None, execution: str | None = None,
     device: str | None = None, dtype: str | None = None, client_backbones: Sequence[str] = (),
     client_set: Mapping[str, str] | None = None, aggregate: str | None = None, attack: str | None = None,
@@ -137,19 +138,18 @@ def train(
             digest of that file and of your files it imports is part of the run's identity.
         store: a store or its path; None is the last one extracted.
         parts: a partition, the name of a saved one, or None for the setting of the method's paper.
-        seeds: one or several.
-        settings: hyperparameters of the method; ``preset``: ``paper`` or ``official``.
+        seeds: one or several; ``settings``: hyperparameters of the method; ``preset``: ``paper`` or ``official``.
         dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
+        sampling, availability, dropout: ``uniform``, ``weighted``, ``poisson``; a share or trace; a share.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
         client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
         aggregate, attack, on_bad_update, byzantine, max_update_norm: what is done with uploads.
         max_rows_per_client, max_share: what a client's number of rows may give it.
-        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients; these and the lines above as in
-            ``fedcache train --help``.
+        dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
         observer: told the story.
         on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
         track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``; ``fresh``: run again where the result is there.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fedcache.errors import UsageError, unknown
 from fedcache.parsing import parse_toml
 
+SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
 DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
 FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
 """Panels of the help."""
@@ -142,11 +143,7 @@ class TrainConfig:
     )
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
     store: str | None = option(
-        None,
-        "Store directory or a name of `fedcache ls`, instead of the one under FEDCACHE_HOME.",
-        DATA,
-        path=True,
-        said="the last one extracted",
+        None, "Store directory, or a name of `fedcache ls`.", DATA, path=True, said="the last one extracted"
     )
     backbones: tuple[str, ...] = option((), BACKBONES, DATA, short="-b", said="all of the store")
     domain: tuple[str, ...] = option((), "Only these domains, comma-separated.", DATA, said="all")
@@ -160,6 +157,13 @@ class TrainConfig:
     participation: str | None = option(
         None, "Clients a round: a number, a share (0.1, 10%) or all.", TRAINING, said="the paper's"
     )
+    sampling: str = option(
+        "uniform", "A round's clients: so many, more likely by rows, or each by itself.", TRAINING, choices=SAMPLING
+    )
+    availability: str | None = option(
+        None, "When clients are there: a share (0.8), or a CSV file client,first,last.", TRAINING, said="always"
+    )
+    dropout: float = option(0.0, "The share of a round's clients that send nothing.", TRAINING)
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
     eval_every: int = option(0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0)
     eval_clients: str | None = option(
@@ -198,11 +202,7 @@ class TrainConfig:
         said="none",
     )
     on_bad_update: str | None = option(
-        None,
-        "Malformed uploads end the run, or are left out.",
-        TRUST,
-        choices=("fail", "reject"),
-        said="fail; over sites reject",
+        None, "Bad uploads end the run, or are left out.", TRUST, choices=BAD_UPDATES, said="fail; over sites reject"
     )
     byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
     max_update_norm: float | None = option(None, "Updates with a larger norm are malformed.", TRUST, said="no limit")

@@ -21,6 +21,7 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
         inputs.partitions[seed].clients,
         rounds=spec.rounds,
         participation=spec.participation,
+        sampling=spec.sampling,
         seed=seed,
         dtype=spec.dtype,
         eval_every=spec.requested.eval_every,

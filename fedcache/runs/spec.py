@@ -15,6 +15,7 @@ from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.run import executors
+from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
@@ -44,6 +45,7 @@ class ResolvedRun:
     eval_clients: int | float | None  # whose personal models are scored, written and read likewise
     seeds: tuple[int, ...]  # without repeats, in the order given
     settings: Mapping[str, Value]  # every hyperparameter; None is one that the method chooses by itself (``auto``)
+    sampling: SamplingRule  # how a round's clients are drawn
     trust: TrustPolicy  # what is done with uploads
     trust_options: Mapping[str, Any] = field(default_factory=dict)  # of that, what differs from the default
     device: str = ""  # that computes; "" until it is known
@@ -87,6 +89,7 @@ class ResolvedRun:
             "rounds": self.rounds,
             "participation": self.participation_text,
             "seeds": ",".join(map(str, self.seeds)),
+            **self.sampling.words(),
             "eval_every": asked.eval_every,
             **({"eval_clients": asked.eval_clients} if self.eval_clients is not None else {}),
             "execution": self.execution,
@@ -103,7 +106,13 @@ class ResolvedRun:
     def to_config(self) -> dict[str, Any]:
         """The ``[train]`` section that runs it again."""
         return to_table(
-            replace(self.requested, rounds=self.rounds, participation=self.participation_text, set=self.hyperparameters)
+            replace(
+                self.requested,
+                rounds=self.rounds,
+                participation=self.participation_text,
+                set=self.hyperparameters,
+                availability=from_everywhere(self.requested.availability),
+            )
         )
 
 
@@ -128,9 +137,27 @@ def resolve_run(
         eval_clients=eval_clients(config, method, settings),
         seeds=parse_seeds(config.seeds),
         settings=dict(settings),
+        sampling=sampling_from_config(config, method),
         trust=trust,
         trust_options=non_default_options(config),
     )
+
+
+def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:
+    """How a round's clients are drawn; reads the file of ``--availability``.
+
+    Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
+    """
+    plain = TrainConfig()
+    asked = [name for name in ("sampling", "availability", "dropout") if getattr(config, name) != getattr(plain, name)]
+    if not asked:
+        return UNIFORM
+    if config.dp_clip is not None:
+        why = "changes who takes part, and in a private run each client is drawn by itself"
+        raise UsageError(f"--{asked[0]} {why}.", "Leave it out.")
+    if method is not None and method.central:
+        raise UsageError(f"{method.name} trains on one set, and has no clients for --{asked[0]}.", "Leave it out.")
+    return parse_sampling(config.sampling, config.availability, config.dropout)
 
 
 def eval_clients(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> int | float | None:
@@ -250,6 +277,7 @@ def check_values(config: TrainConfig) -> None:
     policy_from_config(config)
     parse_participation(config.participation)
     parse_share(config.eval_clients, EVAL_CLIENTS)
+    sampling_from_config(config)
 
 
 def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:

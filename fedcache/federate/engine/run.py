@@ -24,6 +24,7 @@ from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.cache import LruCache
@@ -67,6 +68,7 @@ class TrainingRun:
     # points of the grid that those that are trained are of, for which it is chosen how they are computed: so those that
     # a killed grid left are computed as all of them were; 0 for no more than are trained
     grid_points: int = 0
+    sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def run_points(
         if state is None:
             job.start()
         jobs.append(job)
-    load = measure_load(jobs, len(jobs[0].sample(spec.participation)), spec.rounds)
+    load = measure_load(jobs, max(1, len(jobs[0].sample(spec.participation))), spec.rounds)
     load = replace(load, points=max(spec.grid_points, len(jobs)))
     chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
     if not jobs[0].trust.plain:
@@ -215,8 +217,11 @@ def run_points(
 def _new_job(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> RunState:
-    return RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
+    job = RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
                   callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
+    if spec.sampling != UNIFORM:
+        job.draw_by(spec.sampling)
+    return job
 
 
 def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tuple[ExecutionPlan, Load]:
@@ -226,7 +231,7 @@ def plan(spec: TrainingRun, hp: Mapping[str, Value], *, points: int = 1) -> tupl
     """
     job = _new_job(replace(spec, seed=0, trust=TrustPolicy()), hp)
     job.start()
-    load = measure_load([job] * points, len(job.sample(spec.participation)), spec.rounds)
+    load = measure_load([job] * points, max(1, len(job.sample(spec.participation))), spec.rounds)
     return choose(spec.method, hp, load, spec.execution, spec.chunk), load
 
 

@@ -23,7 +23,7 @@ from fedcache.federate.engine.eligibility import eligible_clients
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
-from fedcache.federate.engine.sampling import ClientSampler, Participation
+from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
@@ -43,6 +43,9 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.federate.trust.weights import reduced_weights
 from fedcache.heads.linear import Tree
+
+NOTHING = (0, 0)
+"""What a client sends that drops out: scalars, and bytes of one."""
 
 DEALT_BYTES = 8 << 20
 """Row numbers of chunks of clients that are kept for the next round."""
@@ -104,8 +107,8 @@ class RunState:
         self.met = np.zeros(len(self.training_clients), bool)  # who was sent anything
         self.public = int("public" in method.reads(hp))  # that many first clients hold what everybody reads, and rest
         self.eligible = self._eligible()
-        uniforms = None if self.trust.privacy is None else self.private.uniforms
-        self.sampler = ClientSampler(self.client_names, self.eligible, seed, uniforms)
+        self.draw_by(UNIFORM)
+        self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
         self.train_bytes = int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
@@ -209,8 +212,14 @@ class RunState:
         """What the server sends now."""
         return self.method.broadcast(self.server, self.server_ctx())
 
+    def draw_by(self, rule: SamplingRule) -> None:
+        """Draw the clients of all rounds by another rule."""
+        uniforms = None if self.trust.privacy is None else self.private.uniforms
+        self.sampler = ClientSampler(self.client_names, self.eligible, self.seed, self.client_rows, rule, uniforms)
+
     def sample(self, participation: Participation) -> list[int]:
-        """This round's clients in client order."""
+        """This round's clients in client order; those that drop out are noted."""
+        self.lost = self.sampler.lost(self.round, participation)
         return self.sampler.sample(self.round, participation)
 
     def expected_uploads(self) -> Uploads:
@@ -339,6 +348,12 @@ class RunState:
         self.round += 1
         return traffic
 
+    def nobody_sends(self, down: Tree) -> RoundTraffic:
+        """A round in which no upload arrives: the server and all clients stay as they are."""
+        traffic = self._count((), down, ())
+        self.round += 1
+        return traffic
+
     def _expected_to_send(self) -> tuple[list[int], list[tuple[int, int]]]:
         """As many clients as a round has on average, rounded up, and what each sends.
 
@@ -360,7 +375,7 @@ class RunState:
         if method.paper_count is not None and not self.own:  # clients that differ are asked one by one
             paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
-        for c, (sent, width) in zip(ids, ups, strict=True):
+        for c, (sent, width) in zip((*ids, *self.lost), (*ups, *[NOTHING] * len(self.lost)), strict=True):
             # Class text features reach a client once, with its first broadcast.
             text = once if not self.met[c] else 0
             self.met[c] = True
@@ -370,7 +385,7 @@ class RunState:
             if method.paper_count is not None and paper is None:
                 known = self.ctx([c], 0)
                 paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
-            totals["paper_up"] += paper_up
+            totals["paper_up"] += paper_up if c not in self.lost else 0
             totals["up"] += sent
             totals["up_bytes"] += sent * width
             totals["down"] += received + text

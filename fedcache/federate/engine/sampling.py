@@ -1,12 +1,17 @@
-"""Which clients take part in a round."""
+"""Which clients take part in a round: of those that are there the ones that are drawn, less those that drop out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from fedcache.config import SAMPLING
+from fedcache.errors import UsageError, unknown
+from fedcache.federate.engine.availability import AvailabilityTrace, read_trace
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.partition.row_lists import NumberedNames
@@ -18,6 +23,61 @@ Participation = int | float | None
 """Clients a round: None for all, an int for a number, a float for a share."""
 
 
+@dataclass(frozen=True)
+class SamplingRule:
+    """How the clients of a round are drawn; the default is so many of all, each as likely as the others."""
+
+    # uniform: so many, every set as likely; weighted: so many, one after the other, each as likely as it has rows among
+    # those that are left; poisson: each by itself, as likely as the share
+    how: str = "uniform"
+    available: float = 1.0  # as likely is a client there, in every round and by itself
+    trace: AvailabilityTrace | None = None  # when each client is there
+    dropout: float = 0.0  # as likely does a drawn client get the broadcast and send nothing
+
+    def words(self) -> dict[str, str | float]:
+        """What of it differs from the default, as a run's identity and its result hold it."""
+        there: str | float = self.available if self.trace is None else f"sha256:{self.trace.digest}"
+        said = {"sampling": self.how, "availability": there, "dropout": self.dropout}
+        plain = {"sampling": "uniform", "availability": 1.0, "dropout": 0.0}
+        return {name: value for name, value in said.items() if value != plain[name]}
+
+
+UNIFORM = SamplingRule()
+
+
+def parse_sampling(how: str, availability: str | None, dropout: float) -> SamplingRule:
+    """The rule of three options, of which ``availability`` is a share or the path of a trace.
+
+    Raises UsageError for values that cannot be, and for a file that is no trace.
+    """
+    if how not in SAMPLING:
+        raise unknown("sampling", how, SAMPLING)
+    if not 0.0 <= dropout < 1.0:
+        raise UsageError(f"--dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1")
+    available, trace = 1.0, None
+    if availability is not None:
+        share = _share(availability)
+        available, trace = (1.0, read_trace(Path(availability))) if share is None else (share, None)
+        if not 0.0 < available <= 1.0:
+            why = f"--availability {availability}: expected a share above 0, at most 1, or a file"
+            raise UsageError(f"{why}.", "For example 0.8")
+    return SamplingRule(how, available, trace, dropout)
+
+
+def from_everywhere(availability: str | None) -> str | None:
+    """The value of ``--availability`` with the whole path of a trace."""
+    if availability is None or _share(availability) is not None:
+        return availability
+    return str(Path(availability).resolve())
+
+
+def _share(availability: str) -> float | None:
+    try:
+        return float(availability)
+    except ValueError:
+        return None
+
+
 class ClientSampler:
     """Draws the clients of every round, in client order and the same whenever they are asked for.
 
@@ -27,8 +87,12 @@ class ClientSampler:
         names: of all M clients.
         eligible: int64, ascending: numbers of those that can train.
         seed: of the run.
+        rows: float64 [M], training rows.
+        rule: how they are drawn.
         uniforms: (round, n) -> [n] numbers in [0, 1), where each client is drawn by itself, as the accounting of
-            privacy assumes; None for as many clients in every round.
+            privacy assumes; None for a run that follows the rule.
+
+    Raises UsageError for a trace with a client that is not among the names.
     """
 
     def __init__(
@@ -36,9 +100,13 @@ class ClientSampler:
         names: Sequence[str],
         eligible: np.ndarray,
         seed: int,
+        rows: np.ndarray | None = None,
+        rule: SamplingRule = UNIFORM,
         uniforms: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
-        self.names, self.eligible, self.seed, self._uniforms = names, eligible, seed, uniforms
+        self.names, self.eligible, self.seed, self.rule = names, eligible, seed, rule
+        self._rows, self._uniforms = rows, uniforms
+        self._lines = None if rule.trace is None else rule.trace.places(names)
         self._last: tuple[tuple[int, Participation], list[int]] | None = None
 
     @cached_property
@@ -49,17 +117,47 @@ class ClientSampler:
         return np.array(sorted(self.eligible.tolist(), key=self.names.__getitem__), np.int64)
 
     def sample(self, round_: int, participation: Participation) -> list[int]:
-        """The clients of a round (from 0), ascending."""
+        """The clients of a round (from 0), ascending; without those that drop out."""
+        lost = set(self.lost(round_, participation))
+        return [c for c in self.drawn(round_, participation) if c not in lost]
+
+    def drawn(self, round_: int, participation: Participation) -> list[int]:
+        """The clients that get the broadcast of a round, ascending."""
         if self._last is None or self._last[0] != (round_, participation):
-            self._last = (round_, participation), self._sample(round_, participation)
+            self._last = (round_, participation), self._draw(round_, participation)
         return self._last[1]
 
-    def _sample(self, round_: int, participation: Participation) -> list[int]:
-        by_name = self.by_name
+    def lost(self, round_: int, participation: Participation) -> list[int]:
+        """Those of them that send nothing, and keep what they held."""
+        if not self.rule.dropout:
+            return []
+        drawn = self.drawn(round_, participation)
+        gone = generator(self.seed, "dropout", round_).random(len(drawn)) < self.rule.dropout
+        return [c for c, taken in zip(drawn, gone, strict=True) if taken]
+
+    def _draw(self, round_: int, participation: Participation) -> list[int]:
         if self._uniforms is not None:
-            return _ascending(by_name[self._uniforms(round_, len(by_name)) < self.share(participation)])
-        count = min(clients_per_round(participation, len(self.names)), len(by_name))
-        return _ascending(by_name[without_replacement(generator(self.seed, "sampling", round_), len(by_name), count)])
+            return _ascending(self.by_name[self._uniforms(round_, len(self.by_name)) < self.share(participation)])
+        there = self._there(round_)
+        if self.rule.how == "poisson":
+            uniforms = generator(self.seed, "poisson", round_).random(len(there))
+            return _ascending(there[uniforms < self.share(participation)])
+        count = min(clients_per_round(participation, len(self.names)), len(there))
+        rng = generator(self.seed, "sampling", round_)
+        if self.rule.how == "weighted" and self._rows is not None:
+            return _ascending(there[weighted_without_replacement(rng, self._rows[there], count)])
+        return _ascending(there[without_replacement(rng, len(there), count)])
+
+    def _there(self, round_: int) -> np.ndarray:
+        """int64, by name: the clients that can train and are there in a round."""
+        there = self.by_name
+        if self.rule.available < 1.0:
+            there = there[generator(self.seed, "availability", round_).random(len(there)) < self.rule.available]
+        if (trace := self.rule.trace) is not None and self._lines is not None:
+            known = np.zeros(len(self.names), bool)
+            known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
+            there = there[known[there]]
+        return there
 
     def share(self, participation: Participation) -> float:
         """The expected share of clients in a round."""
@@ -84,6 +182,17 @@ def without_replacement(rng: np.random.Generator, population: int, count: int) -
         return rng.permutation(population)[:count]
     drawn: np.ndarray = rng.choice(population, count, replace=False, shuffle=False)
     return drawn
+
+
+def weighted_without_replacement(rng: np.random.Generator, weights: np.ndarray, count: int) -> np.ndarray:
+    """``count`` different places, drawn one after the other, each as likely as its weight among those that are left.
+
+    The ``count`` smallest of exponential times with these rates have that law (Efraimidis and Spirakis, 2006).
+    """
+    times = rng.standard_exponential(len(weights)) / weights
+    if count >= len(weights):
+        return np.arange(len(weights))
+    return np.argpartition(times, count)[:count]
 
 
 def _ascending(clients: np.ndarray) -> list[int]:

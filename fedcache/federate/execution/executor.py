@@ -89,7 +89,12 @@ class Executor(ABC):
         """
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
-        found = self.one_round(ids, [point.down() for point in points])
+        for point in points[1:]:
+            point.lost = points[0].lost
+        downs = [point.down() for point in points]
+        if not ids and points[0].trust.plain:
+            return [None if g in self.batch.failed else p.nobody_sends(downs[g]) for g, p in enumerate(points)]
+        found = self.one_round(ids, downs)
         if self.batch.failed and len(points) == 1:
             raise self.batch.failed[0]
         return found

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 
 import numpy as np
 import pytest
 from draws import examples
-from federation import federation, go
+from federation import federation, gap, go
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import sampling
+from fedcache.federate.engine.availability import read_trace
 from fedcache.federate.engine.context import generator
-from fedcache.federate.engine.sampling import ClientSampler, without_replacement
+from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling, without_replacement
+from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
 
 
@@ -68,3 +72,96 @@ def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():
     assert np.isfinite(out.client_accuracy).sum() == 4  # round(0.5 x 9)
     assert out.accuracy == np.nanmean(out.client_accuracy)
     assert np.isfinite(go("fedavg", {}, data, clients, eval_clients=2).client_accuracy).all()  # one model for all
+
+
+ROWS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+def drawn(rule, rounds, participation=2, names="abcd", rows=ROWS):
+    sampler = ClientSampler(list(names), np.arange(len(names)), 5, rows, rule)
+    return [sampler.drawn(r, participation) for r in range(rounds)]
+
+
+def test_weighted_draws_go_by_rows_without_replacement():
+    """P(client 3 first) = 0.4; P(it is among two) = 0.4 + sum over the others of p (0.4 / (1 - p))."""
+    found = drawn(SamplingRule("weighted"), 4000)
+    assert all(len(set(r)) == 2 for r in found)
+    p = ROWS / ROWS.sum()
+    for client in range(4):
+        likely = p[client] + sum(p[o] * p[client] / (1 - p[o]) for o in range(4) if o != client)
+        share = np.mean([client in r for r in found])
+        assert abs(share - likely) < 5 * (likely * (1 - likely) / 4000) ** 0.5
+    assert drawn(SamplingRule("weighted"), 3, participation=9) == [[0, 1, 2, 3]] * 3
+
+
+def test_poisson_draws_each_client_by_itself():
+    found = drawn(SamplingRule("poisson"), 4000)  # 2 of 4: each with 0.5
+    sizes = Counter(map(len, found))
+    expected = np.array([1, 4, 6, 4, 1]) / 16  # binomial
+    assert all(abs(sizes[k] / 4000 - expected[k]) < 5 * (expected[k] * (1 - expected[k]) / 4000) ** 0.5 for k in sizes)
+    assert set(sizes) == {0, 1, 2, 3, 4}
+
+
+def test_only_clients_that_are_there_are_drawn(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,first,last\nb,1,2\nd,2,3\nb,4,4\n\n")
+    rule = parse_sampling("uniform", str(trace), 0.0)
+    assert drawn(rule, 5) == [[1], [1, 3], [3], [1], []]
+    assert rule.words() == {"availability": f"sha256:{hashlib.sha256(trace.read_bytes()).hexdigest()}"}
+    found = drawn(parse_sampling("uniform", "0.25", 0.0), 4000, participation=4)
+    assert abs(np.mean([len(r) for r in found]) - 1.0) < 5 * (4 * 0.25 * 0.75 / 4000) ** 0.5
+    with pytest.raises(FedcacheError, match="has a line of client 'b', and the partition has no such client"):
+        ClientSampler(["a"], np.arange(1), 0, None, rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("client,first\n", "the first line is not client,first,last"),
+        ("", "the first line is not client,first,last"),
+        ("client,first,last\n", "it names no client"),
+        ("client,first,last\na,1\n", "line 2 is not a client and two rounds"),
+        ("client,first,last\na,1,x\n", "line 2 is not a client and two rounds"),
+        ("client,first,last\na,1,2\na,3,2\n", "line 3 has no rounds from 1 on, in order"),
+        ("client,first,last\na,0,2\n", "line 2 has no rounds from 1 on, in order"),
+        (b"client,first,last\n\xff,1,2\n", "it cannot be read as CSV"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_by_line(tmp_path, text, why):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FedcacheError, match=why) as caught:
+        read_trace(path)
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fed3r"])
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(method, execution):
+    """The run is that of the clients whose uploads arrive, and its traffic has the broadcasts that led to nothing."""
+    data, clients = federation()
+    one = {"rounds": 1, "participation": None, "execution": execution}
+    with_loss = go(method, {}, data, clients, sampling=SamplingRule(dropout=0.5), **one)
+    sampler = ClientSampler([c.name for c in clients], np.arange(9), 0, None, SamplingRule(dropout=0.5))
+    lost = sampler.lost(0, None)
+    assert 0 < len(lost) < 9
+    assert list(with_loss.records[0].clients) == [c for c in range(9) if c not in lost]
+    kept = [Client(c.name, c.train[:0] if i in lost else c.train, c.test) for i, c in enumerate(clients)]
+    assert gap(with_loss.server, go(method, {}, data, kept, **one).server) == 0.0
+    assert all(with_loss.traffic.up[lost] == 0)
+    assert all(with_loss.traffic.down[lost] == with_loss.traffic.down[sampler.sample(0, None)[0]])
+    assert not set(with_loss.states) & set(lost)
+
+
+@pytest.mark.parametrize("execution", ["sequential", "batched"])
+def test_a_round_without_uploads_changes_nothing(execution, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
+    rule = parse_sampling("uniform", str(trace), 0.0)
+    data, clients = federation()
+    late = go("fedavg", {"init": "shared"}, data, clients, rounds=1, sampling=rule, execution=execution)
+    begun = go("fedavg", {"init": "shared", "epochs": 0}, data, clients, rounds=1, execution=execution)
+    assert gap(late.server, begun.server) < 1e-12
+    assert late.records[0].clients == ()
+    assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
+    assert len(go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution).records[1].clients) == 5
