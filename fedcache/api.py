@@ -119,15 +119,16 @@ def train(
     seeds: int | Iterable[int] = 0, settings: Mapping[str, Any] | None = None, preset: str | None = None,
     dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
     clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
-    sampling: str | None = None, availability: float | str | Path | None = None, dropout: float | None = None,
-    eval_every: int | None = None, eval_clients: int | float | str | None = None, execution: str | None = None,
-    device: str | None = None, dtype: str | None = None, client_backbones: Sequence[str] = (),
-    client_set: Mapping[str, str] | None = None, aggregate: str | None = None, attack: str | None = None,
-    on_bad_update: str | None = None, byzantine: float | None = None, max_update_norm: float | None = None,
-    max_rows_per_client: int | None = None, max_share: float | None = None, dp_clip: float | None = None,
-    dp_noise: float | None = None, dp_delta: float | None = None, dp_seed: int | None = None,
-    dp_allow: str | None = None, observer: Observer | None = None, on_round: OnRound | None = None,
-    track: str | None = None, fresh: bool = False, save_model: bool = True, save_clients: str | None = None,
+    client_sampling: str | None = None, availability: float | str | Path | None = None,
+    client_dropout: float | None = None, eval_every: int | None = None, eval_clients: int | float | str | None = None,
+    execution: str | None = None, device: str | None = None, dtype: str | None = None,
+    client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None, aggregate: str | None = None,
+    attack: str | None = None, on_bad_update: str | None = None, byzantine: float | None = None,
+    max_update_norm: float | None = None, max_rows_per_client: int | None = None, max_share: float | None = None,
+    dp_clip: float | None = None, dp_noise: float | None = None, dp_delta: float | None = None,
+    dp_seed: int | None = None, dp_allow: str | None = None, observer: Observer | None = None,
+    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False, save_model: bool = True,
+    save_clients: str | None = None,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -136,14 +137,13 @@ def train(
     Args:
         method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
             digest of that file and of your files it imports is part of the run's identity.
-        store: a store or its path; None is the last one extracted.
-        parts: a partition, the name of a saved one, or None for the setting of the method's paper.
+        store: a store or its path; None is the last one extracted; ``parts``: a partition, name or None (the paper's).
         seeds: one or several; ``settings``: hyperparameters of the method; ``preset``: ``paper`` or ``official``.
         dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
-        sampling, availability, dropout: ``uniform``, ``weighted``, ``poisson``; a share or trace; a share.
+        client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
         client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.

@@ -157,13 +157,13 @@ class TrainConfig:
     participation: str | None = option(
         None, "Clients a round: a number, a share (0.1, 10%) or all.", TRAINING, said="the paper's"
     )
-    sampling: str = option(
+    client_sampling: str = option(
         "uniform", "A round's clients: so many, more likely by rows, or each by itself.", TRAINING, choices=SAMPLING
     )
     availability: str | None = option(
         None, "When clients are there: a share (0.8), or a CSV file client,first,last.", TRAINING, said="always"
     )
-    dropout: float = option(0.0, "The share of a round's clients that send nothing.", TRAINING)
+    client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", TRAINING)
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
     eval_every: int = option(0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0)
     eval_clients: str | None = option(

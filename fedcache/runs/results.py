@@ -159,7 +159,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "partition": _partition(inputs, [s.seed for s in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
-        **({"sampling": words} if (words := spec.sampling.words()) else {}),
+        **({"participants": words} if (words := spec.sampling.words()) else {}),
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},

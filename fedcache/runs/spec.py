@@ -149,15 +149,20 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
     Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
     """
     plain = TrainConfig()
-    asked = [name for name in ("sampling", "availability", "dropout") if getattr(config, name) != getattr(plain, name)]
+    asked = [
+        name
+        for name in ("client_sampling", "availability", "client_dropout")
+        if getattr(config, name) != getattr(plain, name)
+    ]
     if not asked:
         return UNIFORM
+    option = f"--{asked[0].replace('_', '-')}"
     if config.dp_clip is not None:
         why = "changes who takes part, and in a private run each client is drawn by itself"
-        raise UsageError(f"--{asked[0]} {why}.", "Leave it out.")
+        raise UsageError(f"{option} {why}.", "Leave it out.")
     if method is not None and method.central:
-        raise UsageError(f"{method.name} trains on one set, and has no clients for --{asked[0]}.", "Leave it out.")
-    return parse_sampling(config.sampling, config.availability, config.dropout)
+        raise UsageError(f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out.")
+    return parse_sampling(config.client_sampling, config.availability, config.client_dropout)
 
 
 def eval_clients(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> int | float | None:

@@ -102,15 +102,15 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
 ) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\nclient-0003,1,1\nclient-0007,1,2\n")
-    words = ("--availability", trace, "--sampling", "weighted", "--dropout", 0.1)
+    words = ("--availability", trace, "--client-sampling", "weighted", "--client-dropout", 0.1)
     done = ok("train", "--method", "fedavg", *words, *WORDS)
     path = Path(done.data["path"])
     rounds = [json.loads(line)["clients"] for line in (path / "rounds.jsonl").read_text().splitlines()]
     assert set(rounds[0]) <= {3, 7}
     assert set(rounds[1]) <= {7}
-    said = json.loads((path / "result.json").read_text())["sampling"]
-    assert said["sampling"] == "weighted"
-    assert said["dropout"] == 0.1
+    said = json.loads((path / "result.json").read_text())["participants"]
+    assert said["client_sampling"] == "weighted"
+    assert said["client_dropout"] == 0.1
     again = ok("train", "--config", path / "config.toml")
     assert again.data["reused"]
     trace.write_text("client,first,last\nclient-0004,1,2\n")
@@ -127,13 +127,13 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
             ("--availability", "nowhere.csv"),
             "--availability nowhere.csv: it cannot be read as CSV (FileNotFoundError).",
         ),
-        (("--dropout", "1"), "--dropout 1: expected a share from 0 to below 1."),
-        (("--sampling", "fair"), "fair"),
-        (("--dropout", "0.1", "--dp-clip", "1", "--dp-noise", "1"), "--dropout changes who takes part"),
+        (("--client-dropout", "1"), "--client-dropout 1: expected a share from 0 to below 1."),
+        (("--client-sampling", "fair"), "fair"),
+        (("--client-dropout", "0.1", "--dp-clip", "1", "--dp-noise", "1"), "--client-dropout changes who takes part"),
     ],
 )
 def test_wrong_words_of_who_takes_part_are_answered(store: Path, words: tuple[str, ...], why: str) -> None:
     refused = fedcache("train", "--method", "fedavg", *words, *WORDS)
     assert refused.code == 2
     assert why in refused.err
-    assert fedcache("train", "--method", "central", "--dropout", "0.1", *WORDS).code == 2
+    assert fedcache("train", "--method", "central", "--client-dropout", "0.1", *WORDS).code == 2

@@ -37,8 +37,8 @@ class SamplingRule:
     def words(self) -> dict[str, str | float]:
         """What of it differs from the default, as a run's identity and its result hold it."""
         there: str | float = self.available if self.trace is None else f"sha256:{self.trace.digest}"
-        said = {"sampling": self.how, "availability": there, "dropout": self.dropout}
-        plain = {"sampling": "uniform", "availability": 1.0, "dropout": 0.0}
+        said = {"client_sampling": self.how, "availability": there, "client_dropout": self.dropout}
+        plain = {"client_sampling": "uniform", "availability": 1.0, "client_dropout": 0.0}
         return {name: value for name, value in said.items() if value != plain[name]}
 
 
@@ -51,9 +51,9 @@ def parse_sampling(how: str, availability: str | None, dropout: float) -> Sampli
     Raises UsageError for values that cannot be, and for a file that is no trace.
     """
     if how not in SAMPLING:
-        raise unknown("sampling", how, SAMPLING)
+        raise unknown("--client-sampling", how, SAMPLING)
     if not 0.0 <= dropout < 1.0:
-        raise UsageError(f"--dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1")
+        raise UsageError(f"--client-dropout {dropout:g}: expected a share from 0 to below 1.", "For example 0.1")
     available, trace = 1.0, None
     if availability is not None:
         share = _share(availability)
