@@ -342,6 +342,12 @@ def find_or_extract(
         raise others or StoreError(
             f"There are no features of {dataset} to train on yet.", f"fedcache extract --dataset {dataset} {more}"
         )
+    if store is None and train.partition is not None and not Path(train.partition).exists():
+        name = train.partition.partition("@")[0]  # said now, and not after the extraction
+        raise StoreError(
+            f"There is no partition {name!r}: nothing of {dataset} is extracted yet, so none is saved.",
+            f"fedcache extract --dataset {dataset} {more}, then  fedcache partition --name {name}",
+        )
     why = f"{method.name} needs text features" if needs_text and not train.backbones else "the default"
     found = "No finished extraction is remembered" if others else "Nothing extracted yet"
     observer.note(f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids).")

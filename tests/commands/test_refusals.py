@@ -294,3 +294,11 @@ def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], 
     done = fedcache(*words, "--json")
     assert done.code == 2, done.err
     assert said in done.envelope["error"]["message"]
+
+
+def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images: Path, own_home: Path) -> None:
+    refused = fedcache("train", "--method", "fedavg", "--dataset", f"folder:{images}", "--partition", "three")
+    assert refused.code == 4
+    assert "There is no partition 'three': nothing of" in refused.err
+    assert "extracting" not in refused.err
+    assert not list(own_home.glob("stores/*"))
