@@ -33,8 +33,8 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, check_config
 from fedcache.runs.events import tracking
-from fedcache.runs.run import is_claimed, is_private
-from fedcache.runs.trust_words import describe_trust
+from fedcache.runs.run import is_claimed
+from fedcache.runs.trust_words import describe_trust, is_private
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid

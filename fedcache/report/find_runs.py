@@ -15,7 +15,8 @@ from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.partition.schemes import SCHEMES
 from fedcache.runs.client_columns import ClientColumns, client_columns
 from fedcache.runs.directory import WRITTEN, DamagedRunError, check_files, measured_of, read_result, rounds_of
-from fedcache.runs.run import is_claimed, is_private
+from fedcache.runs.run import is_claimed
+from fedcache.runs.trust_words import is_private
 
 if TYPE_CHECKING:
     from fedcache.grids.points import Grid, Point

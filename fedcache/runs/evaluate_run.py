@@ -27,7 +27,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_members, predictor_of, weights_of
-from fedcache.runs.run import is_private
+from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
 from fedcache.store.store import Store
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import MODELS, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.privacy_ledger import ROUNDS
+from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import DAY, folders_in, is_being_written, leftovers_of_stores, old_stores, size_of
 from fedcache.store.lock import is_alive
 
@@ -111,8 +113,11 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
 
 def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
-        if (run / "result.json").exists() and (run / MODELS).is_dir():
-            yield run / MODELS, "the trained models of a finished run, which --fresh trains again"
+        if not (run / "result.json").exists() or not (run / MODELS).is_dir():
+            continue
+        with suppress(FedcacheError, OSError):  # a damaged result is another finding, and keeps what lies beside it
+            if not is_private(read_result(run / "result.json")):  # to train these again spends privacy again
+                yield run / MODELS, "the trained models of a finished run, which --fresh trains again"
 
 
 def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:

@@ -75,12 +75,6 @@ def is_claimed(result: Mapping[str, Any]) -> bool:
     return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
 
-def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether a result promises differential privacy: with noise, and not as a simulation."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return bool(cost.get("noise")) and not cost.get("simulation")
-
-
 def spread(accuracy: Mapping[str, Any]) -> str:
     """``0.8123 +- 0.0045``, without the second where there is one seed; ``not scored`` without test labels."""
     mean, std = accuracy["mean"], accuracy["std"]

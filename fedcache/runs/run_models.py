@@ -10,6 +10,7 @@ so a result has the same bits with and without them, and removing them damages n
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedcache.runs.directory import MODELS, check_place, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
+from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of, file_sha256, make_private
 from fedcache.store.sealed import read_sealed, write_sealed
 
@@ -185,11 +187,11 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     are not what was written, or belong to another result.
     """
     result = _result(run)
-    again = f"fedcache train --config {run / 'config.toml'} --fresh"
+    again = train_again(run, result)
     folder, digest = run / MODELS, str(result["digest"])
     found = read_sealed(folder / INDEX, _what(digest))
     if found is None:
-        raise StoreError(f"The run {run.name} has no model.", f"This trains it again and saves one:  {again}")
+        raise StoreError(f"The run {run.name} has no model.", again)
     seeds = [int(s) for s in result["seeds"]]
     if seed is not None and seed not in seeds:
         raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
@@ -197,12 +199,25 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     path = model_file(run, seed)
     listed = found.content["files"].get(path.name)
     if listed is None:
-        raise StoreError(f"The run has no model of seed {seed}.", f"This trains it again and saves one:  {again}")
+        raise StoreError(f"The run has no model of seed {seed}.", again)
     if found.content["result"] != digest_of(result):
         raise CorruptionError(f"{folder} holds the models of another result than {run / 'result.json'}.", again)
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
-        raise CorruptionError(f"{path} is missing or not what was written.", f"This trains it again:  {again}")
+        raise CorruptionError(f"{path} is missing or not what was written.", again)
     return SavedModel.load(path)
+
+
+def train_again(run: Path, result: Mapping[str, Any]) -> str:
+    """How the models of a finished run come back, and what that costs."""
+    words = ["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"]
+    if run.name != str(result["digest"])[:16]:  # moved or copied: it is made under its own name
+        return f"This trains it again, in the directory {str(result['digest'])[:16]} of your runs:  {shlex.join(words)}"
+    if is_private(result):
+        return (
+            "The run is private: to train it again draws new noise, spends as much privacy again (fedcache ls "
+            f"--privacy) and takes the place of its result.  {shlex.join(words)}"
+        )
+    return f"This trains it again and saves one:  {shlex.join(words)}"
 
 
 def drop(run: Path) -> None:

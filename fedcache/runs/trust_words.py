@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def is_private(result: Mapping[str, Any]) -> bool:
+    """Whether a result promises differential privacy: with noise, and not as a simulation."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return bool(cost.get("noise")) and not cost.get("simulation")
+
+
 def describe_trust(section: Mapping[str, Any]) -> list[str]:
     """The ``trust`` part of a result as lines for a person."""
     lines = []

@@ -13,6 +13,7 @@ from command import fedcache, ok
 from pictures import folder
 
 from fedcache.config import Home
+from fedcache.runs.directory import write_result
 from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
 from fedcache.store.verify import verify
@@ -158,7 +159,7 @@ def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_hom
     for path in (run, unfinished):
         (path / "models").mkdir(parents=True)
         (path / "models" / "seed-0.safetensors").write_bytes(bytes(70))
-    (run / "result.json").write_text("{}")
+    write_result(run / "result.json", {"digest": "d" * 64})
     (run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial").write_bytes(b"torn")
     home = Home(own_home)
     assert [g.path for g in find_garbage(home)] == [run / "models" / f".seed-1.safetensors.{2**22 + 1}-a.partial"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,25 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
     assert cost["noise_from"] == "the operating system"
     assert "spends privacy again" in (run_of(fresh) / "config.toml").read_text().splitlines()[0]
     assert ok("train", "--config", run_of(fresh) / "config.toml").data["reused"]
+
+
+@pytest.mark.usefixtures("store")
+def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() -> None:
+    run, simulated = run_of(ok(*REAL).data), run_of(ok(*SIMULATED).data)
+    listed = fedcache("gc", "--kind", "models", "--delete")
+    assert listed.code == 0, listed.err
+    assert (run / "models").is_dir()
+    assert not (simulated / "models").exists()
+    shutil.rmtree(run / "models")
+    for path, told in ((run, True), (simulated, False)):
+        refused = fedcache("predict", path, "photo.jpg")
+        assert refused.code == 4
+        assert ("spends as much privacy again" in refused.err) is told
+        assert f"fedcache train --config {path / 'config.toml'} --fresh" in refused.err
+    moved = simulated.rename(simulated.with_name("my run"))
+    refused = fedcache("predict", moved, "photo.jpg")
+    assert f"in the directory {simulated.name} of your runs" in refused.err
+    assert f"--config '{moved / 'config.toml'}' --fresh" in refused.err
 
 
 @pytest.mark.usefixtures("store")
