@@ -10,7 +10,7 @@ import typer
 
 from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.predict import check_one_named, find_model
+from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
@@ -51,6 +51,8 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     out = None if wanted.out is None else Path(wanted.out)
     check_asked(out, with_images=wanted.with_images)
     places = [find_model(name, model) for name in run]
+    for place in places:
+        check_apart(out, place, model, wanted.store, [wanted.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
     home, stop = Home.from_environment(), Stop()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedcache.commands.options import Given, command, flags_of, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
-from fedcache.commands.predict import find_model
+from fedcache.commands.predict import check_apart, find_model
 from fedcache.config import Home, resolve
 from fedcache.models.request import ONE_SEED, ExportOptions, ModelOptions
 
@@ -27,6 +28,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     model = resolve(ModelOptions, {}, flags_of(ModelOptions, given))
     wanted = resolve(ExportOptions, {}, flags_of(ExportOptions, given))
     place = find_model(run, model)
+    check_apart(None if wanted.out is None else Path(wanted.out), place, model, None)
     from fedcache.report.export_model import export_model as write_model
 
     done = write_model(place, model, wanted, Home.from_environment(), observer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +53,7 @@ def predict(
     if out is not None:
         check_out(out)
     place = find_model(run, model)
+    check_apart(out, place, model, rows.store, [*(images or ()), rows.embeddings])
     from fedcache.runs.predict_run import predict_run
 
     home, stop = Home.from_environment(), Stop()
@@ -79,6 +80,28 @@ def find_model(run: str, model: ModelOptions) -> Path:
     if run.endswith(".safetensors"):
         return Path(run)
     return find_one(run, runs_directory(None if model.runs is None else Path(model.runs)))
+
+
+def check_apart(
+    out: Path | None, place: Path, model: ModelOptions, store: str | None, files: Iterable[str | Path | None] = ()
+) -> None:
+    """Refuse to write over what a command reads. Raises UsageError.
+
+    Args:
+        out: where the result goes; None where nothing is written.
+        place: the directory of a run, or a model file.
+        model: whose local weights are read too.
+        store: the directory of a store, whose files are its own as those of a run are; or its name.
+        files: others that are read; None for one that was not named.
+    """
+    if out is None:
+        return
+    target = out.resolve()
+    read = [place, *(Path(path).expanduser() for path in (*model.weights.values(), *files) if path is not None)]
+    # A new file beside those of a run or store takes nothing away.
+    owners = [path for path in (place, *([] if store is None else [Path(store)])) if path.is_dir() and out.is_file()]
+    if target in [path.resolve() for path in read] or any(path.resolve() in target.parents for path in owners):
+        raise UsageError(f"-o {out} would write over what this command reads.", "Choose another -o.")
 
 
 def predictions_answer(rows: list[Prediction], top: int, out: Path | None) -> CommandResult:

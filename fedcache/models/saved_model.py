@@ -14,6 +14,7 @@ Nothing else is needed but the frozen backbones, whose recipes and weights' dige
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import CorruptionError, StoreError, UsageError, unknown
+from fedcache.errors import CorruptionError, StoreError, UsageError, closest, unknown
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
@@ -207,8 +208,8 @@ class SavedModel:
             return None
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
+        few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
         if client is None:
-            few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
             raise UsageError(
                 f"{facts.method} trained a model for each client, and no client is named.",
                 f"--client NAME, one of: {few}" if self.clients else "Train with --save-clients all; none is saved.",
@@ -219,7 +220,9 @@ class SavedModel:
                     f"The run saved no client's model ({facts.clients:,} clients).",
                     f"Train again with --fresh --save-clients {client}",
                 )
-            raise unknown("client", client, self.clients, hint=f"--client {self.clients[0]}")
+            near = closest(client, sorted(self.clients))
+            hint = f"--client NAME, one of: {few}" if near is None else f"--client {shlex.quote(near)}"
+            raise unknown("client", client, self.clients, hint=hint)
         return facts.saved[client]
 
     def deployed(

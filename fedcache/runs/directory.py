@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from safetensors import safe_open
 
 from fedcache.config import execution_name
 from fedcache.errors import CorruptionError, FedcacheError
@@ -274,6 +275,18 @@ def bytes_of_models(path: Path) -> int | None:
     """What the trained models of a run take on disk; None for a run without."""
     files = list((path / MODELS).glob("*.safetensors"))
     return sum(file.stat().st_size for file in files) if files else None
+
+
+def has_client_models(path: Path) -> bool:
+    """Whether models of single clients are in the files of a run; only the names of their tensors are read.
+
+    Raises SafetensorError for a file that is no model.
+    """
+    for file in (path / MODELS).glob("*.safetensors"):
+        with safe_open(file, framework="np") as tensors:
+            if any(name.startswith("clients/") for name in tensors.keys()):  # noqa: SIM118  (no mapping)
+                return True
+    return False
 
 
 def rounds_of(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import StoppedError, StoreError, UsageError
@@ -26,7 +25,7 @@ from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import open_members, predictor_of, weights_of
+from fedcache.runs.predict_run import open_members, predictor_of, result_of, weights_of
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
 from fedcache.store.store import Store
@@ -124,13 +123,6 @@ def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, cli
     if not clients:
         return find_mistakes(rows.source, [(None, first, rows.rows)])
     return find_mistakes(rows.source, ((name, replace(first, client=name), rows.rows) for name in clients))
-
-
-def result_of(place: Path, run: str) -> dict[str, Any] | None:
-    """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
-    path = (place if place.is_dir() else place.parent.parent) / "result.json"
-    found = read_result(path) if path.is_file() else None
-    return found if found is not None and found["digest"] == run else None
 
 
 def rows_wanted(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError
@@ -20,6 +22,7 @@ from fedcache.models.saved_model import ModelFacts, SavedModel
 from fedcache.models.sources import predict_embeddings, predict_images, predict_store
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
+from fedcache.runs.directory import read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
 
@@ -49,10 +52,39 @@ def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
+        held = members[0].facts.seed
+        if asked.seed not in (None, str(held)):
+            raise UsageError(f"The file holds seed {held}, not {asked.seed}.", "Leave --seed out, or name the run.")
     else:
         members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
+    check_saved(place, members[0], asked.client)
     warn_of_other_code(members[0].facts, observer)
     return members
+
+
+def check_saved(place: Path, model: SavedModel, client: str | None) -> None:
+    """Refuse a client of the run whose model was left out of the file, with the command that saves it too.
+
+    Raises UsageError; names that no client has are left to ``SavedModel.number_of``.
+    """
+    if client is None or not model.facts.saved or client in model.facts.saved:
+        return
+    result = result_of(place, model.facts.run)
+    if result is not None and client in result["clients"]:
+        folder = place if place.is_dir() else place.parent.parent
+        names = ",".join([*model.clients, client])
+        raise UsageError(
+            f"The model of client {client!r} was not saved.",
+            f"fedcache train --config {shlex.quote(str(folder / 'config.toml'))} --fresh "
+            f"--save-clients {shlex.quote(names)}",
+        )
+
+
+def result_of(place: Path, run: str) -> dict[str, Any] | None:
+    """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
+    path = (place if place.is_dir() else place.parent.parent) / "result.json"
+    found = read_result(path) if path.is_file() else None
+    return found if found is not None and found["digest"] == run else None
 
 
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:

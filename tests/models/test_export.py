@@ -137,12 +137,27 @@ def test_a_folder_reads_what_predict_reads_and_names_what_it_cannot(home, tmp_pa
     paths = sorted(place.iterdir())
     (tmp_path / "none.png").write_bytes(b"no image")
     words = [str(paths[0]), str(tmp_path / "none.png"), *map(str, paths[1:]), str(paths[0])]
+    # Pillow refuses an image of more than twice its limit, here set so low that a small one is such an image.
+    limit = Image.MAX_IMAGE_PIXELS
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    Image.fromarray(g.integers(0, 256, (60, 50), dtype=np.uint8)).save(tmp_path / "none, a bomb.png")
+    words.insert(2, str(tmp_path / "none, a bomb.png"))
     monkeypatch.setattr(sys, "argv", ["predict.py", *words])
-    runpy.run_path(str(tmp_path / "m" / "predict.py"))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / "m" / "predict.py"))
+    assert ended.value.code == 1
     said = capsys.readouterr()
     found = [line.split("\t") for line in said.out.splitlines()]
     assert [line[0] for line in found] == [word for word in words if "none" not in word]
-    assert said.err.startswith(f"{tmp_path / 'none.png'}\t-\t")
+    damaged, bomb = said.err.splitlines()
+    assert damaged.startswith(f"{tmp_path / 'none.png'}\t-\t")
+    assert bomb.startswith(f"{tmp_path / 'none, a bomb.png'}\t-\t")
+    assert "decompression bomb" in bomb
+    monkeypatch.setattr(sys, "argv", ["predict.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / "m" / "predict.py"))
+    assert (ended.value.code, capsys.readouterr().err) == (2, "usage: python predict.py IMAGE...\n")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     for (_, name, p), (wanted, q) in zip(found, said_by_predict(runs["one"], [*paths, paths[0]]), strict=True):
         assert name == wanted
         assert float(p) == pytest.approx(q, abs=5e-5)
@@ -310,7 +325,7 @@ def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words, foun
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [("--client", "client-9"), ()], ids=["unknown", "none"])
+@pytest.mark.parametrize("words", [("--client", "nobody"), ()], ids=["unknown", "none"])
 def test_a_client_that_is_not_there_is_refused_with_those_that_are(home, tmp_path, words):
     done = fedcache("export-model", home[1]["many"], "-o", tmp_path / "m.pt2", *words)
     assert done.code == 2
@@ -364,7 +379,7 @@ def test_a_run_without_a_model_and_a_damaged_one(home, tmp_path):
     assert "--fresh" in done.err
 
 
-def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch):
+def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     g = np.random.default_rng(3)
     y = g.integers(0, 3, 90)
@@ -386,6 +401,22 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
         runpy.run_path(str(tmp_path / "m" / "predict.py"))
     lines = [line.split("\t") for line in said.getvalue().splitlines()]
     assert [name for _, name, _ in lines] == [row["class"] for row in rows]
+    # What is no array, and one of another width, are named; the others are classified all the same.
+    (tmp_path / "none.npy").write_bytes(b"")
+    np.save(tmp_path / "narrow.npy", x[:, 1:])
+    lost = [str(tmp_path / name) for name in ("missing.npy", "none.npy", "narrow.npy")]
+    for words, code in (([*lost, str(tmp_path / "x.npy")], 1), ([], 2)):
+        monkeypatch.setattr(sys, "argv", ["predict.py", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(tmp_path / "m" / "predict.py"))
+        again = capsys.readouterr()
+        assert ended.value.code == code
+        if words:
+            assert again.out == said.getvalue()
+            assert [line.split("\t-\t")[0] for line in again.err.splitlines() if "\t-\t" in line] == lost
+        else:
+            assert again.err == "usage: python predict.py FEATURES.npy...\n"
     assert max(abs(float(p) - row["probability"]) for (_, _, p), row in zip(lines, rows, strict=True)) <= 1e-4
 
 

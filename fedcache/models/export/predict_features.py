@@ -7,11 +7,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
+if len(sys.argv) < 2:
+    print("usage: python predict.py FEATURES.npy...", file=sys.stderr)
+    sys.exit(2)
 HERE = Path(__file__).parent
 facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
 model = torch.export.load(HERE / "model.pt2").module()
 
+lost = 0  # files that could not be read
 for path in sys.argv[1:]:
-    _scores, probability = model(torch.from_numpy(np.load(path, allow_pickle=False)).float())
+    try:
+        _scores, probability = model(torch.from_numpy(np.load(path, allow_pickle=False)).float())
+    except Exception as error:  # no array, or one of another shape: numpy and torch have errors of many kinds
+        lost += 1
+        print(f"{path}\t-\t{error}", file=sys.stderr)
+        continue
     for row, best in enumerate(probability.argmax(-1).tolist()):
         print(f"{path}[{row}]\t{facts['classes'][best]}\t{float(probability[row, best]):.6f}")
+if lost:
+    sys.exit(1)

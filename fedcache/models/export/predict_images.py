@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+if len(sys.argv) < 2:
+    print("usage: python predict.py IMAGE...", file=sys.stderr)
+    sys.exit(2)
 BATCH = 32  # images at a time
 HERE = Path(__file__).parent
 facts = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
@@ -33,12 +36,14 @@ def pixels(path: str, how: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
 
 
+lost = 0  # images that could not be read
 for start in range(1, len(sys.argv), BATCH):
     read = []
     for path in sys.argv[start : start + BATCH]:
         try:
             read.append((path, [pixels(path, how) for how in facts["inputs"]]))
-        except OSError as error:
+        except Exception as error:  # decoders of damaged or huge images raise errors of many kinds
+            lost += 1
             print(f"{path}\t-\t{error}", file=sys.stderr)
     if not read:
         continue
@@ -47,3 +52,5 @@ for start in range(1, len(sys.argv), BATCH):
     for (path, _), row in zip(read, probability, strict=True):
         best = int(row.argmax())
         print(f"{path}\t{facts['classes'][best]}\t{float(row[best]):.6f}")
+if lost:
+    sys.exit(1)

@@ -1,0 +1,134 @@
+"""What a person asks of a model in error is refused in words that can be followed, and nothing is written over."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from command import fedcache, ok
+from pictures import folder
+from pyarrow import parquet
+
+import fedcache as fc
+from fedcache.errors import UsageError
+from fedcache.models.saved_model import SavedModel
+from fedcache.runs.run_models import model_file
+
+IID = ("--scheme", "iid", "--clients", 3)
+FEDPCL = ("train", "--method", "fedpcl", *IID, "--rounds", 1, "--set", "dim=4")
+
+
+def extracted(place: Path) -> Path:
+    images = folder(place / "shapes", train=12, test=4)
+    done = ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--workers", 0)
+    return Path(done.data["path"])
+
+
+@pytest.fixture
+def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+    return once(extracted)
+
+
+def trained(*words: object) -> Path:
+    return Path(ok(*words).data["path"])
+
+
+def fed3r(*words: object) -> Path:
+    return trained("train", "--method", "fed3r", *IID, *words)
+
+
+def embeddings_for(run: Path, path: Path) -> Path:
+    """Ten rows of features for the model of a run, in a parquet file."""
+    width = sum(SavedModel.load(model_file(run, 0)).facts.widths)
+    x = np.random.default_rng(0).standard_normal((10, width)).astype(np.float32)
+    parquet.write_table(pa.table({"features": pa.FixedSizeListArray.from_arrays(x.ravel(), width)}), path)
+    return path
+
+
+def contents(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_predictions_are_not_written_over_what_they_are_made_of(store: Path, tmp_path: Path) -> None:
+    run = fed3r()
+    mine = embeddings_for(run, tmp_path / "emb.parquet")
+    (tmp_path / "link.parquet").symlink_to(mine)
+    image = tmp_path / "image.csv"
+    shutil.copy(mine, image)
+    before, features = contents(run), mine.read_bytes()
+    for out in (mine, tmp_path / "link.parquet", tmp_path / "." / ".." / tmp_path.name / "emb.parquet"):
+        done = fedcache("predict", run, "--embeddings", mine, "-o", out)
+        assert (done.code, "would write over what this command reads" in done.err) == (2, True)
+    assert fedcache("predict", run, image, "-o", image).code == 2
+    assert fedcache("predict", run, "--store", store, "-o", run / "rounds.jsonl").code == 2
+    assert fedcache("evaluate", run, "--store", store, "-o", run / "result.json").code == 2
+    assert (contents(run), mine.read_bytes(), image.read_bytes()) == (before, features, features)
+    assert len(ok("predict", run, "--embeddings", mine, "-o", run / "new.parquet").data["rows"]) == 10
+    assert ok("evaluate", run, "--store", store, "-o", tmp_path / "e.json").data["runs"]
+
+
+def test_an_exported_model_is_not_written_over_the_model(store: Path, tmp_path: Path) -> None:
+    run = fed3r()
+    mine = Path(shutil.copy(model_file(run, 0), tmp_path / "m.safetensors"))
+    before, model = contents(run), mine.read_bytes()
+    for place, out in ((mine, mine), (run, model_file(run, 0)), (run, run)):
+        done = fedcache("export-model", place, "-o", out, "--force")
+        assert (done.code, "would write over" in done.err) == (2, True)
+    assert (contents(run), mine.read_bytes()) == (before, model)
+    ok("export-model", mine, "-o", tmp_path / "other.safetensors")
+
+
+def test_a_model_file_has_the_one_seed_that_it_holds(store: Path) -> None:
+    run = fed3r("--seeds", "0,1")
+    file = model_file(run, 1)
+    for command in ("predict", "evaluate"):
+        for seed in (0, 99, "all"):
+            done = fedcache(command, file, "--store", store, "--seed", seed)
+            assert (done.code, "The file holds seed 1" in done.err) == (2, True)
+    with pytest.raises(UsageError, match="holds seed 1"):
+        fc.load_model(file, seed=0)
+    named = ok("predict", file, "--store", store, "--seed", 1).data["rows"]
+    assert named == ok("predict", file, "--store", store).data["rows"]
+    assert named == ok("predict", run, "--store", store, "--seed", 1).data["rows"]
+
+
+def test_a_run_that_saved_no_clients_model_ends_with_the_command_that_saves_them(store: Path) -> None:
+    done = fedcache(*FEDPCL, "--save-clients", "none")
+    assert "fedcache predict" not in done.out
+    (again,) = re.findall(r"no client's model was saved; this saves them:  fedcache (.*)$", done.out, re.MULTILINE)
+    ended = fedcache(*shlex.split(again))
+    assert ended.code == 0
+    assert "IMAGES --client NAME" in ended.out
+    run = trained(*FEDPCL)
+    assert len(SavedModel.load(model_file(run, 0)).clients) == 3
+    sweep = ("grid", *FEDPCL[1:], "--sweep", "lr=0.1,0.2", "--save-clients", "none")
+    assert "no client's model was saved" in fedcache(*sweep).out
+
+
+def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store: Path) -> None:
+    run = trained(*FEDPCL, "--save-clients", "client-1")
+    for place in (run, model_file(run, 0)):
+        done = fedcache("predict", place, "--client", "client-2", "--store", store, "--json")
+        error = done.envelope["error"]
+        assert (done.code, error["message"]) == (2, "The model of client 'client-2' was not saved.")
+    again = shlex.split(error["hint"])
+    assert again[0] == "fedcache"
+    assert fedcache(*again[1:]).code == 0
+    assert SavedModel.load(model_file(run, 0)).clients == ["client-1", "client-2"]  # none is lost
+    ok("predict", run, "--client", "client-2", "--store", store)
+
+
+def test_the_hint_of_an_unknown_client_names_the_one_that_is_near_or_some_that_are_there(store: Path) -> None:
+    run = trained(*FEDPCL)
+    error = fedcache("predict", run, "--client", "Client-2", "--store", store, "--json").envelope["error"]
+    assert "Did you mean 'client-2'?" in error["message"]
+    assert error["hint"] == "--client client-2"
+    error = fedcache("predict", run, "--client", "zzz", "--store", store, "--json").envelope["error"]
+    assert "Did you mean" not in error["message"]
+    assert error["hint"] == "--client NAME, one of: client-0, client-1, client-2"
