@@ -35,7 +35,7 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientStacks, of_format_1
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.sealed import is_sealed, read_sealed, write_sealed
 
 FORMAT = 2
 READ = (1, FORMAT)
@@ -161,7 +161,14 @@ class SavedModel:
         try:
             found = read_sealed(path, KIND)
         except CorruptionError as error:
-            raise CorruptionError(error.message, "Train the run again: --fresh.") from error
+            if path.is_file() and not is_sealed(path):
+                raise StoreError(
+                    f"{path} is no model that a run has sealed: an exported head, or another safetensors file.",
+                    "Give the directory of the run that it was made of; fedcache ls --runs lists them.",
+                ) from error
+            raise CorruptionError(
+                error.message, "A run's is made again by its command with --fresh, a client's by fedcache personalise."
+            ) from error
         if found is None:
             raise StoreError(f"There is no model at {path}.", "fedcache train saves one with every run.")
         facts = ModelFacts.from_dict(found.content)

@@ -19,6 +19,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, run_points
 from fedcache.federate.execution.grid_batch import GridCache
+from fedcache.federate.partition.client_table import names_of
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError
@@ -30,7 +31,7 @@ from fedcache.runs.open_run import OpenRun, note_stored, open_run, prepare_run, 
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels, has_model
+from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import check_config
 
 CHECKPOINT_EVERY = 2.0
@@ -154,11 +155,12 @@ def train_run(
     """
     inputs, spec = resolve_inputs(inputs, config, observer)
     run = open_run(inputs, spec, runs, fresh=fresh, observer=observer, position=position, kept=kept)
-    run.kept.check_clients([c.name for c in inputs.clients])
+    run.kept.check_clients(names_of(inputs.clients))
     if run.stored is not None:
         note_stored(run.stored, observer)
-        if run.kept.which == "all" and not has_model(run.stored.path):
-            observer.note("The stored run has no model; --fresh trains it again and saves one.")
+        said = run.kept.says_of_stored(run.stored.path)
+        if said is not None and (position is ALONE or run.kept.which == "all"):
+            observer.note(said)
         replay_stored(observer, run.stored.path, run.stored.result, position)
         return run.stored
     forecast_run(inputs, spec)  # refuses what does not fit, before anything is written

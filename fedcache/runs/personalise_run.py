@@ -96,6 +96,8 @@ def personalise_run(
     if name in model.facts.saved:
         observer.note(f"{name} is a client of the run: it gets that client's draws.")
     client = client_of_store(model, store, name, method.reads(hp), home)
+    if (left_out := rows_of_unknown_classes(store, model.facts.classes)) is not None:
+        observer.warn(left_out)
     where = "cpu" if device == "auto" else resolve_device(device).kind
     encoders = encoders_of(model, home, weights_of(asked))
     encoders = None if encoders is None else encoders.to(where)
@@ -132,6 +134,22 @@ def check_new(path: Path) -> None:
         raise UsageError(f"{path} is there already.", "-o another.safetensors, or remove it.")
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+
+
+def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
+    """What is said of labelled rows whose class a model does not know; None where there are none."""
+    s = store.samples
+    label = np.asarray(s.label, np.int64)
+    unknown = (label >= 0) & (s.ok == 1) & (model_labels(label, s.classes, classes) < 0)
+    if not unknown.any():
+        return None
+    names = [s.classes[c] for c in np.unique(label[unknown])]
+    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    labelled = int(((label >= 0) & (s.ok == 1)).sum())
+    return (
+        f"{int(unknown.sum()):,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does "
+        f"not know ({few}): they are left out."
+    )
 
 
 def client_of_store(

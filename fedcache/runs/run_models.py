@@ -49,6 +49,18 @@ class KeptModels:
         if self.clients is not None:
             chosen_clients(names, self.clients)
 
+    def says_of_stored(self, run: Path) -> str | None:
+        """What is to be said where a run is there already and other models are asked for than it was made with."""
+        if not has_model(run):
+            return (
+                "The stored run has no model; --fresh trains it again and saves one." if self.which == "all" else None
+            )
+        if self.which == "none":
+            return "The stored run keeps its models;  fedcache gc --kind models  lists them."
+        if self.clients is not None:
+            return "The stored run keeps the models that it was made with; --fresh saves those of --save-clients."
+        return None
+
     def wants(self, method: str, accuracy: float | None, seeds: int) -> bool:
         """Whether the model of a seed that has just ended is to be written; of several seeds each one is."""
         if self.which != "best" or seeds > 1:

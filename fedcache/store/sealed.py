@@ -11,6 +11,7 @@ the caller forgets it, says so where that costs time, or refuses to go on where 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TENSORS, SEAL = ".safetensors", "seal"
+
+LONGEST_HEADER = 100_000_000
+"""Bytes of a header, as safetensors allows them."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,17 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = error.args[0] if type(error) is ValueError and error.args else "cannot be read"
         raise CorruptionError(f"{path} {why}.", "Remove it; what it held is made again.") from error
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a safetensors file that can be opened has a seal; True for what is damaged, so that it is called so."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, LONGEST_HEADER)))
+        return SEAL in header.get("__metadata__", {})
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return True
 
 
 def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:

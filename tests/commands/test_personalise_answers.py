@@ -135,3 +135,21 @@ def test_a_method_that_reads_views_needs_as_many_as_it_was_trained_on(sites: Pat
         client_of_store(two, store, "new", {"views"}, Home.from_environment())
     assert caught.value.code is Exit.STORE
     assert "--views 2" in caught.value.hint
+
+
+def test_rows_of_classes_that_the_model_does_not_know_are_told(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
+    for split in ("train", "test"):
+        (images / split / "new" / "class0").rename(images / split / "new" / "zebra")
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
+    path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
+    run = run_of("fedpcl")["digest"][:12]
+    done = fedcache("personalise", run, "--store", path, "--name", "z", "--rounds", 1)
+    assert done.code == 0, done.err
+    assert "labelled rows of " in done.err
+    assert "are of classes that the model does not know (zebra): they are left out." in done.err
+    told = fedcache("personalise", run, "--store", shard(sites, "ink"), "--name", "y", "--rounds", 1)
+    assert "left out" not in told.err

@@ -132,3 +132,32 @@ def test_the_hint_of_an_unknown_client_names_the_one_that_is_near_or_some_that_a
     error = fedcache("predict", run, "--client", "zzz", "--store", store, "--json").envelope["error"]
     assert "Did you mean" not in error["message"]
     assert error["hint"] == "--client NAME, one of: client-0, client-1, client-2"
+
+
+def test_an_exported_head_is_not_called_damaged(store: Path, tmp_path: Path) -> None:
+    run = fed3r()
+    head, damaged = tmp_path / "head.safetensors", tmp_path / "seed-0.safetensors"
+    ok("export-model", run, "-o", head)
+    refused = fedcache("predict", head, "photo.png")
+    assert refused.code == 4
+    assert "is no model that a run has sealed: an exported head" in refused.err
+    raw = model_file(run, 0).read_bytes()
+    for cut in (raw[:-1], raw[:40], raw[:4], b"", bytes([255] * 8) + raw[8:]):
+        damaged.write_bytes(cut)
+        assert fedcache("predict", damaged, "photo.png").code == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--no-model",), "The stored run keeps its models"),
+        (("--save-clients", "none"), "The stored run keeps the models that it was made with; --fresh saves those"),
+        ((), None),
+    ],
+)
+def test_a_stored_run_says_that_it_keeps_its_models(store: Path, words: tuple[str, ...], said: str | None) -> None:
+    assert fedcache(*FEDPCL).code == 0
+    again = fedcache(*FEDPCL, *words)
+    assert again.code == 0
+    assert "there already" in again.err
+    assert (said in again.err) if said else ("The stored run" not in again.err)
