@@ -155,7 +155,7 @@ def test_a_folder_reads_what_predict_reads_and_names_what_it_cannot(home, tmp_pa
     assert "decompression bomb" in bomb
     monkeypatch.setattr(sys, "argv", ["predict.py"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(tmp_path / "m" / "predict.py"))
+        runpy.run_path(str(tmp_path / "m" / "predict.py"), run_name="__main__")
     assert (ended.value.code, capsys.readouterr().err) == (2, "usage: python predict.py IMAGE...\n")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     for (_, name, p), (wanted, q) in zip(found, said_by_predict(runs["one"], [*paths, paths[0]]), strict=True):
@@ -409,7 +409,7 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
         monkeypatch.setattr(sys, "argv", ["predict.py", *words])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(tmp_path / "m" / "predict.py"))
+            runpy.run_path(str(tmp_path / "m" / "predict.py"), run_name="__main__")
         again = capsys.readouterr()
         assert ended.value.code == code
         if words:

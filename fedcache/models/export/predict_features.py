@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-if len(sys.argv) < 2:
+if __name__ == "__main__" and len(sys.argv) < 2:
     print("usage: python predict.py FEATURES.npy...", file=sys.stderr)
     sys.exit(2)
 HERE = Path(__file__).parent

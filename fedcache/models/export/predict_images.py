@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-if len(sys.argv) < 2:
+if __name__ == "__main__" and len(sys.argv) < 2:
     print("usage: python predict.py IMAGE...", file=sys.stderr)
     sys.exit(2)
 BATCH = 32  # images at a time
