@@ -67,9 +67,11 @@ def main(grid: Grid, context: Context) -> None:
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:
     """What a line of the log has room for: no figure per client."""
-    kept = ("method", "digest", "hyperparameters", "seeds", "rounds", "dataset", "backbones", "federation", "traffic")
+    kept = ("method", "protocol", "digest", "hyperparameters", "seeds", "rounds", "dataset", "backbones", "federation",
+            "traffic")  # fmt: skip
     accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
-    return {**{k: result[k] for k in kept}, "accuracy": accuracy}
+    trust = {"trust": result["trust"]} if "trust" in result else {}
+    return {**{k: result[k] for k in kept}, **trust, "accuracy": accuracy}
 
 
 app.main()(main)
