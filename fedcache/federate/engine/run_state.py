@@ -375,6 +375,7 @@ class RunState:
         if method.paper_count is not None and not self.own:  # clients that differ are asked one by one
             paper = method.paper_count(env.width, env.classes, env.clients, self.hp)
         totals = dict.fromkeys(("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down"), 0)
+        lost = set(self.lost)
         for c, (sent, width) in zip((*ids, *self.lost), (*ups, *[NOTHING] * len(self.lost)), strict=True):
             # Class text features reach a client once, with its first broadcast.
             text = once if not self.met[c] else 0
@@ -385,7 +386,7 @@ class RunState:
             if method.paper_count is not None and paper is None:
                 known = self.ctx([c], 0)
                 paper_up, paper_down = method.paper_count(known.env.width, env.classes, env.clients, known.hp)
-            totals["paper_up"] += paper_up if c not in self.lost else 0
+            totals["paper_up"] += paper_up if c not in lost else 0
             totals["up"] += sent
             totals["up_bytes"] += sent * width
             totals["down"] += received + text

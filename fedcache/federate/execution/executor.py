@@ -92,7 +92,7 @@ class Executor(ABC):
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
-        if not ids and points[0].trust.plain:
+        if not ids and points[0].trust.privacy is None:  # a private round is noise alone, and told all the same
             return [None if g in self.batch.failed else p.nobody_sends(downs[g]) for g, p in enumerate(points)]
         found = self.one_round(ids, downs)
         if self.batch.failed and len(points) == 1:

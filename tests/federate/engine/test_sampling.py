@@ -19,6 +19,7 @@ from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.sampling import ClientSampler, SamplingRule, parse_sampling, without_replacement
 from fedcache.federate.partition.client_table import Client
 from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.trust.policy import parse_policy
 
 
 @examples(60, 600)
@@ -153,15 +154,23 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     assert not set(with_loss.states) & set(lost)
 
 
+@pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median"), parse_policy(on_bad_update="reject")])
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_a_round_without_uploads_changes_nothing(execution, tmp_path):
+def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
     rule = parse_sampling("uniform", str(trace), 0.0)
     data, clients = federation()
-    late = go("fedavg", {"init": "shared"}, data, clients, rounds=1, sampling=rule, execution=execution)
+    late = go("fedavg", {"init": "shared"}, data, clients, rounds=1, sampling=rule, execution=execution, trust=trust)
     begun = go("fedavg", {"init": "shared", "epochs": 0}, data, clients, rounds=1, execution=execution)
     assert gap(late.server, begun.server) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
-    assert len(go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution).records[1].clients) == 5
+    assert (
+        len(
+            go("fedavg", {}, data, clients, rounds=2, sampling=rule, execution=execution, trust=trust)
+            .records[1]
+            .clients
+        )
+        == 5
+    )
