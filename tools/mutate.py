@@ -4,8 +4,9 @@
 
 A line that can be changed without a failing test is a promise nobody keeps. Places are drawn by lines, so a long module
 gets more than a short one. Each change is made in a copy of the repository (never in this checkout), and only tests
-that execute the changed line run there, until the first failure; what executes what is measured once per test file and
-kept in a cache as long as neither the test file nor any module it runs has changed. What no test executes survives too.
+that execute the changed line run there, until the first failure: first as many as fit into ``--budget`` seconds, and
+where none of these fails the others, within ``--more``. What executes what is measured once per test file and kept in a
+cache as long as neither the test file nor any module it runs has changed. What no test executes survives too.
 
 A survivor is looked at by a person: it gets a test, or, where the change makes no difference that a promise speaks of,
 an entry in ``tools/mutants-equivalent.toml`` with the reason; such changes are not drawn again. Prints the share that
@@ -36,7 +37,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--marks", default=MARKS, help="tests to look at, as pytest -m")
     parser.add_argument("--optional", action="store_true", help="also modules of the optional engines")
     parser.add_argument("--budget", type=float, default=90, help="seconds of tests per mutant")
+    parser.add_argument("--more", type=float, default=300, help="more seconds of tests for one that survives these")
     parser.add_argument("--jobs", type=int, default=2, help="copies that work at the same time")
     parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
     parser.add_argument("--report", type=Path, help="Markdown file with every mutant")
@@ -496,8 +498,11 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{len(mutants)} mutants of {len(inside)} modules, seed {seed}", flush=True)
 
         def one(mutant: Mutant) -> Verdict:
-            chosen = tests_for(mutant, known, readers)
-            v = judge(copies, mutant, sources[mutant.file], chosen, o.budget)
+            chosen, source = tests_for(mutant, known, readers), sources[mutant.file]
+            v = judge(copies, mutant, source, chosen, o.budget)
+            if not v.noticed and (left_out := [t for t in chosen if t[0] not in set(v.ran)]):
+                again = judge(copies, mutant, source, left_out, o.more)
+                v = replace(again, ran=[*v.ran, *again.ran], executing=v.executing, seconds=v.seconds + again.seconds)
             line = f"noticed   {mutant.file}:{mutant.line}  {mutant.after[:70]}  by {v.by[:90]}  {v.seconds:.0f} s"
             print(line if v.noticed else f"SURVIVES  {shown(v)}", flush=True)
             return v
