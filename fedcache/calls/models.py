@@ -16,7 +16,7 @@ from fedcache.models.request import EvaluateOptions, ModelOptions, PersonaliseOp
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.report.evaluation import check_asked, write_evaluations
-from fedcache.runs.evaluate_run import evaluate_run
+from fedcache.runs.evaluate_run import evaluate_runs
 from fedcache.runs.personalise_run import Personalised, personalise_run
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
@@ -50,7 +50,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     )
     wanted, home = EvaluateOptions(**rows, split=given["split"], with_images=with_images), Home.from_environment()
     place, observer = place_of(given["source"]), given["observer"] or Silent()
-    found = evaluate_run(place, asked, wanted, config, home, observer, Stop())
+    (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
     if out is not None:
         write_evaluations(out, [found], ImagePlaces(home, config.data) if with_images else None)
     return found

@@ -47,7 +47,7 @@ def predict(
     config = resolve(ExtractConfig, {}, flags_of(ExtractConfig, given))
     places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
     check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
-    if rows.split is not None and rows.store is None:
+    if rows.split != "all" and rows.store is None:
         raise UsageError("--split is of the rows of --store, and none is named.", "Leave --split out.")
     out = None if rows.out is None else Path(rows.out)
     if out is not None:

@@ -7,6 +7,7 @@ the memory of a few batches.
 
 from __future__ import annotations
 
+import heapq
 import os
 import shutil
 import tempfile
@@ -40,6 +41,8 @@ SCRATCH = "scratch"
 """Where in a home the temporary stores lie. A killed process may leave one; its name says so, and gc removes it."""
 
 ARCHIVES = (".zip", ".tar")
+FEW = 3
+"""Files that are no images which are named; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class NamedImages:
 
     names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
     source: Source  # row -> encoded image
+    left_out: tuple[str, ...] = ()  # sentences on files of folders and archives that are no images
 
 
 def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedImages:
@@ -58,6 +62,7 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
     """
     names: list[str] = []
     parts: list[tuple[Source, int]] = []
+    left_out: list[str] = []
     for path in paths:
         if not path.exists():
             raise UsageError(
@@ -75,6 +80,7 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
                 f"{path} holds no images{tree.ignored_text(found.ignored)}.",
                 f"Expected files ending in {', '.join(sorted(EXTENSIONS))}.",
             )
+        left_out += _left_out(path, found)
         spelled = [tree.name_of(p) for p in found.paths]
         order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
         names += [f"{path}/{spelled[i]}" for i in order]
@@ -83,7 +89,19 @@ def find_images(paths: Sequence[Path], *, follow_links: bool = False) -> NamedIm
             parts.append((tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within), len(order)))
         else:
             parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
-    return NamedImages(tuple(names), _joined(parts))
+    return NamedImages(tuple(names), _joined(parts), tuple(left_out))
+
+
+def _left_out(path: Path, found: tree.Tree) -> list[str]:
+    """A sentence on the files of a folder or archive that are not read; none where all of them are hidden."""
+    if not set(found.ignored) - {tree.HIDDEN}:
+        return []
+    few = [tree.name_of(name) for name in heapq.nsmallest(FEW, found.others)]
+    named = f" ({', '.join(few)}{', ...' if len(found.others) > FEW else ''})" if few else ""
+    reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
+    said = [f"{count:,} {why}" + (named if why == tree.NO_IMAGE else "") for why, count in reasons]
+    count = sum(found.ignored.values())
+    return [f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(said)}."]
 
 
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:

@@ -84,8 +84,8 @@ class Model:
             or for images where the model was trained on embeddings of an unknown backbone; MachineError for weights
             that are not here.
         """
-        if top is not None and top < 1:
-            raise UsageError(f"top is {top}, expected at least 1.", "model.predict(images, top=3)")
+        if top is not None:
+            self.predictor.check_top(top, "top")
         named = _images(images)
         wanted = top or 1
         if named is None:

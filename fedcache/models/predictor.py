@@ -30,6 +30,8 @@ from fedcache.store.store import Store
 Rows = NDArray[Any]
 APART = ("views", "view_seed")
 """What two recipes may differ in whose view 0 is the same value."""
+COLDEST, HOTTEST = 1e-9, 1e9
+"""Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
 SHOWN = 20
 """Letters of a recipe's value that an error shows."""
 
@@ -54,13 +56,18 @@ class Predictor:
     def __post_init__(self) -> None:
         if not self.members:
             raise UsageError("An ensemble needs a model.", "Name a seed of the run.")
-        if not self.temperature > 0.0:
-            raise UsageError(f"The temperature is {self.temperature}, expected more than 0.", "For example 1.0")
+        check_temperature(self.temperature)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of scores."""
         return self.members[0].facts.classes
+
+    def check_top(self, top: int, name: str = "--top") -> None:
+        """Refuse to name more classes for a row than there are, or none. Raises UsageError."""
+        C = len(self.classes)
+        if not 1 <= top <= C:
+            raise UsageError(f"{name} is {top}, and the model has {C:,} classes.", f"At least 1, at most {C}.")
 
     @cached_property
     def deployed(self) -> tuple[DeployedModel, ...]:
@@ -144,6 +151,12 @@ class Predictor:
         for start in range(0, len(wanted), BLOCK):
             part = wanted[start : start + BLOCK]
             yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
+
+
+def check_temperature(value: float) -> None:
+    """Refuse a temperature with which no probability can be told from 0, 1 or 1 / C. Raises UsageError."""
+    if not COLDEST <= value <= HOTTEST:
+        raise UsageError(f"The temperature is {value}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0")
 
 
 def array_keys(model: SavedModel, store: Store) -> list[str]:

@@ -45,9 +45,7 @@ class PredictOptions:
     store: str | None = option(
         None, "Rows of a store, by directory or a name of `fedcache ls`.", ROWS, path=True, said="none"
     )
-    split: str | None = option(
-        None, "Of the rows of --store.", ROWS, choices=("train", "test", "validation"), said="all"
-    )
+    split: str = option("all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation"))
     embeddings: str | None = option(
         None, "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.", ROWS, path=True, said="none"
     )

@@ -58,6 +58,8 @@ def predict_images(
     Raises MachineError for weights that are not those of the model, StoppedError after a stop. ``top`` is the number of
     classes to name; ``weights`` are files by backbone.
     """
+    for sentence in images.left_out:
+        observer.warn(sentence)
     model = predictor.members[0]
     planned = [locate_recipe(recipe, home, weights) for recipe in read_recipes(model)]
     options = ExtractionOptions(

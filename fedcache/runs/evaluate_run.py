@@ -23,9 +23,9 @@ from fedcache.models.request import EvaluateOptions, ModelOptions
 from fedcache.models.saved_model import SavedModel
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
-from fedcache.progress import Observer
+from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import open_members, predictor_of, result_of, weights_of
+from fedcache.runs.predict_run import check_weights, open_members, predictor_of, result_of, weights_of
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
 from fedcache.store.store import Store
@@ -53,6 +53,8 @@ def evaluate_runs(
         observer: told the story.
         stop: asked between the models of clients and the chunks of an extraction.
     """
+    if asked.weights:  # each model may read others, so all are asked before the first is measured
+        check_weights(asked, [open_members(place, asked, Silent())[0].facts.backbones for place in places])
     return [evaluate_run(place, asked, wanted, config, home, observer, stop) for place in places]
 
 

@@ -25,7 +25,7 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.predict_run import load_model, open_members, weights_of
+from fedcache.runs.predict_run import check_weights, load_model, open_members, weights_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
@@ -88,6 +88,7 @@ def personalise_run(
     path = Path(wanted.out or f"{name}.safetensors")
     check_new(path)
     members = open_members(place, asked, observer)
+    check_weights(asked, [members[0].facts.backbones])
     if len(members) > 1:
         raise UsageError("A client's model is made of one seed.", f"--seed {members[0].facts.seed}")
     (model,) = members

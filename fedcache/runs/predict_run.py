@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,15 @@ def load_model(
     return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
 
 
+def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
+    """Refuse weights of backbones that no model reads, given the backbones that each does. Raises UsageError."""
+    known = list(dict.fromkeys(name for names in read for name in names))
+    if unread := [name for name in asked.weights if name not in known]:
+        raise UsageError(
+            f"--weights names {', '.join(unread)}, which the model does not read.", f"It reads {', '.join(known)}."
+        )
+
+
 def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
     """The weights files that were named, by backbone."""
     return {name: Path(path).expanduser() for name, path in asked.weights.items()}
@@ -147,11 +156,14 @@ def predict_run(
 
     Raises as ``open_predictor`` and ``models.sources``. ``config`` says how images are computed.
     """
-    predictor = open_predictor(place, asked, home, observer, config.device)
+    members = open_members(place, asked, observer)
+    check_weights(asked, [members[0].facts.backbones])
+    predictor = predictor_of(members, asked, home, config.device)
+    predictor.check_top(rows.top)
     if images:
         named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)
         return list(predict_images(predictor, named, config, home, observer, stop, top=rows.top, weights=weights))
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))
-        return list(predict_store(predictor, store, rows.split, top=rows.top))
+        return list(predict_store(predictor, store, None if rows.split == "all" else rows.split, top=rows.top))
     return list(predict_embeddings(predictor, Path(str(rows.embeddings)), top=rows.top))

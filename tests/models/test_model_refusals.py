@@ -161,3 +161,52 @@ def test_a_stored_run_says_that_it_keeps_its_models(store: Path, words: tuple[st
     assert again.code == 0
     assert "there already" in again.err
     assert (said in again.err) if said else ("The stored run" not in again.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--weights", "glyph-clip=w.pt"), "--weights names glyph-clip, which the model does not read."),
+        (("--top", 4), "--top is 4, and the model has 3 classes."),
+        (("--temperature", "inf"), "The temperature is inf, expected 1e-09 to 1e+09."),
+        (("--temperature", "1e-300"), "The temperature is 1e-300, expected 1e-09 to 1e+09."),
+        (("--temperature", "nan"), "The temperature is nan, expected"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_with_what_it_can(store: Path, words: tuple[object, ...], said: str) -> None:
+    done = fedcache("predict", fed3r(), "--store", store, *words)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_weights_of_a_backbone_that_no_model_reads_are_refused_by_every_command(store: Path, tmp_path: Path) -> None:
+    run, unread = fed3r(), ("--weights", f"glyph-clip={tmp_path / 'w.pt'}")
+    for command in (
+        ("evaluate", run, run, "--store", store),
+        ("export-model", run, "-o", tmp_path / "x"),
+        ("personalise", trained(*FEDPCL), "--store", store),
+    ):
+        error = fedcache(*command, *unread, "--json").envelope["error"]
+        assert error["message"] == "--weights names glyph-clip, which the model does not read."
+        assert error["hint"] == "It reads random-projection."
+
+
+def test_all_rows_are_a_split_too(store: Path) -> None:
+    run = fed3r()
+    whole = ok("predict", run, "--store", store).data["rows"]
+    assert ok("predict", run, "--store", store, "--split", "all").data["rows"] == whole
+    assert 0 < len(ok("predict", run, "--store", store, "--split", "test").data["rows"]) < len(whole)
+
+
+def test_files_of_a_folder_that_are_no_images_are_named(store: Path, tmp_path: Path) -> None:
+    photos, run = folder(tmp_path / "photos", train=1, test=1), fed3r()
+    for name in ("b.heic", "a.csv", "c.txt", "d.txt", ".hidden"):
+        (photos / name).touch()
+    done = ok("predict", run, photos, "--workers", 0)
+    assert len(done.data["rows"]) == 6
+    (said,) = done.envelope["warnings"]
+    assert said == f"{photos}: 5 files are left out: 4 not an image (a.csv, b.heic, c.txt, ...), 1 hidden."
+    archive = Path(shutil.make_archive(str(tmp_path / "photos"), "zip", photos))
+    assert "4 not an image (a.csv," in ok("predict", run, archive, "--workers", 0).envelope["warnings"][0]
+    for path in photos.glob("?.*"):
+        path.unlink()
+    assert ok("predict", run, photos, "--workers", 0).envelope["warnings"] == []  # hidden files are nobody's photos

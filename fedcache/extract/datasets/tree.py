@@ -11,7 +11,7 @@ import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from fedcache.store.files import at_once, digest_of
 
 LINK_OUT = "link out of the folder (--follow-links reads it)"
 """Why a link is left out."""
+NO_IMAGE, HIDDEN = "not an image", "hidden"
 
 
 class FilesSource:
@@ -65,6 +66,7 @@ class Tree:
     paths: list[str]  # as the file system or the archive spells them
     ignored: Counter[str]  # how many files were left out, by reason
     entries: archives.Entries | None  # of the images, in the order of ``paths``; None for a directory
+    others: list[str] = field(default_factory=list)  # files that are no images, nor hidden, as ``paths``
 
 
 def scan(path: Path, within: Path | None) -> Tree:
@@ -73,6 +75,7 @@ def scan(path: Path, within: Path | None) -> Tree:
     Raises MachineError for an unreadable folder, CorruptionError for an archive.
     """
     ignored: Counter[str] = Counter()
+    others: list[str] = []
     if path.is_dir():
         paths = []
         for relative, info in _walk(path, ignored, within):
@@ -80,27 +83,29 @@ def scan(path: Path, within: Path | None) -> Tree:
                 ignored["special file"] += 1
             elif (why := _why_ignored(relative)) is not None:
                 ignored[why] += 1
+                others += [relative] if why == NO_IMAGE else []
             else:
                 paths.append(relative)
-        return Tree(paths, ignored, None)
+        return Tree(paths, ignored, None, others)
     entries = archives.list_zip(path) if path.suffix.lower() == ".zip" else archives.list_tar(path)
     rows = []
     for i, name in enumerate(entries.names):
         if (why := _why_ignored(name)) is not None:
             ignored[why] += 1
+            others += [name] if why == NO_IMAGE else []
         else:
             rows.append(i)
     images = entries.take(np.array(rows, dtype=np.int64))
     archives.check_images(images)
-    return Tree([entries.names[i] for i in rows], ignored, images)
+    return Tree([entries.names[i] for i in rows], ignored, images, others)
 
 
 def _why_ignored(relative: str) -> str | None:
     parts = relative.split("/")
     if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
-        return "hidden"
+        return HIDDEN
     dot = parts[-1].rfind(".")
-    return None if dot > 0 and parts[-1][dot:].lower() in EXTENSIONS else "not an image"
+    return None if dot > 0 and parts[-1][dot:].lower() in EXTENSIONS else NO_IMAGE
 
 
 def ignored_text(ignored: Counter[str]) -> str:
@@ -150,7 +155,7 @@ def _walk(root: Path, ignored: Counter[str], within: Path | None) -> list[tuple[
             if not stat.S_ISDIR(info.st_mode):
                 found.append((relative, info))
             elif entry.name.startswith(".") or entry.name == "__MACOSX":
-                ignored["hidden"] += 1
+                ignored[HIDDEN] += 1
             elif (info.st_dev, info.st_ino) in above:
                 ignored["link to a folder above"] += 1
             else:
