@@ -89,7 +89,7 @@ def _cells(e: RunEvaluation) -> list[Any]:
     else:
         interval = "" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
     best = "" if m.temperature is None else f"{m.temperature.value:.4g}"
-    return [e.run[:8], e.method, e.model, f"{m.all.rows:,}", percent(e.accuracy), interval, percent(m.macro_f1),
+    return [e.short_run, e.method, e.model, f"{m.all.rows:,}", percent(e.accuracy), interval, percent(m.macro_f1),
             percent(m.ece), f"{m.nll:.4f}", best]  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from fedcache.models.predictions import Prediction, check_out, write_predictions
 from fedcache.models.request import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.find_runs import find_one
+from fedcache.runs.directory import is_of_run
+from fedcache.store.catalog import resolve_path
 
 COMPUTED = worded(
     pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"), "batch", default=BATCH_OF_THE_RUN
@@ -98,9 +100,11 @@ def check_apart(
         return
     target = out.resolve()
     read = [place, *(Path(path).expanduser() for path in (*model.weights.values(), *files) if path is not None)]
-    # A new file beside those of a run or store takes nothing away.
-    owners = [path for path in (place, *([] if store is None else [Path(store)])) if path.is_dir() and out.is_file()]
-    if target in [path.resolve() for path in read] or any(path.resolve() in target.parents for path in owners):
+    # Beside the files of a run or store a new one takes nothing away, nor in a run an earlier one of these commands.
+    stores = () if store is None else (resolve_path(Home.from_environment(), Path(store), to_read=True),)
+    owned = target.is_file() and any(path.resolve() in target.parents for path in stores)
+    owned = owned or (target.is_file() and place.resolve() in target.parents and is_of_run(target.name))
+    if owned or target in [path.resolve() for path in read]:
         raise UsageError(f"-o {out} would write over what this command reads.", "Choose another -o.")
 
 

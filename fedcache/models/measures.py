@@ -191,7 +191,7 @@ class Mistakes:
 class RunEvaluation:
     """The model of a run on rows."""
 
-    run: str  # name of its directory, or of the model's file
+    run: str  # name of its directory, or of the model's file, after its directory's where it lies in one
     digest: str
     method: str
     model: str  # which of its models, in words
@@ -206,9 +206,15 @@ class RunEvaluation:
     mistakes: Mistakes | None = None  # the most confident ones, where they were asked for
 
     @property
+    def short_run(self) -> str:
+        """``run`` without the ending of a file, and of a name that is the digest the first letters."""
+        words = self.run.removesuffix(".safetensors").split("/")
+        return "/".join(word[:8] if self.digest.startswith(word) else word for word in words)
+
+    @property
     def label(self) -> str:
         """For tables and figures."""
-        return f"{self.method} {self.run[:8]}"
+        return f"{self.method} {self.short_run}"
 
     @property
     def accuracy(self) -> float | None:

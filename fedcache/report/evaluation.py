@@ -161,7 +161,7 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[tuple[str, bool]], list
         interval = "-" if m.all.interval is None else " to ".join(percent(v) for v in m.all.interval)
         if e.clients is not None and e.clients.std is not None:
             interval = f"std over clients {percent(e.clients.std)}"
-        words = [HtmlCell(w, w) for w in (e.method, e.run[:8], e.model, e.trained_on)]
+        words = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
         figures = [(f"{m.all.rows:,}", m.all.rows), (percent(e.accuracy), e.accuracy),
                    (percent(m.macro_f1), m.macro_f1), (percent(m.ece), m.ece), (f"{m.nll:.4f}", m.nll)]  # fmt: skip
         figures += (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Columns, Partition
-from fedcache.parsing import parse_toml
 from fedcache.report.find_runs import StoredRun
+from fedcache.runs.origin import store_behind, train_table
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.store import Store
@@ -50,11 +49,11 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
     """The source of runs of one setting, or why there is none, in words."""
     why = "these runs were made from clients' own stores"
     for entry in entries:
-        table = config_of(entry)
+        table = train_table(entry.path)
         if table.get("clients_from"):
             continue
         try:
-            store = store_of(entry)
+            store = store_behind(entry.path, entry.result)
             if store is None:
                 why = f"no store of dataset {str(entry.result['dataset']['digest'])[:16]} is here any more"
                 continue
@@ -70,31 +69,6 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         fused = max((list(e.result["arrays"]) for e in entries), key=len)
         return RunStore(store, columns_of(store), partition, keys, [k for k in fused if k in there])
     return why
-
-
-def config_of(entry: StoredRun) -> dict[str, Any]:
-    """The ``[train]`` table that made a run; {} when it is not readable."""
-    try:
-        table: dict[str, Any] = parse_toml((entry.path / "config.toml").read_text(encoding="utf-8"))["train"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return table
-
-
-def store_of(entry: StoredRun) -> Store | None:
-    """The store of the run's dataset: the one its configuration names, else one beside the runs; None without."""
-    digest = str(entry.result["dataset"]["digest"])
-    named = config_of(entry).get("store")
-    beside = entry.path.parent.parent / "stores"
-    slug = f"*-{digest[:8]}.zarr"
-    for path in (*([Path(named)] if named else []), *sorted(beside.glob(slug)), *sorted(beside.glob("*.zarr"))):
-        try:
-            store = Store.open(path)
-        except (FedcacheError, OSError):
-            continue
-        if store.dataset["digest"] == digest:
-            return store
-    return None
 
 
 def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
@@ -116,7 +90,7 @@ def command_of(entry: StoredRun, store: str) -> str:
         entry: the run.
         store: the name of its dataset's store, "" where there is none any more.
     """
-    table = config_of(entry)
+    table = train_table(entry.path)
     if not table:
         return ""
     words = ["fedcache", "train", "--method", entry.method]

@@ -32,6 +32,12 @@ FORMAT = 1
 MEASURED, WRITTEN, FILES = "measured.json", "files.json", "files of a run"
 """What was measured, and the digests of the files with which a run begins; both sealed, neither part of a result."""
 
+OWN_FILES = (
+    r"(result|measured|files|models)\.json|config\.toml|rounds\.jsonl|clients\.parquet|partition-.*"
+    r"|(seed|checkpoint)-\d+\.(json|safetensors)"
+)
+"""What the files of a run are called, as an expression."""
+
 MODELS = "models"
 """The folder of a run's trained models (``run_models``)."""
 
@@ -176,6 +182,11 @@ def file_digest(name: str, raw: bytes) -> str:
         return digest_of({key: value for key, value in table.items() if key not in PLACES})
     except (ValueError, KeyError, AttributeError, TypeError):
         return sha256_hex(raw)
+
+
+def is_of_run(name: str) -> bool:
+    """Whether a file of that name in a run's directory is the run's own, and not something that lies beside it."""
+    return re.fullmatch(OWN_FILES, name) is not None
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

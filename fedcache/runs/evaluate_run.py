@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoppedError, StoreError, UsageError
+from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError
 from fedcache.extract.datasets import peek
 from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import locate_recipe
@@ -24,10 +27,12 @@ from fedcache.models.saved_model import SavedModel
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import read_result
+from fedcache.runs.directory import MODELS
+from fedcache.runs.origin import store_behind
 from fedcache.runs.predict_run import check_weights, open_members, predictor_of, result_of, weights_of
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
+from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
 
@@ -53,9 +58,20 @@ def evaluate_runs(
         observer: told the story.
         stop: asked between the models of clients and the chunks of an extraction.
     """
-    if asked.weights:  # each model may read others, so all are asked before the first is measured
-        check_weights(asked, [open_members(place, asked, Silent())[0].facts.backbones for place in places])
-    return [evaluate_run(place, asked, wanted, config, home, observer, stop) for place in places]
+    each = [asked] * len(places)
+    if asked.weights or (asked.client is not None and len(places) > 1):
+        # What only some models have is known when all were looked at, before the first is measured.
+        facts = [open_members(place, asked, Silent())[0].facts for place in places]
+        check_weights(asked, [one.backbones for one in facts])
+        for i, one in enumerate(facts):
+            if asked.client is not None and not one.personal and any(other.personal for other in facts):
+                each[i] = replace(asked, client=None)
+                observer.note(
+                    f"{places[i].name}: {one.method} trained one model for all clients: it is what {asked.client} "
+                    "uses too."
+                )
+    pairs = zip(places, each, strict=True)
+    return [evaluate_run(place, one, wanted, config, home, observer, stop) for place, one in pairs]
 
 
 def evaluate_run(
@@ -77,8 +93,11 @@ def evaluate_run(
             f"The run saved no client's model ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or take --global.",
         )
+    if each and len(names) == 1:
+        asked, each = replace(asked, client=names[0]), False
     first = predictor_of(members, replace(asked, client=names[0]), home, config.device)
-    rows = rows_wanted(place, first, asked, wanted, config, home, observer, stop)
+    rows = rows_wanted(first, asked, wanted, config, home, observer, stop)
+    label = label_of(place)
 
     def models() -> Iterator[tuple[str, Predictor]]:
         observer.start("evaluating", len(names), "clients")
@@ -95,17 +114,27 @@ def evaluate_run(
     if wanted.with_images:
         mistakes = mistakes_on(place, facts.run, first, rows, [str(name) for name in names] if each else [])
     figures, spread = measure_clients(models(), rows) if each else (measure(first, rows), None)
-    which = f"{len(names)} clients' own, each on all rows" if each else f"of client {asked.client}"
+    some = f" of {facts.clients:,}" if len(names) < facts.clients else ""
+    which = f"{len(names)}{some} clients' own, each on all rows" if each else f"of client {asked.client}"
     if not each and asked.client is None:
         which = "the server's" if facts.personal else "one for all"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
-    return RunEvaluation(
-        run=place.name, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
+    found = RunEvaluation(
+        run=label, digest=facts.run, method=facts.method, model=which, trained_on=facts.dataset,
         backbones=facts.backbones, seeds=tuple(m.facts.seed for m in members), softmax_temperature=asked.temperature,
         rows=rows.name, left_out=rows.left_out, measures=figures, clients=spread,
         mistakes=mistakes,
     )  # fmt: skip
+    if (seen := trained_on(place, facts.run, found.short_run, rows, home)) is not None:
+        observer.warn(seen)
+    return found
+
+
+def label_of(place: Path) -> str:
+    """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
+    place = place.resolve()
+    return f"{place.parents[1].name}/{place.name}" if place.is_file() and place.parent.name == MODELS else place.name
 
 
 def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, clients: Sequence[str]) -> Mistakes:
@@ -128,7 +157,6 @@ def mistakes_on(place: Path, run: str, first: Predictor, rows: LabelledRows, cli
 
 
 def rows_wanted(
-    place: Path,
     predictor: Predictor,
     asked: ModelOptions,
     wanted: EvaluateOptions,
@@ -145,16 +173,43 @@ def rows_wanted(
         store = need_store(home, path=Path(wanted.store))
     else:
         store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
-    if split in (None, "train") and trained_on(place, store):
-        observer.warn(f"{place.name} was trained on rows of {store.path.name}: --split test leaves them out.")
     return rows_of_store(store, split, predictor.classes)
 
 
-def trained_on(place: Path, store: Store) -> bool:
-    """Whether a run's clients held rows of a store's dataset."""
-    if not (place / "result.json").is_file():
-        return False
-    return str(read_result(place / "result.json")["dataset"]["digest"]) == store.dataset.get("digest")
+def trained_on(place: Path, digest: str, label: str, rows: LabelledRows, home: Home) -> str | None:
+    """What is to be said where rows are among those that a model was trained on, as far as that can be known.
+
+    Its run is that of the directory, else the one beside the model's file, else one of the home. Rows of the run's own
+    dataset are known by their split, those of others by their content, where the run's store is still there.
+
+    Args:
+        place: the directory of a run, or a model file.
+        digest: of the run.
+        label: of the model.
+        rows: that it was measured on.
+        home: where the run and its store are looked for.
+    """
+    run = None
+    for folder in (place if place.is_dir() else place.parent.parent, home.runs / digest[:16]):
+        with suppress(FedcacheError):  # of a damaged run nothing is known
+            run = run or (None if (found := result_of(folder, digest)) is None else (folder, found))
+    if run is None or not isinstance(rows.source, Store):
+        return None
+    store, data = rows.source, run[1]["dataset"]
+    if data["digest"] in (store.dataset.get("digest"), store.dataset.get("shard", {}).get("parent")):
+        seen = (store.column("split")[rows.rows] == SPLITS.index("train")).any()
+        return f"{label} was trained on rows of {store.path.name}: --split test leaves them out." if seen else None
+    with suppress(FedcacheError):
+        if (own := store_behind(*run)) is not None:
+            train = (own.column("split") == SPLITS.index("train")) & (own.column("ok") == 1)
+            mine, theirs = (np.ascontiguousarray(uid).view("V16").ravel() for uid in
+                            (own.column("uid")[train], store.column("uid")[rows.rows]))  # fmt: skip
+            if same := int(np.isin(theirs, mine).sum()):
+                return (
+                    f"{same:,} of {len(rows.rows):,} rows have the same content as training rows of {data['slug']}, "
+                    f"which {label} was trained on."
+                )
+    return None
 
 
 def store_with_features(

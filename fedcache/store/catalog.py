@@ -32,18 +32,19 @@ def is_ingested(store: Store) -> bool:
     return store.dataset.get("source") == INGESTED
 
 
-def resolve_path(home: Home, path: Path) -> Path:
+def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
 
     The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
-    the name, the path itself is returned.
+    the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
+    that nothing is to be made there.
     """
     bare = len(path.parts) == 1
     places = [path, path.with_name(f"{path.name}.zarr")] if path.name else [path]
     if bare:
         places += [home.stores / place for place in places]
     found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
-    if found is None and bare and not path.exists():
+    if found is None and bare and (to_read or not path.exists()):
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
     return path if found is None else found
 

@@ -7,6 +7,7 @@ damaged JSON is a ``FedcacheError`` and nothing else.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,9 +120,11 @@ def read_manifest(store: Path) -> Manifest:
             raise _corrupt(store, "is missing, and the rest of a store is there") from error
         kind = "a directory but not" if store.is_dir() else "a file, not"
         what = f"is {kind} a fedcache store" if store.exists() else "does not exist"
-        raise StoreError(
-            f"{store} {what}.", "Make one:  fedcache extract --dataset digits --backbones efficientnet-lite0"
-        ) from error
+        named, made = "digits", "Make one"
+        if store.is_dir():
+            named, made = f"folder:{store}", "Of a folder of images one is made"
+        command = shlex.join(["fedcache", "extract", "--dataset", named, "--backbones", "efficientnet-lite0"])
+        raise StoreError(f"{store} {what}.", f"{made}:  {command}") from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
     try:

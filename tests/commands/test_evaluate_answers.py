@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,3 +176,80 @@ def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: P
     done = fedcache("evaluate", runs()["fed3r"]["digest"][:12], "--store", path)
     assert done.code == Exit.STORE
     assert "has no features of glyph-clip" in done.err
+
+
+def run_of(method: str) -> Path:
+    return Home.from_environment().runs / runs()[method]["digest"][:16]
+
+
+def warned(*words: object) -> list[str]:
+    return ok("evaluate", *words).envelope["warnings"]
+
+
+def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store: Path, tmp_path: Path) -> None:
+    run = run_of("fed3r")
+    file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
+    shutil.copy(file, copied)
+    moved = Path(shutil.copytree(store, tmp_path / "moved.zarr"))
+    for model, said in ((run, run.name[:8]), (file, f"{run.name[:8]}/seed-0"), (copied, "mine")):
+        for rows in (store, moved):
+            expected = f"{said} was trained on rows of {rows.name}: --split test leaves them out."
+            assert warned(model, "--store", rows) == [expected]
+            assert warned(model, "--store", rows, "--split", "test") == []
+    # Copies of training images of the run in the test split of another dataset, beside others.
+    other, again = folder(tmp_path / "other", train=1, test=5), folder(tmp_path / "again", train=8, test=0)
+    for path in (again / "train" / "class0").iterdir():
+        shutil.copy(path, other / "test" / "class0" / f"seen-{path.name}")
+    words = ("-d", f"folder:{other}", "--workers", 0, "--split", "test")
+    said = "have the same content as training rows of shapes, which mine was trained on."
+    assert warned(copied, *words) == [f"8 of 23 rows {said}"]
+    shutil.rmtree(run)
+    assert warned(copied, "--store", store) == []  # nothing says what it was trained on: nothing is claimed
+
+
+def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
+    words = ("train", "--method", "fedpcl", "--store", store, "--scheme", "feature-shift", "--rounds", 1)
+    run = ok(*words, "--save-clients", "ink").data["path"]
+    (alone,) = ok("evaluate", run, "--store", store, "--split", "test").data["runs"]
+    (named,) = ok("evaluate", run, "--store", store, "--split", "test", "--client", "ink").data["runs"]
+    assert alone == named
+    assert (alone["model"], alone["clients"]) == ("of client ink", None)
+    assert alone["measures"]["interval"] is not None
+    words = ("train", "--method", "fedrep", "--store", store, "--scheme", "iid", "--clients", 3, "--rounds", 1)
+    run = ok(*words, "--set", "batch=4", "--save-clients", "client-0,client-2").data["path"]
+    done = fedcache("evaluate", run, "--store", store, "--split", "test")
+    assert "2 of 3 clients' own, each on all rows" in done.out
+
+
+def test_a_model_file_has_a_label_that_says_which_it_is(store: Path, tmp_path: Path) -> None:
+    run, copied = run_of("fed3r"), tmp_path / "photos-of-june.safetensors"
+    shutil.copy(run / "models" / "seed-0.safetensors", copied)
+    done = fedcache("evaluate", run, run / "models" / "seed-0.safetensors", copied, "--store", store)
+    assert [f" {name} " in done.out for name in (run.name[:8], f"{run.name[:8]}/seed-0", "photos-of-june")] == [
+        True
+    ] * 3
+
+
+def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store: Path) -> None:
+    pair = [run_of(name) for name in ("fedpcl", "fed3r")]
+    words = ("--store", store, "--split", "test")
+    done = ok("evaluate", *pair, *words, "--client", "ink")
+    assert [e["model"] for e in done.data["runs"]] == ["of client ink", "one for all"]
+    assert done.data["runs"][1] == ok("evaluate", pair[1], *words).data["runs"][0]
+    assert "fed3r trained one model for all clients: it is what ink uses too." in done.err
+    unknown = fedcache("evaluate", *pair, *words, "--client", "inc")
+    assert (unknown.code, "Did you mean 'ink'?" in unknown.err) == (Exit.USAGE, True)
+
+
+def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> None:
+    run = run_of("fed3r")
+    for ending in ("json", "csv", "html"):
+        for _ in range(2):
+            ok("evaluate", run, "--store", store, "--split", "test", "-o", run / f"e.{ending}")
+    for _ in range(2):
+        ok("predict", run, "--store", store, "-o", run / "models" / "p.csv")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for name in ("result.json", "models/models.json", "files.json", "measured.json"):
+        refused = fedcache("evaluate", run, "--store", store, "-o", run / name)
+        assert (refused.code, "would write over" in refused.err) == (Exit.USAGE, True)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before

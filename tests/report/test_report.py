@@ -24,8 +24,9 @@ import fedcache as fc
 from fedcache.report.drawing import draw
 from fedcache.report.figures.runs import confusion
 from fedcache.report.find_runs import StoredRun, by_setting, differing, gather, labels
-from fedcache.report.run_origin import command_of, store_of
+from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
+from fedcache.runs.origin import store_behind
 
 IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
 TWO = "random-projection,random-projection:16"
@@ -179,7 +180,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
     ok("partition", "--scheme", "iid", "--clients", 3, "--name", "mine")
     ok("train", "--method", "fed3r", "--backbones", "random-projection:16", "--partition", "mine")
     for entry in gather([], own_home / "runs").entries:
-        found = store_of(entry)
+        found = store_behind(entry.path, entry.result)
         assert found is not None
         words = shlex.split(command_of(entry, found.path.name))
         assert words[0] == "fedcache"

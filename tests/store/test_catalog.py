@@ -12,6 +12,8 @@ import pytest
 from toy_store import KEYS, create, fill, in_memory, samples, whole
 
 from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.planning.find_store import need_store
 from fedcache.store import catalog
 from fedcache.store.sidecars import append_event
 from fedcache.store.store import Store
@@ -144,3 +146,18 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     (tmp_path / "m_i").mkdir()
     assert catalog.resolve_path(home, Path("m_i")) == Path("m_i"), "what is here is meant"
     assert catalog.resolve_path(home, Path()) == Path()
+
+
+def test_a_folder_that_is_no_store_does_not_hide_the_ingested_dataset_of_its_name(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = Store.from_arrays({"x": np.eye(3)}, name="train", path=home.stores / "train-1.zarr").path
+    (tmp_path / "train").mkdir()
+    assert need_store(home, path=Path("train")).path == mine
+    (tmp_path / "test").mkdir()
+    with pytest.raises(FedcacheError, match="test is a directory but not a fedcache store") as caught:
+        need_store(home, path=Path("test"))
+    assert caught.value.hint == (
+        "Of a folder of images one is made:  fedcache extract --dataset folder:test --backbones efficientnet-lite0"
+    )

@@ -40,7 +40,7 @@ def locate_store(
     if path is not None and dataset is not None:
         raise UsageError("A store and --dataset are both given. A store holds its dataset.", "Leave one of them out.")
     if path is not None:
-        place = resolve_path(home, path)
+        place = resolve_path(home, path, to_read=True)
         if not place.exists():
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
             raise StoreError(
