@@ -138,8 +138,9 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
         return image
     found = np.asarray(image)
     if found.dtype != np.uint8 or found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3):
+        what = f"{found.dtype} {list(found.shape)}" if found.ndim else type(image).__name__
         raise UsageError(
-            f"Image {number} is {found.dtype} {list(found.shape)}, expected uint8 [H, W] or [H, W, 3].",
+            f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
             "(255 * image).astype('uint8')   of an image in [0, 1].",
         )
     return found

@@ -25,11 +25,13 @@ from fedcache.federate.methods import METHODS, find_method
 from fedcache.federate.partition.partition import SCHEMES, Columns
 from fedcache.federate.partition.rows import Streams, make_pool
 from fedcache.models.collect import collect
-from fedcache.models.predictor import Predictor
+from fedcache.models.predictor import Predictor, check_temperature
 from fedcache.models.saved_model import ModelFacts, SavedModel
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
+MISSING = ("None", "nan", "NaT", "<NA>")
+"""How Python, numpy and pandas write a value that is not there."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2.")
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
+        check_temperature(self.temperature)
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
         _check_reads_features(method, hp)
@@ -149,6 +152,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``."""
+        check_temperature(self.temperature)
         scores = torch.from_numpy(self._scores(X, groups) / self.temperature)
         probability: NDArray[np.float64] = scores.softmax(-1).numpy()
         return probability
@@ -202,8 +206,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{model.facts.method} trains a model for each client, and no row says whose it is.",
                 "predict(X, groups=...) with the client of each row, or a method with one model, for example fedavg",
             )
-        check_consistent_length(X, groups)
-        names = np.array([str(g) for g in groups])
+        names = _names(groups, X)
         out = np.empty((len(rows), len(self.classes_)))
         for name in np.unique(names):
             out[names == name] = self._by(model, str(name)).scores(rows[names == name])[0]
@@ -218,10 +221,21 @@ def _client(name: str, rows: NDArray[np.int64]) -> _Client:
     return _Client(name, np.sort(rows), np.empty(0, np.int64))
 
 
+def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
+    """The client of each row, [N] words. Raises UsageError for a row without one, as of a table with gaps."""
+    check_consistent_length(X, groups)
+    words = [str(group) for group in groups]
+    for row, (word, group) in enumerate(zip(words, groups, strict=True)):
+        if word in MISSING and not isinstance(group, str):
+            raise UsageError(
+                f"groups names no client for row {row} ({word}).", "Leave such rows out of X, y and groups."
+            )
+    return np.array(words)
+
+
 def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
     """One client for each group, in the order of their names."""
-    check_consistent_length(X, groups)
-    names, codes = np.unique(np.array([str(g) for g in groups]), return_inverse=True)
+    names, codes = np.unique(_names(groups, X), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     starts = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
     return [_client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)]

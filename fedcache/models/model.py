@@ -29,7 +29,7 @@ images, uint8 [N, H, W, 3] of the size it was trained on."""
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """One trained model, or several seeds of it as an ensemble.
+    """One trained model, or several seeds of it as an ensemble; it can be pickled, and so sent to other processes.
 
         model = fc.train("fed3r", store, parts).model()
         model.predict(["cat.jpg", "photos/"])
@@ -45,6 +45,10 @@ class Model:
     home: Home
     observer: Observer = field(default_factory=Silent)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: whoever listens stays behind."""
+        return {**self.__dict__, "observer": Silent()}
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of scores."""
@@ -55,15 +59,16 @@ class Model:
         """Every tensor of the model file by its name. Raises UsageError for an ensemble."""
         return dict(self._alone("state").tensors)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read; returns its path.
 
-        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, or a name that does
-        not end in .safetensors; MachineError when it cannot be written.
+        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, a file that is there
+        already unless ``overwrite``, and as ``SavedModel.save``.
         """
-        if Path(path).suffix != ".safetensors":
-            raise UsageError(f"{path} does not end in .safetensors.", f"model.save({str(path) + '.safetensors'!r})")
-        self._alone("a file").save(Path(path))
+        model = self._alone("a file")
+        if not overwrite and Path(path).exists():
+            raise UsageError(f"{path} is there already.", "model.save(path, overwrite=True) takes its place.")
+        model.save(path)
         return Path(path)
 
     def predict(self, images: Any, top: int | None = None) -> list[Any]:
@@ -131,16 +136,23 @@ class Model:
 
     def _arrays(self, X: Features) -> list[np.ndarray]:
         facts = self.predictor.members[0].facts
+        if isinstance(path := X[0] if isinstance(X, list | tuple) and X else X, str | Path):
+            raise UsageError(
+                f"{str(path)!r} is a path, and features are numbers.", "model.predict(paths) classifies images."
+            )
         if facts.image is not None:
             return [np.asarray(X)]
         parts = [np.asarray(X)] if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2 else [np.asarray(a) for a in X]
         if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
-        if tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) != facts.widths:
+        fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
+        if not fits or any(p.dtype.kind not in "fiub" for p in parts):
+            one_row = parts[0].shape == (facts.width,)
+            found = " and ".join(f"{p.dtype} {list(p.shape)}" if p.ndim else type(X).__name__ for p in parts)
             raise StoreError(
                 f"The model reads features [N, {facts.width}] ({' + '.join(facts.backbones) or 'embeddings'}), found "
-                f"{' and '.join(str(list(p.shape)) for p in parts)}.",
-                "store.Xy() gives features of a store.",
+                f"{found}.",
+                "model.scores(x[None])   of one row." if one_row else "store.Xy() gives features of a store.",
             )
         return parts
 

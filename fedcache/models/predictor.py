@@ -58,6 +58,10 @@ class Predictor:
             raise UsageError("An ensemble needs a model.", "Name a seed of the run.")
         check_temperature(self.temperature)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: not the models that are ready to score, which hold functions and are made of the rest."""
+        return {name: value for name, value in self.__dict__.items() if name != "deployed"}
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of scores."""

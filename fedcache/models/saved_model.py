@@ -125,6 +125,14 @@ class ModelFacts:
         return cls(**values)
 
 
+def check_place(path: Path) -> None:
+    """Refuse a model file that does not end in .safetensors, or whose folder is not there. Raises UsageError."""
+    if path.suffix != ".safetensors":
+        raise UsageError(f"{path} is no model file.", f"One ends in .safetensors: {path.with_suffix('.safetensors')}")
+    if not path.parent.is_dir():
+        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
+
+
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """``ModelFacts.computed`` of arrays with these records of how they were computed."""
     return tuple({name: record[name] for name in COMPUTED if name in record} for record in how)
@@ -147,9 +155,13 @@ class SavedModel:
         """Names of the clients whose models are there; [] for one model for all."""
         return list(self.facts.saved)
 
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all; the same model has the same bytes."""
-        write_sealed(path, KIND, self.facts.to_dict(), self.tensors)
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all; the same model has the same bytes.
+
+        Raises UsageError, as ``check_place``.
+        """
+        check_place(Path(path))
+        write_sealed(Path(path), KIND, self.facts.to_dict(), self.tensors)
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:

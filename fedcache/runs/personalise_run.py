@@ -21,7 +21,7 @@ from fedcache.models.model import Model
 from fedcache.models.personalise import NewClient, personalise, settled, trains
 from fedcache.models.predictor import Predictor, array_keys, encoders_of
 from fedcache.models.request import ModelOptions, PersonaliseOptions
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import SavedModel, check_place
 from fedcache.notebooks import percent
 from fedcache.process import Stop
 from fedcache.progress import Observer
@@ -129,12 +129,9 @@ def personalise_run(
 
 def check_new(path: Path) -> None:
     """Refuse a file that is there already, is no .safetensors, or whose folder is missing. Raises UsageError."""
-    if path.suffix != ".safetensors":
-        raise UsageError(f"{path} is no model file.", f"-o {path.with_suffix('.safetensors')}")
+    check_place(path)
     if path.exists():
         raise UsageError(f"{path} is there already.", "-o another.safetensors, or remove it.")
-    if not path.parent.is_dir():
-        raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:

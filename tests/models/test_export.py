@@ -315,6 +315,8 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
         (("-o", "m.pt2", "--client", "client-0"), "one model for all"),
         (("-o", "m.npz", "--format", "folders"), "folders"),
         (("-o", ".", "--format", "onnx"), "is a folder"),
+        (("-o", "m.onnx", "--format", "torch"), "m.onnx ends in .onnx, and --format torch writes a .pt2 file."),
+        (("-o", "m.PT2", "--format", "folder"), "m.PT2 ends in .pt2, and --format folder writes a folder."),
     ],
 )
 def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words, found):

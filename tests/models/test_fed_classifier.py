@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -146,11 +147,24 @@ def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken() 
     assert np.array_equal(FedClassifier(own).fit(X, y).predict(X), FedClassifier("fedncm").fit(X, y).predict(X))
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float64("nan"), np.datetime64("NaT"), pd.NA])
+def test_a_row_of_no_client_is_refused(missing: object) -> None:
+    X, y = np.eye(4), [0, 1, 0, 1]
+    groups = ["a", "nan", missing, "b"]
+    solo = FedClassifier("solo", small("solo"), 1)
+    with pytest.raises(fc.FedcacheError, match=r"groups names no client for row 2 \(") as caught:
+        solo.fit(X, y, groups=groups)
+    assert caught.value.code == 2
+    solo.fit(X, y, groups=["a", "nan", "a", "nan"])  # a word is a name
+    with pytest.raises(fc.FedcacheError, match="no client for row 2"):
+        solo.predict(X, groups=groups)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"method": "fedvag"}, "fedavg"), ({"scheme": "idd"}, "iid"), ({"settings": {"lamb": 1.0}}, "lam"),
-        ({"dtype": "float16"}, "float32"), ({"preset": "papr"}, "paper"),
+        ({"dtype": "float16"}, "float32"), ({"preset": "papr"}, "paper"), ({"temperature": 0.0}, "temperature is 0.0"),
     ],
 )  # fmt: skip
 def test_a_word_that_is_none_is_refused_with_the_right_one(arguments: dict[str, object], said: str) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
+from heard import Heard
 from pictures import folder
 from PIL import Image, ImageOps
 
 import fedcache as fc
 from fedcache.federate.methods import METHODS
+from fedcache.progress import Silent
 
 STORE = "random-projection"
 
@@ -150,12 +157,71 @@ def test_what_a_model_does_not_read_is_refused(run: fc.Run, tmp_path: Path) -> N
         (lambda: model.predict([]), 2),
         (lambda: model.predict(np.zeros((2, 8, 8, 4), np.uint8)), 2),
         (lambda: model.predict(tmp_path, top=0), 2),
+        (lambda: model.predict(tmp_path, top=4), 2),
         (lambda: model.save(tmp_path / "m.npz"), 2),
         (lambda: fc.load_model(tmp_path), 4),
     ):
         with pytest.raises(fc.FedcacheError) as caught:
             call()
         assert caught.value.code == code, caught.value
+
+
+def halves(model: fc.Model, X: np.ndarray) -> np.ndarray:
+    """Scores of rows in another process, to which the model is sent."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return np.concatenate(list(pool.map(model.scores, np.array_split(X, 2))))
+
+
+def test_a_model_goes_to_another_process_and_comes_back_the_same(store: fc.Store, run: fc.Run, tmp_path: Path) -> None:
+    X, _ = store.Xy(split="test")
+    model = run.model()
+    scores = model.scores(X)  # what was made ready to score is no part of what is sent
+    assert np.array_equal(halves(model, X), scores)
+    joblib.dump(model, tmp_path / "m.joblib")
+    assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(X), scores)
+    assert copy.deepcopy(model).predict(X) == model.predict(X)
+    heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))  # whoever listens stays where it is
+    assert type(heard.observer) is Silent
+
+
+def test_a_saved_model_is_not_written_over(run: fc.Run, tmp_path: Path) -> None:
+    model, path = run.model(), tmp_path / "m.safetensors"
+    model.save(path)
+    before = path.read_bytes()
+    path.write_bytes(b"another")
+    with pytest.raises(fc.FedcacheError, match="is there already") as caught:
+        model.save(path)
+    assert (caught.value.code, path.read_bytes()) == (2, b"another")
+    assert "overwrite=True" in caught.value.hint
+    assert model.save(str(path), overwrite=True) == path
+    assert path.read_bytes() == before
+    for write in (model.save, model.predictor.members[0].save):
+        with pytest.raises(fc.FedcacheError, match=r"nowhere does not exist") as caught:
+            write(tmp_path / "nowhere" / "m.safetensors")
+        assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("photo.jpg", "'photo.jpg' is a path, and features are numbers."),
+        ([Path("a.jpg"), Path("b.jpg")], "'a.jpg' is a path, and features are numbers."),
+        (float("nan"), "found float."),
+        (None, "found NoneType."),
+        (np.full((2, 192), "a"), "found <U1 [2, 192]."),
+    ],
+)
+def test_what_are_no_features_is_called_what_it_is(run: fc.Run, given: object, said: str) -> None:
+    model = run.model()
+    for call in (model.scores, model.embed, model.probabilities):
+        with pytest.raises(fc.FedcacheError) as caught:
+            call(given)
+        assert said in caught.value.message
+    with pytest.raises(fc.FedcacheError, match="found float32") as caught:
+        model.scores(np.zeros(model.predictor.members[0].facts.width, np.float32))
+    assert "scores(x[None])" in caught.value.hint
+    with pytest.raises(fc.FedcacheError, match="Image 0 is NoneType"):
+        model.predict(None)
 
 
 def test_a_method_of_ones_own_is_given_again(store: fc.Store) -> None:

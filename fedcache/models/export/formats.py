@@ -81,10 +81,18 @@ class Parts:
 
 
 def format_of(out: Path, asked: str | None) -> str:
-    """The format that is asked for, else that of the ending. Raises UsageError for an ending that is none."""
+    """The format that is asked for, else that of the ending. Raises UsageError for an ending of none or of another."""
     if asked is not None:
         if asked not in FORMATS:
             raise unknown("--format", asked, FORMATS)
+        ending = out.suffix.lower()
+        other = next((kind for kind, known in FORMATS.items() if known and known == ending), asked)
+        if other != asked and not out.is_dir():
+            writes = f"a {FORMATS[asked]} file" if FORMATS[asked] else "a folder"
+            raise UsageError(
+                f"{out} ends in {ending}, and --format {asked} writes {writes}.",
+                f"-o {out.with_suffix(FORMATS[asked])}, or --format {other}",
+            )
         return asked
     if out.is_dir() or not out.suffix:
         return "folder"
