@@ -38,7 +38,7 @@ def gram(z: Tensor) -> Tensor:
     count = max(1, min(BLOCKS, D // NARROWEST))
     edges = [D * k // count for k in range(count + 1)]
     for a, b in pairwise(edges):
-        full[..., a:b, a:] = z[..., a:b].mT @ z[..., a:]
+        torch.matmul(z[..., a:b].mT, z[..., a:], out=full[..., a:b, a:])
     return full.flatten(-2).index_select(-1, _triangle(D, z.device))
 
 

@@ -31,11 +31,11 @@ SPECTRUM_POINTS = 4
 """Points of a shared upload from which on a server prepares what serves all: eigenvalues cost some Cholesky solves."""
 
 
-TOGETHER_FROM = 1000
+TOGETHER_FROM = 32
 """Clients of a round from which on sums are made of the rows of several at once, where uploads are nothing but sums."""
 
-TOGETHER_ROWS = 8192
-"""Rows of clients that are taken together."""
+TOGETHER_ROWS = 2 << 20
+"""Rows of clients that are taken together: many, so that few are far apart in the file that they are read from."""
 
 
 class Executor(ABC):
@@ -172,8 +172,9 @@ class Sequential(Executor):
 def _groups(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
     """Clients that are computed together: one each, or neighbours up to ``TOGETHER_ROWS`` where uploads add up.
 
-    The sums of a million clients cost what those of their rows do, and not a matrix for each. They are the sums of the
-    uploads up to rounding, and what is told of traffic is what each client would send.
+    The sums of a million clients cost what those of their rows do, and not a matrix for each; and the rows of several
+    are read in the order of the file. They are the sums of the uploads up to rounding, and what is told of traffic is
+    what each client would send.
     """
     method = point.method
     adds_up = method.additive(point.hp) and method.sent is numel and method.enter is no_state and point.trust.plain
@@ -192,6 +193,6 @@ def _groups(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
 def _summed(point: RunState, down: Tree, clients: Sequence[int]) -> Tree:
     """What some clients send in sum: the upload of all their rows as those of one client."""
     point.env.watch()
-    rows = train_rows_of(point.training_clients, clients)
+    rows = np.sort(train_rows_of(point.training_clients, clients))  # in the order of the file
     data = stack_clients(point.features(None), point.labels, [rows], 0)
     return point.method.fit(down, {}, data, point.ctx(clients[:1], 0))[1]

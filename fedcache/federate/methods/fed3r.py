@@ -85,7 +85,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
             made |= {"sum": (z * weight.unsqueeze(-1)).sum(-2), "count": count}
         return made
 
-    return add_up(data, max(ctx.env.width, ctx.count("rff_dim")), sums)
+    return add_up(data, ctx, max(ctx.env.width, ctx.count("rff_dim")), sums)
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

@@ -30,7 +30,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         total, _ = class_sums(z, block, ctx.env.classes, mask.double())
         return {"gram": gram(z), "class_sum": total}
 
-    return {}, add_up(data, ctx.env.width, sums)
+    return {}, add_up(data, ctx, ctx.env.width, sums)
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:

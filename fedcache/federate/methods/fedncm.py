@@ -27,11 +27,12 @@ FEW_ROWS = 1024
 """Rows from which on they are added to their class one by one: a product with 0 and 1 costs as many as C of them."""
 
 
-def add_up(data: ClientData, width: int, sums: Callable[[ClientData], Tree]) -> Tree:
+def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], Tree]) -> Tree:
     """What ``sums`` gives for blocks of a client's rows, added up.
 
     Args:
         data: rows.
+        ctx: of the run, which may be stopped between blocks.
         width: numbers of a row that are worked on.
         sums: of a block -> float64 tensors of its own, [.., ...].
     """
@@ -69,7 +70,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
         total, count = class_sums(x.double(), block, ctx.env.classes, mask.double())
         return {"sum": total, "count": count}
 
-    return {}, add_up(data, ctx.env.width, sums)
+    return {}, add_up(data, ctx, ctx.env.width, sums)
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
