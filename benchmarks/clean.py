@@ -117,6 +117,59 @@ def fedavg(parts: Sequence[tuple[Tensor, Tensor]], classes: int, rounds: int, ma
     return server
 
 
+def fst_cbdg(
+    parts: Sequence[tuple[Tensor, Tensor]],
+    text: Tensor,
+    rounds: int,
+    make: Optimiser,
+    *,
+    sampled: int = 10,
+    epochs: int = 1,
+    beta: float = 0.9,
+    batch: int = 50,
+) -> Any:
+    """FST-CBDG of a linear head that starts from text: soft labels by client, synthetic rows dealt to an epoch's steps.
+
+    Returns:
+        the model.
+    """
+    classes, width = text.shape
+    server = nn.Linear(width, classes)
+    with torch.no_grad():
+        server.weight.copy_(text)
+        server.bias.zero_()
+    soft: dict[int, Tensor] = {}
+    for _ in range(rounds):
+        chosen = torch.randperm(len(parts))[:sampled].tolist()
+        mean = [torch.zeros_like(p) for p in server.parameters()]
+        for c in chosen:
+            x = parts[c][0]
+            q = soft.setdefault(c, torch.softmax(x @ text.mT, -1))
+            model = copy.deepcopy(server)
+            optimiser = make(model.parameters())
+            for _ in range(epochs):
+                votes = torch.bincount(q.argmax(-1), minlength=classes)
+                deal = torch.repeat_interleave(torch.arange(classes), votes.max() - votes)
+                deal = deal[torch.randperm(len(deal))]
+                steps = torch.randperm(len(x)).split(batch)
+                for rows, k in zip(steps, deal.tensor_split(len(steps)), strict=True):
+                    u = model(x[rows])
+                    q[rows] = beta * q[rows] + (1.0 - beta) * torch.softmax(u.detach(), -1)
+                    loss = cross_entropy(u, q[rows])
+                    if len(k):
+                        z = text[k] + torch.randn(len(k), width) * width**-0.5
+                        loss = loss + cross_entropy(model(z), k)
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+            for m, p in zip(mean, model.parameters(), strict=True):
+                m.add_(p.detach(), alpha=1.0 / sampled)
+        with torch.no_grad():
+            for p, m in zip(server.parameters(), mean, strict=True):
+                p.copy_(m)
+    return server
+
+
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes [C, P] and counts [C]."""
     count = torch.bincount(y, minlength=classes).to(z.dtype)

@@ -25,6 +25,8 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(x, W)
+        if _transposed(x.shape[-2], *W.shape[-2:]):
+            return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT.contiguous()
         out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
         return out
 
@@ -34,6 +36,11 @@ class _Batched(torch.autograd.Function):
         x, W = ctx.saved_tensors
         need_x, need_w, need_b = ctx.needs_input_grad
         return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
+
+
+def _transposed(rows: int, classes: int, width: int) -> bool:
+    """Whether W x' is computed in place of x W': 1.2 to 1.7 times as fast for these shapes on the CPUs tried."""
+    return rows >= 16 and 8 <= classes <= 32 and width >= 512
 
 
 def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
@@ -51,7 +58,11 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         u = x.affine(W)
         return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:
-        return torch.nn.functional.linear(x, W, b)
+        flat = x.reshape(-1, x.shape[-1])
+        if not _transposed(len(flat), *W.shape):
+            return torch.nn.functional.linear(x, W, b)
+        scores = W @ flat.mT if b is None else torch.addmm(b.unsqueeze(-1), W, flat.mT)
+        return scores.mT.contiguous().view(*x.shape[:-1], len(W))
     if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape

@@ -27,7 +27,7 @@ PerClient = float | Tensor
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-GATHER_BYTES = 32 << 20
+GATHER_BYTES = 2 << 20
 """An epoch's rows are gathered at once below this size (one call instead of one per step), else step by step."""
 
 
