@@ -398,6 +398,7 @@ whole files could be exchanged (`store/sealed.py`).
 | `runs/*/config.toml` | finished: digests in `result.json` and, with the places in it, `files.json`; unfinished: it is yours | `--config` refuses it |
 | `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
 | `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
+| `runs/*/states-*.table` | digests of its rows in the checkpoint | likewise |
 | `runs/*/models/seed-*.safetensors` | seal, and sha256 in `models.json` | refused (exit 5); `--fresh` trains it again |
 | `runs/*/models/models.json` | seal for the run, with the digest of the result | likewise |
 | `flower/*/models/*.safetensors` | seal | refused (exit 5) |

@@ -26,6 +26,7 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import parse_json, parse_toml
 from fedcache.runs.identity import Identity
 from fedcache.store.files import Buffer, canonical_json, digest_of, make_private, read_lines, sha256_hex, write_atomic
+from fedcache.store.machine import explain_disk_errors
 from fedcache.store.sealed import Sealed, read_sealed, write_sealed
 
 FORMAT = 1
@@ -98,7 +99,8 @@ class RunDirectory:
 
     def restart(self) -> None:
         """Forget checkpoints and finished seeds, so that every seed begins again."""
-        for left in (*self.path.glob("seed-*.json"), *self.path.glob("checkpoint-*.safetensors")):
+        kinds = ("seed-*.json", "checkpoint-*.safetensors", "states-*")
+        for left in (path for kind in kinds for path in self.path.glob(kind)):
             left.unlink(missing_ok=True)
 
     def checkpoint(self, seed: int, warn: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -109,7 +111,8 @@ class RunDirectory:
     def save_checkpoint(self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Replace a seed's checkpoint, whole or not at all."""
         content = json.dumps(dict(state))  # as text: figures of a round may be NaN, which sealed JSON has not
-        write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
+        with explain_disk_errors(self._checkpoint(seed), sum(t.nbytes for t in tensors.values())):
+            write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """A finished seed of an unfinished run, or None; ``warn`` is told why a damaged one is dropped."""
@@ -119,7 +122,16 @@ class RunDirectory:
     def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
         """Keep a finished seed, and drop its checkpoint."""
         write_sealed(self._seed(seed), self._what("finished seed", seed), dict(result))
-        self._checkpoint(seed).unlink(missing_ok=True)
+        self.forget(seed)
+
+    def forget(self, seed: int) -> None:
+        """Drop a seed's checkpoint, and what its clients keep beside it."""
+        for left in (self._checkpoint(seed), self.states(seed), self.states(seed).with_suffix(".lock")):
+            left.unlink(missing_ok=True)
+
+    def states(self, seed: int) -> Path:
+        """The file for what clients of a seed keep between rounds, where that is too much for its checkpoint."""
+        return self.path / f"states-{seed}.table"
 
     def _read(self, path: Path, kind: str, seed: int, warn: Callable[[str], None]) -> Sealed | None:
         try:

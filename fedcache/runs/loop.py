@@ -325,6 +325,7 @@ class SeedTraining:
             states=self.states,
             callbacks=RunCallbacks(self.watch, self._on_round, self._after_round, self._on_done),
             cache=self.cache,
+            tables=[run.directory.states(self.seed) for run in self.runs],
         )
         return self.failed
 

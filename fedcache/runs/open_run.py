@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from fedcache.config import PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import InternalError, UsageError
+from fedcache.errors import CorruptionError, InternalError, UsageError
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
+from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
 from fedcache.progress import Observer
 from fedcache.runs.directory import RunDirectory, measured_of
@@ -224,6 +225,13 @@ class OpenRun:
         if saved is None:
             return None
         state = Snapshot(*saved)
+        if state.meta.get("table") is not None:
+            try:
+                check_table(self.directory.states(seed), state)
+            except CorruptionError as error:
+                self.events.observer.warn(f"{error.message} Seed {seed} begins again.")
+                self.directory.forget(seed)
+                return None
         if self.spec.trust.protects:
             self._check_told(seed, int(state.meta["round"]))
         return state
@@ -231,6 +239,7 @@ class OpenRun:
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
         """Replace the state of a seed."""
         self.directory.save_checkpoint(seed, snapshot.tensors, snapshot.meta)
+        snapshot.kept()
 
     def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
         """Keep a seed that has ended, so that a run that is stopped later does not train it again."""

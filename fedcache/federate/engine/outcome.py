@@ -225,11 +225,13 @@ class RoundRecord:
 class Snapshot(NamedTuple):
     """The state between rounds: ``server/<name>`` and ``client/<number>/<name>`` tensors, and JSON.
 
-    Names do not change during a run, every tensor owns its memory, and nothing else is needed to go on.
+    Names do not change during a run, every tensor owns its memory, and nothing else is needed to go on; but where
+    clients are in a file (``table`` in ``meta``), there is its index in the place of their tensors.
     """
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+    kept: Callable[[], None] = lambda: None  # to be called when it is written: only then the one before is not needed
 
 
 @dataclass(frozen=True)

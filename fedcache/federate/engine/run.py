@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -31,7 +32,8 @@ from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.executor import Executor, Sequential
 from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
-from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load
+from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load, states_in_file
+from fedcache.federate.execution.state_table import StateTable
 from fedcache.federate.partition.client_table import ClientRows, names_of
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import TrustPolicy
@@ -165,6 +167,7 @@ def run_points(
     states: Sequence[Snapshot | None] | None = None,
     callbacks: RunCallbacks = SILENT,
     cache: GridCache | None = None,
+    tables: Sequence[Path] = (),
 ) -> list[TrainingOutput | FedcacheError]:
     """Train the points of a grid that differ in floats alone, together where that pays.
 
@@ -176,6 +179,8 @@ def run_points(
         states: a snapshot to go on from for each point, all of the same round.
         callbacks: called on the way.
         cache: what other calls on the same data and clients have computed already.
+        tables: for each point a file for what its clients keep, where that is much; its outcome can then be read by
+            ``callbacks`` alone. () for memory, however much it is.
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
@@ -189,29 +194,47 @@ def run_points(
     snapshots = list(states or [None] * len(hps))
     together, cache = cache is not None or len(hps) > 1, cache or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
+    places: Sequence[Path | None] = tables or [None] * len(hps)
     jobs: list[RunState] = []
     records: list[list[RoundRecord]] = []
-    for hp, state in zip(hps, snapshots, strict=True):
-        job = _new_job(spec, hp, callbacks, cache.memo if together else None)
-        records.append(resume_job(job, state) if state is not None else [])
-        if state is None:
-            job.start()
-        jobs.append(job)
-    load = measure_load(jobs, max(1, len(jobs[0].sample(spec.participation))), spec.rounds)
-    load = replace(load, points=max(spec.grid_points, len(jobs)))
-    chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
-    if not jobs[0].trust.plain:
-        chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
-    found: list[TrainingOutput | FedcacheError] = []
-    for start in range(0, len(jobs), chosen.points):
-        part = jobs[start : start + chosen.points]
-        batch = GridBatch(part, chosen, spec.participation, cache if together else None)
-        executor = executors()[chosen.name](batch, snapshots[start : start + chosen.points])
-        ended = _run(executor, records[start : start + chosen.points], spec, callbacks, start)
-        if callbacks.on_done is not None:
-            callbacks.on_done(start, ended)
-        found += ended
+    with ExitStack() as opened:
+        for hp, state, table in zip(hps, snapshots, places, strict=True):
+            job = _new_job(spec, hp, callbacks, cache.memo if together else None)
+            opened.callback(job.states.close)
+            records.append(resume_job(job, state, table) if state is not None else [])
+            if state is None:
+                job.start()
+            jobs.append(job)
+        load = measure_load(jobs, max(1, len(jobs[0].sample(spec.participation))), spec.rounds)
+        load = replace(load, points=max(spec.grid_points, len(jobs)))
+        chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
+        if not jobs[0].trust.plain:
+            chosen = replace(chosen, points=1)  # what is done with uploads is done with those of one run
+        found: list[TrainingOutput | FedcacheError] = []
+        for start in range(0, len(jobs), chosen.points):
+            part = jobs[start : start + chosen.points]
+            for job, table in zip(part, places[start:], strict=False):
+                _place_states(job, load, chosen, table)
+            batch = GridBatch(part, chosen, spec.participation, cache if together else None)
+            executor = executors()[chosen.name](batch, snapshots[start : start + chosen.points])
+            ended = _run(executor, records[start : start + chosen.points], spec, callbacks, start)
+            if callbacks.on_done is not None:
+                callbacks.on_done(start, ended)
+            found += ended
+            for job in part if tables else ():
+                job.states.close()  # before the next are opened, of which there may be hundreds
     return found
+
+
+def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path | None) -> None:
+    """Have what clients keep in the file, or in memory."""
+    if table is not None and states_in_file(load, chosen):
+        if job.states.table is None:
+            expected = load.kept_bytes() // load.points
+            job.states.move(StateTable(table, len(job.training_clients), job.env.device, expected=expected))
+    elif (left := job.states.table) is not None:  # as there was less memory for Gram matrices before
+        job.states.move({})
+        left.close()
 
 
 def _new_job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot, Traffic
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_states import stored
+from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.linear import Tree
 
 STATE_VERSION = 1
@@ -50,16 +52,19 @@ def _copy(t: Tensor) -> Tensor:
 
 def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
     """The state between rounds, from which ``resume_job`` goes on bit for bit; it shares no memory with the run."""
+    tensors, table = {f"server/{k}": _copy(t) for k, t in job.server.items()}, job.states.table
+    said = {**_meta(job), "records": [asdict(r) for r in records]}
+    if table is not None:
+        index, kinds = table.mark()
+        return Snapshot({**tensors, **index}, {**said, "entered": [], "table": kinds}, table.kept)
     states = dict(job.states)
-    tensors = {f"server/{k}": _copy(t) for k, t in job.server.items()}
     for client in sorted(states):
         tensors |= {f"client/{client}/{k}": _copy(t) for k, t in states[client].items()}
-    meta = {**_meta(job), "entered": sorted(states), "records": [asdict(r) for r in records]}
-    return Snapshot({**tensors, **stored(job.states)}, meta)
+    return Snapshot({**tensors, **stored(job.states)}, {**said, "entered": sorted(states)})
 
 
-def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
-    """Put a run where a snapshot was taken; the records up to there."""
+def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> list[RoundRecord]:
+    """Put a run where a snapshot was taken; the records up to there. ``table`` is the file that clients may be in."""
     expected, saved = _meta(job), dict(state.meta)
     if isinstance(saved.get("clients"), list):  # as earlier releases wrote them
         saved["clients"] = digest_of_names(saved["clients"])
@@ -79,6 +84,8 @@ def resume_job(job: RunState, state: Snapshot) -> list[RoundRecord]:
             client, name = name.split("/", 1)
             states[int(client)][name] = t.clone()
     job.server = server
+    if state.meta.get("table") is not None and table is not None:
+        job.states.move(StateTable(table, len(job.training_clients), job.env.device, state))
     for number, tree in states.items():
         job.states[number] = tree
     job.round = int(state.meta["round"])

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.stored_rows import Features
 from fedcache.federate.execution.cache import SameObject
+from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.gram import GramBasis, GramBatch
 from fedcache.heads.linear import Tree
 
@@ -176,13 +177,33 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
 
 
 class ClientStates(MutableMapping[int, Tree]):
-    """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read."""
+    """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read.
+
+    They are in memory, or in a file (``move``).
+    """
 
     def __init__(self) -> None:
-        self._trees: dict[int, Tree] = {}
+        self._trees: MutableMapping[int, Tree] = {}
         self._written: set[int] = set()  # clients whose tensors nobody else has
         self.kept: dict[int, KeptCoordinates] = {}
         self.grams: GramMatrices | None = None
+
+    @property
+    def table(self) -> StateTable | None:
+        """The file that they are in."""
+        return self._trees if isinstance(self._trees, StateTable) else None
+
+    def move(self, to: MutableMapping[int, Tree]) -> None:
+        """Hold them in ``to`` from now on: a file, or a dict for memory."""
+        for client in self._trees:
+            to[client] = self[client]
+        self._trees = to
+        self._written.clear()
+
+    def close(self) -> None:
+        """Let others use the file, if there is one; nothing can be read any more then."""
+        if self.table is not None:
+            self.table.close()
 
     def __getitem__(self, client: int) -> Tree:
         tree, kept = self._trees[client], self.kept.get(client)
@@ -235,13 +256,17 @@ class ClientStates(MutableMapping[int, Tree]):
         training, would leave holes that nothing fits into.
         """
         mine = client in self._written
-        self._trees[client] = copy_tree(tree, self._trees[client] if mine else None)
+        if self.table is not None:
+            self._trees[client] = tree
+        else:
+            self._trees[client] = copy_tree(tree, self._trees[client] if mine else None)
         if coords is None:
             self.kept.pop(client, None)
         else:
             old = self.kept[client]
             self.kept[client] = replace(old, coords=copy_tree(coords, old.coords if mine else None))
-        self._written.add(client)
+        if self.table is None:
+            self._written.add(client)
 
     def __setitem__(self, client: int, tree: Tree) -> None:
         self._trees[client] = tree

@@ -34,6 +34,9 @@ SKINNY = 15
 """Outputs per row whose work in ``batched`` equals the two thin products of a round in ``gram`` (measured on one core
 between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
 
+STATES = 256 << 20
+"""Bytes that clients may keep in memory between rounds; above, they are in a file of the run's directory."""
+
 SLACK = 16 << 20
 """What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
 
@@ -83,6 +86,10 @@ class Load:
         n = self.dual_rows()
         return int((n * n + n * self.width).sum()) * self.itemsize
 
+    def kept_bytes(self) -> int:
+        """Bytes that all clients that will ever take part keep between rounds, for all points."""
+        return self.points * self.participants * self.state_bytes
+
 
 @dataclass(frozen=True)
 class ExecutionPlan:
@@ -92,6 +99,11 @@ class ExecutionPlan:
     chunk: int  # clients at once; 1 where they are computed one by one
     points: int = 1  # of a grid, at once
     rest: int = 1  # under ``gram``, clients at once of those with too many rows, which are stacked
+
+
+def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
+    """Whether what clients keep is in a file; ``gram`` keeps coordinates, which are less, beside its packed rows."""
+    return plan.name != "gram" and load.kept_bytes() > STATES
 
 
 def free_memory() -> int:
@@ -165,7 +177,8 @@ class Forecast:
 
     features: int  # rows of all backbones, in the dtype computed in
     grams: int  # packed rows and Gram matrices of ``gram``
-    states: int  # what clients keep between rounds, all that will ever take part, for all points
+    # what clients keep between rounds, all that will ever take part, for all points; 0 where it is in a file
+    states: int
     server: int  # what the server holds, sends and merges
     working: int  # a chunk of clients in training
     scoring: int  # a block of test rows
@@ -230,7 +243,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
     return Forecast(
         features=load.feature_bytes,
         grams=grams,
-        states=load.points * load.participants * load.state_bytes,
+        states=0 if states_in_file(load, plan) else load.kept_bytes(),
         server=server,
         working=working,
         scoring=SCORES * (row + 8 * load.itemsize * max(1, load.outputs)),
