@@ -15,6 +15,9 @@ Tree = dict[str, Tensor]
 Uniform = Callable[[tuple[int, ...]], Tensor]
 """Draws numbers in [-1, 1) of the given core shape; the caller decides for which clients."""
 
+FEWEST_ROWS = 16
+"""Rows of a client in a batch from which on their scores may be computed as W x'."""
+
 
 class _Batched(torch.autograd.Function):
     """``baddbmm`` whose weight gradient comes out row-major, as the optimiser's fused kernels need it.
@@ -25,7 +28,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, W: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(x, W)
-        if _transposed(x.shape[-2], *W.shape[-2:]):
+        if x.shape[-2] >= FEWEST_ROWS and _transposed(*W.shape[-2:]):
             return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT.contiguous()
         out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
         return out
@@ -38,9 +41,9 @@ class _Batched(torch.autograd.Function):
         return du @ W if need_x else None, du.mT @ x if need_w else None, du.sum(-2) if need_b else None
 
 
-def _transposed(rows: int, classes: int, width: int) -> bool:
+def _transposed(classes: int, width: int) -> bool:
     """Whether W x' is computed in place of x W': 1.2 to 1.7 times as fast for these shapes on the CPUs tried."""
-    return rows >= 16 and 8 <= classes <= 32 and width >= 512
+    return 8 <= classes <= 32 and width >= 512
 
 
 def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
@@ -58,9 +61,9 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         u = x.affine(W)
         return u if b is None else u + b.unsqueeze(-2)
     if W.dim() == 2:
-        flat = x.reshape(-1, x.shape[-1])
-        if not _transposed(len(flat), *W.shape):
+        if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
             return torch.nn.functional.linear(x, W, b)
+        flat = x.reshape(-1, x.shape[-1])
         scores = W @ flat.mT if b is None else torch.addmm(b.unsqueeze(-1), W, flat.mT)
         return scores.mT.contiguous().view(*x.shape[:-1], len(W))
     if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:

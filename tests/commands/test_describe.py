@@ -7,6 +7,7 @@ import json
 import pytest
 from command import fedcache, ok
 
+from fedcache.commands.methods import methods_list
 from fedcache.federate.methods import METHODS
 from fedcache.report.methods import catalogue
 from fedcache.report.methods.catalogue import PATH, method_entries, sources_digest
@@ -59,6 +60,11 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
         assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
     assert entries["flesd"]["fidelity"] == entries["atpfl"]["fidelity"] == "exact"
     assert entries["atpfl-feat"]["fidelity"] == "approx"
+    (table,) = methods_list().renderables
+    assert {row[0]: row[2] for row in table.rows} == {
+        name: ", ".join(entry["needs"]) or "features" for name, entry in entries.items()
+    }
+    assert "features" in {row[2] for row in table.rows}
 
 
 def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyPatch) -> None:

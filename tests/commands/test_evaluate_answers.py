@@ -121,6 +121,18 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
     assert {a.how["batch"] for a in Store.open(store).arrays.values()} == {16}  # what is asked for goes first
 
 
+def test_weights_that_are_given_make_the_features_of_their_backbone(tmp_path: Path) -> None:
+    images, new = folder(tmp_path / "shapes", train=6, test=4), folder(tmp_path / "other", train=2, test=4)
+    drawn = ("--weights", "random-projection=seed:3", "--workers", 0)
+    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection,glyph-clip", *drawn)
+    run = ok("train", "--method", "fed3r", "--backbones", "glyph-clip,random-projection", "--scheme", "iid",
+             "--clients", 2).data["path"]  # fmt: skip
+    ok("evaluate", run, "--dataset", f"folder:{new}", *drawn)
+    (store,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith("other"))
+    recipes = {a.recipe["backbone"]: a.recipe["weights"] for a in Store.open(store).arrays.values()}
+    assert recipes["random-projection"] == "seed:3"
+
+
 def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) -> None:
     some = [r["digest"][:12] for r in runs().values()]
     for ending in ("html", "csv", "json"):

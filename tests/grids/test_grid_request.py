@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from heard import Heard
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids.points import combinations, partition_of_point, point_groups, values_of_place
 from fedcache.grids.train_grid import GridRequest, GridRun, ends_one_point, request_grid
@@ -149,3 +149,10 @@ def test_some_errors_end_one_point_and_others_the_grid() -> None:
     assert ends_one_point(FederatedRunError("", ""))
     assert not ends_one_point(CorruptionError("", ""))
     assert not ends_one_point(StoreError("", ""))
+
+
+def test_a_word_for_the_models_to_keep_that_is_none_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(FedcacheError, match="--save-models") as caught:
+        requested(["fedavg"], {"lr": ["1", "2"]}, save=SaveModels("bets"))
+    assert caught.value.code is Exit.USAGE
+    assert "best" in caught.value.hint

@@ -13,10 +13,11 @@ from test_saved_model import facts_of, rows_of
 from fedcache.errors import UsageError
 from fedcache.federate.engine.feature_post import FEAT_POSTS, prepare_features
 from fedcache.federate.methods import METHODS
+from fedcache.heads.linear import affine
 from fedcache.heads.losses import MASKED
 from fedcache.models.collect import collect
 from fedcache.models.export.linear_head import estimator, linear_head
-from fedcache.models.export.program import export, make_program
+from fedcache.models.export.program import _images_as_they_are, export, make_program
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
 
@@ -132,3 +133,31 @@ def test_an_estimator_of_two_classes():
     x = np.random.default_rng(2).standard_normal((20, 5))
     assert made.coef_.shape == (1, 5)
     assert np.abs(made.predict_proba(x) - cut.probabilities(x)).max() <= 1e-6
+
+
+def test_images_without_a_recipe_are_taken_in_the_size_of_the_data_and_say_who_reads_them():
+    model = trained(next(c for c in cases() if c[0] == "fedavg-scratch"))[0].members[0]
+    (found,) = _images_as_they_are(model)
+    assert (found.name, found.kind, (found.height, found.width)) == ("images", "images", model.facts.image)
+    assert (found.resize, found.backbones) == ("none", model.facts.backbones)
+    assert found.backbones
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_wide_head_of_few_classes_is_a_program_for_any_number_of_rows(bias):
+    """Its scores are computed as W x', and which way is taken must not depend on the rows."""
+    g = torch.Generator().manual_seed(0)
+    W, x = torch.randn(10, 600, generator=g), torch.randn(40, 600, generator=g)
+    b = torch.randn(10, generator=g) if bias else None
+
+    class Head(torch.nn.Module):
+        def forward(self, rows):
+            return affine(rows, W, b)
+
+    rows = torch.export.Dim("N", min=1, max=1 << 20)
+    program = torch.export.export(Head(), (x[:4],), dynamic_shapes=({0: rows},)).module()
+    wanted = torch.nn.functional.linear(x.double(), W.double(), None if b is None else b.double())
+    for n in (1, 3, 40):
+        assert (program(x[:n]) - wanted[:n]).abs().max() < 1e-4
+        assert affine(x[:n], W, b).is_contiguous()
+    assert affine(x.view(2, 4, 5, 600), W, b).shape == (2, 4, 5, 10)

@@ -11,7 +11,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedcache.report import comparison_output
-from fedcache.report.comparison_output import as_html, caption, draw_ranks, latex, markdown, ranking_words, stacked
+from fedcache.report.comparison_output import (
+    as_html,
+    caption,
+    differences,
+    draw_ranks,
+    latex,
+    markdown,
+    ranking_words,
+    stacked,
+)
 from fedcache.report.paired_tests import Comparison, Pair, Treatment
 from fedcache.report.statistics import Ranking
 
@@ -191,3 +200,9 @@ def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart() -> None:
     assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [(1.0, 2.0, 0), (2.0, 3.0, 1), (3.5, 4.0, 0)]
     assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [(1.0, 2.0, 0), (2.1, 3.0, 1), (2.2, 3.0, 0)]
     assert stacked([]) == []
+
+
+def test_two_blocks_are_enough_for_differences() -> None:
+    assert differences(replace(THREE, blocks=("0", "1"))) == differences(THREE)
+    assert differences(THREE) is not None
+    assert differences(replace(THREE, blocks=("0",))) is None

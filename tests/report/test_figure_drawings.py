@@ -366,6 +366,7 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
     assert (stars, small) == (places[4:6], places[6:])
     for collection, colour in zip(drawn.axes.collections, (SERIES[0], SERIES[1], INK, INK), strict=True):
         assert same_color(collection.get_facecolor()[0][:3], colour)
+    assert {float(w) for c in drawn.axes.collections for w in c.get_linewidths()} == {0.0}
     assert drawn.told == [["ink, row 5", "ink, row 7"], ["chalk, row 2", "chalk, row 6"], ["c0: ink", "c0: chalk"],
                           ["ink", "chalk"]]  # fmt: skip
     assert drawn.texts() == ["ink", "chalk"]

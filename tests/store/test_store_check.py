@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ from damage import files_of, flip, found, with_history_and_an_array_in_flight
 from toy_store import BAD, KEYS, content, create, fill, in_memory, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.files import sha256_hex
+from fedcache.store.manifest import read_manifest
+from fedcache.store.sidecars import read_quarantine
 from fedcache.store.store import Store
 from fedcache.store.verify import repair, verify
 
@@ -121,6 +125,17 @@ def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
     assert np.array_equal(Store.open(store.path).text("a", ["a {}."]), kept)
     assert not Store.open(store.path).has_text("a", damaged["templates"])
     assert verify(store.path).problems == []
+
+
+@pytest.mark.parametrize("line", [b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000])
+def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place: Path, line: bytes) -> None:
+    store = whole(place / "s.zarr")
+    (store.path / "quarantine.jsonl").write_bytes(line)
+    before = read_manifest(store.path)
+    manifest = replace(before, files={**before.files, "quarantine.jsonl": sha256_hex(line)})
+    with pytest.raises(FedcacheError, match="is not what fedcache writes") as caught:
+        read_quarantine(store.path, manifest)
+    assert caught.value.code is Exit.CORRUPT
 
 
 @pytest.mark.parametrize("name", ["samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"])

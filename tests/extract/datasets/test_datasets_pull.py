@@ -171,6 +171,27 @@ def test_an_archive_inside_the_archive_is_unpacked_too(server, published, tmp_pa
     ]
 
 
+def test_what_a_dataset_is_recognised_by_comes_last(server, published, own_home, monkeypatch):
+    """A stop between two entries leaves nothing that looks whole."""
+    address, folder, _ = server
+    entries = {"101_ObjectCategories/ant/image_0001.jpg": b"x", "a-first.txt": b"a", "z-last.txt": b"z"}
+    with io.BytesIO() as raw:
+        with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+            for name, data in entries.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        inner = raw.getvalue()
+    archive = write_zip(folder / "caltech-101.zip", {"caltech-101/101_ObjectCategories.tar.gz": inner})
+    published("caltech101", **{"caltech-101.zip": md5(archive)})
+    order, rename = [], Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, to: (order.append(Path(to).name), rename(self, to))[1])
+    ok("datasets", "pull", "caltech101", "--from", address)
+    assert [name for name in order if name in {"101_ObjectCategories", "a-first.txt", "z-last.txt"}] == [
+        "a-first.txt", "z-last.txt", "101_ObjectCategories",
+    ]  # fmt: skip
+
+
 def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatch):
     address, _, handler = server
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
