@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from pictures import picture
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import CorruptionError, MachineError, UsageError
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import BatchRunner, ComputeSettings, FeatureJob, decode_batch, input_key
+from fedcache.extract.compute_features import feature_shape
 from fedcache.extract.images import BadImage
 from fedcache.extract.workers import chunk_tasks, local
 from fedcache.extract.workers.local import CpuWorkers, GpuFeeder, InProcess, open_workers
@@ -155,3 +156,45 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch: pytest
     away = replace(job(), weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""), how=mine)
     with pytest.raises(MachineError, match=r"node3 does not see the weights of random-projection:4: /nowhere/w\.pt"):
         chunk_tasks._check_machine(spec(mine, jobs=[away]))
+
+
+def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens() -> None:
+    class Wide(Pictures):
+        def read(self, row: int) -> bytes:
+            if row != 3:
+                raise BadImage("torn")
+            out = io.BytesIO()
+            picture(0, 0, side=8).resize((7, 5)).save(out, "png")
+            return out.getvalue()
+
+    images = data()
+    images.source = Wide()
+    assert feature_shape(job("pixels", dtype="uint8", size=0), images, 4) == (10, 1, 5, 7, 3)
+    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images, 4) == (10, 2, 9, 9, 3)
+    assert feature_shape(job(views=2), images, 4) == (10, 2, 4)
+    images.names = images.names[:3]
+    with pytest.raises(CorruptionError, match=r"^No image of the dataset can be read\.\n"):
+        feature_shape(job("pixels", dtype="uint8", size=0), images, 4)
+
+
+def test_processes_that_compute_are_asked_for_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Pool:
+        def __init__(self, *given: Any) -> None:
+            asked.append(given)
+
+        def ask(self, call: Any, *args: Any, times: int = 1) -> Any:
+            asked.append((args, times))
+            return call(*args)
+
+        def check(self) -> None:
+            asked.append("check")
+
+    monkeypatch.setattr(local, "WorkerProcesses", Pool)
+    monkeypatch.setattr(local, "_runner", SimpleNamespace(warm=lambda: {"a": 0.5}, text=lambda *args: [args]))
+    workers = open_workers([], data(), SETTINGS, workers=2, tasks=9, cores=2, stop=Stop())
+    workers.check()
+    assert workers.warm() == {"a": 0.5}
+    assert workers.text("a", ["cat"], ["a {}"]) == [("a", ["cat"], ["a {}"])]
+    assert asked[1:] == ["check", (("warm",), 2), (("text", "a", ["cat"], ["a {}"]), 1)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import fedcache, ok
 from pictures import folder
 
+from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
 from fedcache.extract.device import Device
@@ -120,3 +122,22 @@ def test_a_library_without_metadata_is_unknown(monkeypatch):
     monkeypatch.setattr(how, "version", nothing)
     record = how.how_record(Device("cpu", "", ""), "float32", 8, 2, "timm")
     assert {record[name] for name in ("torch", "pillow", "numpy", "timm")} == {"unknown"}
+
+
+def test_features_are_computed_as_others_were_where_this_device_can():
+    asked = ExtractConfig(device="cpu")
+    assert how.resolve_compute_as(asked, {}) == how.resolve_compute(asked)
+    gpu = {"device": "cuda", "dtype": "float16", "batch": 3}
+    assert how.resolve_compute_as(asked, gpu) == how.resolve_compute(asked)
+    _, found = how.resolve_compute_as(asked, {"device": "cpu", "dtype": "float16", "batch": 3})
+    assert (found.dtype, found.batch) == ("float16", 3)
+    _, found = how.resolve_compute_as(replace(asked, dtype="float32", batch=5), {**gpu, "device": "cpu"})
+    assert (found.dtype, found.batch) == ("float32", 5), "what is asked for goes first"
+
+
+def test_features_of_another_device_are_told_of():
+    cpu = Device("cpu", "", "")
+    assert how.note_of_other_devices(cpu, [{"device": "cpu"}, {}]) is None
+    assert how.note_of_other_devices(cpu, [{"device": "cuda"}, {"device": "cpu"}, {"device": "cuda"}]) == (
+        "The model's own features were computed on cuda; here they have other last bits."
+    )

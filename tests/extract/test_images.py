@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import encoded, pixels
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from fedcache.extract import images
 from fedcache.extract.images import MAX_BYTES, MAX_PIXELS, BadImage, decode, from_pillow, quiet, resize
@@ -219,6 +219,29 @@ def test_a_mode_that_the_library_does_not_convert_is_a_reason(error, monkeypatch
     monkeypatch.setattr(images, "_to_rgb", refuses)
     with pytest.raises(BadImage, match=r"^a TIFF image of mode LAB cannot be converted to RGB$"):
         decode(encoded(Image.new("LAB", (2, 2)), "TIFF"))
+    with pytest.raises(BadImage, match=r"^an image of mode LAB cannot be converted to RGB$"):
+        from_pillow(Image.new("LAB", (2, 2)))
+
+
+@pytest.mark.parametrize("place", ["open", "load", "getexif"])
+def test_memory_that_runs_out_is_not_the_fault_of_the_image(place, monkeypatch):
+    def no_memory(*_args, **_kwargs):
+        raise MemoryError("no memory")
+
+    raw = encoded(pixels(1), "PNG")
+    monkeypatch.setattr(Image if place == "open" else Image.Image, place, no_memory)
+    if place == "load":
+        monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", no_memory)
+    with pytest.raises(MemoryError, match=r"^no memory$"):
+        decode(raw)
+
+
+def test_exif_that_cannot_be_read_leaves_the_image_as_it_is(monkeypatch):
+    def broken(_image):
+        raise SyntaxError("not a TIFF file")
+
+    monkeypatch.setattr(Image.Image, "getexif", broken)
+    assert np.array_equal(np.asarray(from_pillow(Image.fromarray(pixels(1)))), pixels(1))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from toy_store import create
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
-from fedcache.extract.datasets.dataset import Dataset
+from fedcache.extract.datasets.dataset import Dataset, domain_column, join
 from fedcache.extract.device import Device
+from fedcache.extract.extract_dataset import pull_if_needed
 from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
-from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments
+from fedcache.extract.planning.find_store import UnfinishedArray, extract_arguments, no_store_remembered
 from fedcache.extract.planning.incremental import IncrementalPlan, find_earlier_rows, in_earlier_order
 from fedcache.extract.planning.plan import (
     PlannedArray,
@@ -174,6 +176,13 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
         ({"dtype": "flot16"}, "Unknown dtype 'flot16'. Did you mean 'float16'?"),
         ({"text": ("a photo",)}, "a photo"),
         ({"recipe": {"sise": "3"}}, "sise"),
+        ({"recipe": {"norm": "clp"}}, "Unknown norm 'clp'. Did you mean 'clip'?"),
+        ({"recipe": {"resize": "fit"}}, "Unknown resize 'fit'"),
+        ({"recipe": {"size": "7"}}, "recipe size=7 is not a number from 8 to 2048."),
+        ({"recipe": {"size": "2049"}}, "recipe size=2049 is not a number from 8 to 2048."),
+        ({"recipe": {"size": "large"}}, "recipe size=large is not a number from 8 to 2048."),
+        ({"recipe": {"crop_pct": "1.01"}}, "recipe crop_pct=1.01 is not a number from 0.1 to 1.0."),
+        ({"recipe": {"crop_pct": "all"}}, "recipe crop_pct=all is not a number from 0.1 to 1.0."),
     ],
 )
 def test_a_wrong_value_is_refused_before_weights_are_sought(
@@ -359,3 +368,72 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tm
     assert np.array_equal(store.text("a"), one)
     IncrementalPlan(data, parent).carry_text(store)
     assert np.array_equal(store.text("a"), one), "what is there stays as it is"
+    other, others = create(tmp_path / "other.zarr"), SimpleNamespace(classes=("x", "y", "w"))
+    IncrementalPlan(others, parent).carry_text(other)
+    IncrementalPlan(data, None).carry_text(other)
+    assert other.texts == {}, "of other classes, or of no earlier store"
+
+
+def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share() -> None:
+    data = rows_now()
+    for names in (("a", "a", "c", "d"), ("b", "a", "c", "d")):
+        with pytest.raises(ValueError, match=r"^names must be sorted and distinct$"):
+            replace(data, names=names)
+    assert data.part(4) is data.part(9) is data
+    part = data.part(2)
+    assert (part.names, part.slug, part.label.tolist()) == (("a", "c"), "x-2", [0, 2])
+
+
+def test_more_domains_than_a_store_can_number_are_refused() -> None:
+    names = [f"d{i}" for i in range(32_767)]
+    assert domain_column([0, 32_766], names).tolist() == [0, 32_766]
+    with pytest.raises(FedcacheError) as caught:
+        domain_column([0], [*names, "more"])
+    assert caught.value.code is Exit.USAGE
+    assert caught.value.message == "The dataset has 32,768 domains, the first 'd0'; at most 32,767 are supported."
+    with pytest.raises(FedcacheError, match="256 datasets are named as domains; at most 255"):
+        join("many", dict.fromkeys(names[:256], rows_now()))
+
+
+def test_a_recipe_of_a_newer_release_is_refused() -> None:
+    known = recipe("pixels").to_dict()
+    assert Recipe.from_dict(known) == recipe("pixels")
+    with pytest.raises(FedcacheError) as caught:
+        Recipe.from_dict({**known, "zoom": 2, "blur": 1})
+    assert caught.value.code is Exit.STORE
+    assert caught.value.message.endswith("fields this fedcache does not know: blur, zoom.")
+
+
+def test_the_stores_of_a_home_are_named_with_their_state(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert no_store_remembered(home) is None
+    home.stores.mkdir()
+    assert no_store_remembered(home) is None
+    create(home.stores / "toy.zarr")
+    (home.stores / "lost.zarr").mkdir()
+    error = no_store_remembered(home)
+    assert error is not None
+    assert error.code is Exit.STORE
+    assert error.message == (
+        f"No finished extraction is remembered. Stores under {home.stores}: lost.zarr (damaged), toy.zarr (empty)."
+    )
+    assert error.hint.startswith("Name the one you mean, as in:  fedcache inspect lost.zarr ")
+
+
+def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, pulled, said = planned("pixels"), [], []
+    observer: Any = SimpleNamespace(note=said.append)
+    assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
+    missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))
+
+    def pull(backbone: Any, *, home: Path, memory: Any) -> Weights:
+        pulled.append((backbone.name, home))
+        return Weights(tmp_path / "file", "ab" * 32, "timm")
+
+    monkeypatch.setattr(extract_dataset.registry, "pull", pull)
+    config = ExtractConfig(dataset="x", backbones=("pixels",), size=9)
+    found = pull_if_needed(missing, config, Home(tmp_path), observer)
+    assert (pulled, said) == ([("pixels", tmp_path)], ["pixels: downloading timm/model.bin, 5 MB"])
+    assert (found.weights.sha256, found.recipe.weights, found.recipe.size) == ("ab" * 32, "ab" * 32, 9)

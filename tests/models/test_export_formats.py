@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import joblib
 import numpy as np
@@ -12,13 +16,17 @@ import pytest
 import torch
 from draws import one_of_each
 from federation import VARIANTS, cases, ids
+from PIL import Image
 from safetensors.torch import load_file
 from test_export_program import LINEAR, trained
 from test_saved_model import rows_of
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.extract import images
+from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.heads.losses import MASKED
+from fedcache.models.export import formats
 from fedcache.models.export.formats import Parts, write
 from fedcache.models.export.program import AnswerGap, make_program
 
@@ -127,6 +135,119 @@ def test_a_graph_with_other_numbers_is_not_written(tmp_path, monkeypatch):
         write(tmp_path / "m.onnx", "onnx", parts)
     assert "model.pt2" in refused.value.hint
     assert not list(tmp_path.iterdir())
+
+
+class Session:
+    """Answers as onnxruntime would, with the scores of the program times a factor."""
+
+    program: Any = None
+    factor = 1.0
+
+    def __init__(self, raw, providers):
+        assert (raw, providers) == (b"graph", ["CPUExecutionProvider"])
+
+    def run(self, names, given):
+        assert names == ["scores", "probabilities"]
+        with torch.no_grad():
+            scores, p = Session.program.module(*(torch.from_numpy(given[i.name]) for i in Session.program.inputs))
+        return [(Session.factor * scores).numpy(), p.numpy()]
+
+
+@pytest.mark.parametrize(
+    ("factor", "raised", "words"),
+    [
+        (1.0, None, ""),
+        (1.01, MachineError, "In onnxruntime scores of fedncm differ by "),
+        (float("nan"), MachineError, "In onnxruntime scores of fedncm differ by nan"),
+        ("no operator\nfor it", UsageError, "predict of fedncm cannot be made an ONNX graph: no operator"),
+        ("", UsageError, "predict of fedncm cannot be made an ONNX graph: RuntimeError"),
+        (MemoryError, MemoryError, ""),
+    ],
+)
+def test_a_graph_is_written_where_it_agrees(factor, raised, words, tmp_path, monkeypatch):
+    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
+    parts = Parts(predictor, "card", make_program(predictor, home=None))
+    told = {}
+
+    def export(program, **words):
+        if isinstance(factor, str):
+            raise RuntimeError(factor)
+        if factor is MemoryError:
+            raise MemoryError
+        assert (program, words["input_names"]) == (parts.program.exported, ["features"])
+        return SimpleNamespace(
+            model=SimpleNamespace(metadata_props=told), model_proto=SimpleNamespace(SerializeToString=lambda: b"graph")
+        )
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(InferenceSession=Session))
+    monkeypatch.setattr(Session, "program", parts.program)
+    monkeypatch.setattr(Session, "factor", factor)
+    if raised is None:
+        said = write(tmp_path / "m.onnx", "onnx", parts)
+        assert said["difference"] == {"scores": 0.0, "probabilities": 0.0}
+        assert (tmp_path / "m.onnx").read_bytes() == b"graph"
+        assert told == parts.metadata
+        return
+    with pytest.raises(raised) as caught:
+        write(tmp_path / "m.onnx", "onnx", parts)
+    if words:
+        assert caught.value.message.startswith(words)
+        assert "fedcache export-model RUN -o model.pt2" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
+    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
+    program = make_program(predictor, home=None)
+    held = [*program.exported.state_dict.values(), *program.exported.constants.values()]
+    assert program.bytes == sum(t.nbytes for t in held) > 0
+    monkeypatch.setattr(formats, "MOST_ONNX", program.bytes - 1)
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("made the graph first"))
+    with pytest.raises(UsageError) as caught:
+        write(tmp_path / "m.onnx", "onnx", Parts(predictor, "card", program))
+    assert caught.value.message == "The weights take 0.0 GB, and an .onnx file holds 2."
+    assert caught.value.hint == "Use --format torch -o m.pt2"
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("grey16", {"resize": "crop", "crop_pct": 0.8, "interpolation": "bicubic"}),
+        ("wide", {"resize": "crop", "crop_pct": 1.0, "interpolation": "bilinear"}),
+        ("tall", {"resize": "crop", "crop_pct": 0.5, "interpolation": "bicubic"}),
+        ("turned", {"resize": "squash", "interpolation": "bilinear"}),
+        ("clear", {"resize": "squash", "interpolation": "bicubic"}),
+        ("grey", {"resize": "none"}),
+    ],
+)
+def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(image, words, tmp_path, monkeypatch, capsys):
+    g, path = np.random.default_rng(0), tmp_path / "image.png"
+    shape = {"wide": (21, 33, 3), "clear": (21, 33, 4), "grey": (12, 12)}.get(image, (33, 21, 3))
+    if image == "grey16":
+        Image.fromarray(g.integers(0, 65536, (33, 21), dtype=np.uint16)).save(path)
+    else:
+        exif = Image.Exif()
+        exif[0x0112] = 6 if image == "turned" else 1
+        Image.fromarray(g.integers(0, 256, shape, dtype=np.uint8)).save(path, exif=exif)
+    recipe = Recipe(backbone="b", weights="none", size=12, **({} if words["resize"] == "none" else words))
+    wanted = images.resize(images.decode(path.read_bytes()), recipe)
+    how = {"height": 12, "width": 12, "crop_pct": 1.0, "interpolation": "bicubic", **words}
+    (tmp_path / "model.json").write_text(json.dumps({"inputs": [how], "classes": ["cat", "dog"]}))
+    seen = []
+
+    def model(x):
+        seen.append(x)
+        return torch.zeros(len(x), 2), torch.tensor([[0.25, 0.75]] * len(x))
+
+    monkeypatch.setattr(torch.export, "load", lambda place: SimpleNamespace(module=lambda: model))
+    monkeypatch.setattr(sys, "argv", ["predict.py", str(path), str(path)])
+    script = Path(formats.__file__).parent / "predict_images.py"
+    exec(  # beside the files of the folder, as its copy is run
+        compile(script.read_text(), str(script), "exec"), {"__file__": str(tmp_path / "predict.py"), "__name__": "it"}
+    )
+    assert np.array_equal(seen[0].permute(0, 2, 3, 1).numpy(), np.stack([wanted, wanted]))
+    assert capsys.readouterr().out == f"{path}\tdog\t0.750000\n" * 2
 
 
 def test_what_is_installed_for_the_tests_holds_onnx():

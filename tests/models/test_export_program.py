@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +12,19 @@ import torch
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
 from test_saved_model import facts_of, rows_of
 
-from fedcache.errors import UsageError
+from fedcache.errors import StoreError, UsageError
+from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.feature_post import FEAT_POSTS, prepare_features
+from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import MASKED
 from fedcache.models.collect import collect
 from fedcache.models.export.linear_head import estimator, linear_head
-from fedcache.models.export.program import _images_as_they_are, export, make_program
+from fedcache.models.export.program import ModelInput, _images_as_they_are, export, image_inputs, make_program
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import ModelFacts, SavedModel
+from fedcache.models.sources import arrays_of_file
 
 LINEAR = {
     "central", "clip-zs", "fed3r", "fed3r-prior", "fedcgs", "fedcof", "fedncm", "fedntd", "fedpft",
@@ -161,3 +166,82 @@ def test_a_wide_head_of_few_classes_is_a_program_for_any_number_of_rows(bias):
         assert (program(x[:n]) - wanted[:n]).abs().max() < 1e-4
         assert affine(x[:n], W, b).is_contiguous()
     assert affine(x.view(2, 4, 5, 600), W, b).shape == (2, 4, 5, 10)
+
+
+PIXELS = {"resize": "crop", "interpolation": "bilinear", "crop_pct": 0.9}
+
+
+def recipe(backbone, **changes):
+    return Recipe(**{"backbone": backbone, "weights": "none", "size": 8, **changes})
+
+
+def test_backbones_that_resize_alike_share_an_input():
+    one, reads = image_inputs([recipe("a"), recipe("b")])
+    assert reads == (0, 0)
+    assert [(i.name, i.backbones) for i in one] == [("images", ("a", "b"))]
+    several, reads = image_inputs([recipe("a"), recipe("b", size=9), recipe("c"), recipe("d", resize="squash")])
+    assert reads == (0, 1, 0, 2)
+    assert [(i.name, i.height, i.backbones) for i in several] == [
+        ("images_1", 8, ("a", "c")), ("images_2", 9, ("b",)), ("images_3", 8, ("d",))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 6, None])
+def test_images_of_a_model_without_a_backbone_are_brought_to_the_size_of_their_recipe(size):
+    facts = replace(trained(features_of("fedncm"))[0].members[0].facts, image=(4, 6))
+    if size is not None:
+        facts = replace(facts, recipes=(recipe("pixels", size=size, dtype="uint8", **PIXELS).to_dict(),))
+    (made,) = _images_as_they_are(SavedModel(facts, {}))
+    how = PIXELS if size else {}
+    assert made == ModelInput("images", "images", 4, 6, backbones=facts.backbones, **how)
+
+
+def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
+    """The head of columns 0, 1, 3 and 4 of five: as a model, as a program and as an estimator of all five."""
+    saved = trained(("fed3r", {"bias": True}))[0].members[0]
+    held, columns = [0, 1, 3, 4], ((0, 2), (3, 5))
+    tensors = {k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()}
+    assert any(t.shape == (3, 4) for t in tensors.values())
+    facts = replace(saved.facts, overrides={-1: ClientOverrides(columns, {})})
+    assert ModelFacts.from_dict(json.loads(json.dumps(facts.to_dict()))).overrides == facts.overrides
+    predictor = Predictor((SavedModel(facts, tensors),))
+    x = np.random.default_rng(3).standard_normal((20, 5)).astype(np.float32)
+    read = predictor.members[0].read([x])
+    assert np.array_equal(read.numpy(), x[:, held].astype(read.numpy().dtype))
+    wanted = predictor.probabilities(x)
+    made = estimator(predictor, linear_head(predictor))
+    assert made.coef_.shape == (3, 5)
+    assert np.array_equal(made.coef_[:, 2], np.zeros(3))
+    assert np.abs(made.predict_proba(x.astype(np.float64)) - wanted).max() <= 1e-6
+    program = make_program(predictor, home=None)
+    assert np.abs(program.exported.module()(torch.from_numpy(x))[1].numpy() - wanted).max() <= 1e-5
+
+
+def test_an_estimator_needs_two_classes():
+    predictor, _ = trained(("fed3r", {"bias": True}))
+    head = linear_head(predictor)
+    cut = Predictor((replace(predictor.members[0], facts=replace(predictor.members[0].facts, classes=("one",))),))
+    with pytest.raises(UsageError) as caught:
+        estimator(cut, head)
+    assert caught.value.message == "The model has one class, and a LogisticRegression needs two."
+
+
+def test_a_model_of_images_is_no_linear_head():
+    predictor, data = trained(next(case for case in cases() if case[0] == "fedavg-scratch"))
+    with pytest.raises(UsageError, match=r"^fedavg-scratch reads images, so its model is not linear in features"):
+        linear_head(predictor)
+    H, W = data.image
+    rows = data.x[:3, 0].view(3, H, W, 3).numpy()
+    model = predictor.members[0]
+    assert torch.equal(model.read([rows]), data.x[:3, 0])
+    assert torch.equal(model.read([rows[:, None]]), data.x[:3, 0]), "of stored views the first"
+    for wrong in (rows[:, :-1], rows.astype(np.int64)):
+        with pytest.raises(StoreError) as caught:
+            model.read([wrong])
+        assert caught.value.message == (
+            f"The model reads images uint8 [N, {H}, {W}, 3], found {wrong.dtype} {list(wrong.shape)}."
+        )
+    with pytest.raises(UsageError, match=r"^fedavg-scratch reads images, not embeddings"):
+        arrays_of_file(model, {}, Path("x.npz"))
+    module = make_program(predictor, home=None).module
+    assert torch.equal(module.features(torch.from_numpy(rows).permute(0, 3, 1, 2)), data.x[:3, 0])

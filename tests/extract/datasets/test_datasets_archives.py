@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from make_images import png, tree, write_tar, write_zip
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets import open_dataset
+from fedcache.extract.datasets import archives, open_dataset
 from fedcache.extract.datasets.archives import list_tar, list_zip
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import BadImage
@@ -303,3 +303,38 @@ def test_an_entry_outside_the_file_refuses_the_archive(tmp_path, memory):
     raw[at + 42 : at + 46] = struct.pack("<I", len(raw) + 5)
     path.write_bytes(raw)
     refused(path, memory, "outside the file")
+
+
+def test_folders_of_a_tar_are_no_entries(tmp_path, memory):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for folder in (".", "train", "train/cat"):
+            entry = tarfile.TarInfo(folder)
+            entry.type = tarfile.DIRTYPE
+            archive.addfile(entry)
+        for name, raw in tree(NAMES).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(raw)
+            archive.addfile(entry, io.BytesIO(raw))
+    assert open_archive(tmp_path / "x.tar", memory).names == tuple(sorted(NAMES))
+
+
+@pytest.mark.parametrize("kind", [write_zip, write_tar])
+def test_an_archive_of_too_many_entries_is_refused(kind, tmp_path, memory, monkeypatch):
+    path = kind(tmp_path / ("x.zip" if kind is write_zip else "x.tar"), tree(NAMES))
+    monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES))
+    assert len(open_archive(path, memory)) == len(NAMES)
+    monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES) - 1)
+    os.utime(path, (1, 1))  # what was read before is remembered until the file changes
+    refused(path, memory, "it has more than 11 entries", "Split it into several archives")
+
+
+def test_packed_data_that_cannot_be_unpacked_is_a_bad_image(tmp_path, memory):
+    path = write_zip(tmp_path / "x.zip", tree(NAMES), zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("train/cat/1.png")
+    raw = bytearray(path.read_bytes())
+    raw[info.header_offset + 30 + len(info.filename)] = 0x07  # a block of a kind that there is not
+    path.write_bytes(raw)
+    data = open_archive(path, memory)
+    with pytest.raises(BadImage, match=r"^its data in the archive is damaged$"):
+        data.source.read(data.names.index("train/cat/1.png"))

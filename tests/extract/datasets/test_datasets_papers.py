@@ -261,6 +261,9 @@ def bad_cifar(**changes):
     return python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8), **changes})
 
 
+CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
+
+
 @pytest.mark.parametrize(
     ("name", "layout", "file", "content", "words"),
     [
@@ -283,14 +286,19 @@ def bad_cifar(**changes):
         ("flowers102", 1, "imagelabels.mat", None, "holds no numbers 'labels'"),
         ("cars", 1, "cars_test_annos_withlabels.mat", None, "annotations with fname and class"),
         ("domainnet10", 1, "real_test.txt", b"\xff\xfe\n", "not text in UTF-8"),
+        ("cars", 1, "cars_test_annos_withlabels.mat", {"annotations": CAR}, "'1.jpg' has the class 197; expected 1 to"),
+        ("flowers102", 1, "imagelabels.mat", {"labels": np.array([[1, 103]])}, "labels has 103; expected 1 to 102"),
+        ("flowers102", 1, "imagelabels.mat", {"labels": np.array([[0, 102]])}, "labels has 0; expected 1 to 102"),
     ],
 )
 def test_a_file_that_does_not_hold_what_it_should_is_named(name, layout, file, content, words, tmp_path, memory):
     import scipy.io
 
     write(name, layout, tmp_path)
-    if content is not None:
+    if isinstance(content, bytes):
         (tmp_path / file).write_bytes(content)
+    elif content is not None:
+        scipy.io.savemat(tmp_path / file, content)
     elif name == "cars":
         scipy.io.savemat(tmp_path / file, {"other": np.zeros(3)})
     elif file == "imagelabels.mat":

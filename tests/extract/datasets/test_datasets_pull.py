@@ -192,6 +192,24 @@ def test_what_a_dataset_is_recognised_by_comes_last(server, published, own_home,
     ]  # fmt: skip
 
 
+def test_a_file_that_is_no_archive_is_put_in_place_as_it_is(server, published, tmp_path):
+    address, folder, _ = server
+    (folder / "setid.mat").write_bytes(b"ids")
+    held = published("flowers102", **{"setid.mat": md5(folder / "setid.mat")})
+    only = replace(held, files=tuple(f for f in held.files if f.name == "setid.mat"))
+    download.pull(only, tmp_path / "here", say=lambda _: None, mirror=address)
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "here").iterdir()] == [("setid.mat", b"ids")]
+
+
+def test_an_archive_without_the_archive_it_should_hold_is_named(server, published, own_home):
+    address, folder, _ = server
+    archive = write_zip(folder / "caltech-101.zip", {"caltech-101/readme": b"x"})
+    published("caltech101", **{archive.name: md5(archive)})
+    done = fedcache("datasets", "pull", "caltech101", "--from", address)
+    assert done.code == 5
+    assert "it holds no caltech-101/101_ObjectCategories.tar.gz" in done.err
+
+
 def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatch):
     address, _, handler = server
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
@@ -387,3 +405,13 @@ def test_unpacking_keeps_the_files(tmp_path):
     for mode in ("w", "w:gz"):
         download.unpack(write_tar(tmp_path / "x.tar", files, mode), tmp_path / mode.replace(":", ""))
         assert (tmp_path / mode.replace(":", "") / "a/b.txt").read_bytes() == b"1"
+
+
+def test_folders_of_an_archive_are_no_files(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        folder = tarfile.TarInfo("a")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        archive.addfile(tarfile.TarInfo("a/b.txt"))
+    download.unpack(tmp_path / "x.tar", tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out").rglob("*") if p.is_file()] == ["b.txt"]

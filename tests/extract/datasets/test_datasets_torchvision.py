@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -265,3 +266,37 @@ def test_a_file_is_read_until_it_is_too_large_to_be_an_image(tmp_path, monkeypat
     (tmp_path / "a").write_bytes(bytes(range(20)))
     monkeypatch.setattr(readers, "MAX_BYTES", 10)
     assert readers._read_file(tmp_path / "a", None) == bytes(range(11)), "one more than an image may have"
+
+
+def test_a_link_out_of_the_folder_is_a_bad_image(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "a").write_bytes(b"out")
+    (tmp_path / "data" / "a").symlink_to(tmp_path / "a")
+    with pytest.raises(BadImage, match=r"^it is a link out of the dataset's folder; --follow-links reads it$"):
+        readers._read_file(tmp_path / "data" / "a", tmp_path / "data")
+    assert readers._read_file(tmp_path / "data" / "a", None) == b"out"
+
+
+def test_class_names_are_taken_from_whatever_torchvision_calls_them():
+    def named(**attributes):
+        return readers._class_names(type("Part", (), attributes))
+
+    assert named(classes=[("tench", "Tinca tinca"), "cat"]) == ("tench, Tinca tinca", "cat")
+    assert named(classes=[], categories=["a", "b"]) == ("a", "b")
+    assert named(class_to_idx={"b": 0, "a": 1}) == ("b", "a"), "in the order of the labels, not of the letters"
+    assert named(class_to_idx={}) == named() == ()
+
+
+def test_a_label_beyond_the_names_is_a_fault_of_torchvision(tmp_path, memory, mnist, monkeypatch):
+    monkeypatch.setitem(readers.TABLE, "MNIST", replace(readers.TABLE["MNIST"], classes=("zero", "one")))
+    with pytest.raises(FedcacheError) as caught:
+        open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data")
+    assert caught.value.code == Exit.ENVIRONMENT
+    assert caught.value.message == "torchvision's MNIST has the label 9, but 2 class names."
+
+
+def test_an_item_that_is_no_image_is_a_bad_one(tmp_path, memory, mnist, monkeypatch):
+    source = open_dataset("torchvision:MNIST", memory=memory, data=tmp_path / "data").source
+    monkeypatch.setattr(type(source), "item", lambda _self, _row: ([1, 2], 0))
+    with pytest.raises(BadImage, match=r"^torchvision gives a list, not an image$"):
+        source.read(0)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract.datasets.plain_pickle import load
+from fedcache.extract.datasets.plain_pickle import StackSource, load, read_images
+from fedcache.extract.images import BadImage
 
 
 class Trap:
@@ -76,6 +77,7 @@ def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
 
 
 OBJECT = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
 FIELDS = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|(" + OBJECT + b"(K\x02ttNNK\x01K\x01K\x00tb."
 
 
@@ -86,6 +88,7 @@ FIELDS = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|(" + OBJECT + b"(K\x02
         (b"cnumpy\nndarray\n(N}U\x01xK\x01stb.", "it changes what it names"),
         (FIELDS, "a dtype with fields"),
         (b"c_codecs\nencode\n(U\x01xU\x05rot13tR.", "odd encoding"),
+        (ARRAY + b"(K\x01K\x02tb.", "an array that numpy did not write"),
     ],
 )
 def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
@@ -94,3 +97,21 @@ def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
         load(tmp_path / "x")
     (tmp_path / "y").write_bytes(pickle.dumps([b"raw", np.arange(3)], 2))
     assert load(tmp_path / "y")[1].tolist() == [0, 1, 2]
+
+
+def test_labels_that_are_no_numbers_are_named(tmp_path):
+    (tmp_path / "x").write_bytes(pickle.dumps((np.zeros((2, 4, 4), np.uint8), ["cat", "dog"])))
+    with pytest.raises(FedcacheError, match=r"its labels are not numbers") as caught:
+        read_images(tmp_path / "x", "")
+    assert caught.value.code == Exit.CORRUPT
+
+
+def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):
+    images = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    for name in "ab":
+        (tmp_path / name).write_bytes(pickle.dumps((images, [0, 1])))
+    source = StackSource([str(tmp_path / name) for name in "ab"], [2, 2], "")
+    (tmp_path / "b").write_bytes(b"no pickle")
+    assert np.array_equal(source.read(1), images[1])
+    with pytest.raises(BadImage, match="is not a pickle of arrays"):
+        source.read(2)
