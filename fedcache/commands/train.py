@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +31,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
-from fedcache.runs.directory import bytes_of_models, check_config, has_client_models
+from fedcache.runs.directory import bytes_of_models, check_config, command_saving, has_client_models
 from fedcache.runs.events import tracking
 from fedcache.runs.run import is_claimed
 from fedcache.runs.trust_words import describe_trust, is_private
@@ -335,8 +334,7 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
     if is_claimed(result):
         return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
     if not is_private(result) and not has_client_models(path):
-        again = f"fedcache train --config {shlex.quote(str(path / 'config.toml'))} --fresh --save-clients all"
-        return [f"  no client's model was saved; this saves them:  {again}"]
+        return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
     whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
     return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
 

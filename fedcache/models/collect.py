@@ -77,7 +77,7 @@ def collect(
     if left_out:
         notes.append(
             f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
-            "--save-clients all, or the names of some, saves them."
+            "--fresh --save-clients all, or the names of some, saves them."
         )
     return Collected(SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes))
 

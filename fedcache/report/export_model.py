@@ -16,7 +16,7 @@ from fedcache.progress import Observer
 from fedcache.report.model_card import model_card, run_result
 from fedcache.runs.client_columns import client_columns
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import check_weights, open_members, predictor_of, weights_of
+from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def export_model(
     kind = format_of(out, wanted.kind)
     check_place(out, kind, wanted.force)
     members = open_members(place, asked, observer)
+    check_saved(place, members[0], asked)
     check_weights(asked, [members[0].facts.backbones])
     predictor = predictor_of(members, named(members[0], asked), home, "cpu")
     found = run_result(place)

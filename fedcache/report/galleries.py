@@ -22,6 +22,7 @@ from fedcache.progress import Silent
 from fedcache.report.drawing import percent
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.run_origin import RunStore
+from fedcache.runs.directory import command_saving
 from fedcache.store.store import Store
 
 SIDE = 64
@@ -109,8 +110,7 @@ def mistakes_of(entry: StoredRun, source: RunStore, places: ImagePlaces) -> Mist
     clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
     if not clients:
         raise StoreError(
-            f"The run saved no client's model ({facts.clients:,} clients).",
-            "Train again with --fresh --save-clients all",
+            f"The run saved no client's model ({facts.clients:,} clients).", command_saving(entry.path, "all")
         )
     first = predict_run.predictor_of(members, ModelOptions(client=clients[0].name), places.home, "auto")
     step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)  # clients may all be tested on the same rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -292,6 +293,12 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(folder / name, "is missing or unreadable") from None
         if not whole:
             raise DamagedRunError(folder / name)
+
+
+def command_saving(folder: Path, clients: str) -> str:
+    """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
+    words = ["fedcache", "train", "--config", str(folder / "config.toml"), "--fresh", "--save-clients", clients]
+    return shlex.join(words)
 
 
 def bytes_of_models(path: Path) -> int | None:

@@ -29,7 +29,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import MODELS
 from fedcache.runs.origin import store_behind
-from fedcache.runs.predict_run import check_weights, open_members, predictor_of, result_of, weights_of
+from fedcache.runs.predict_run import check_saved, check_weights, open_members, predictor_of, result_of, weights_of
 from fedcache.runs.trust_words import is_private
 from fedcache.store.catalog import recall_last, remember_last
 from fedcache.store.samples import SPLITS
@@ -88,7 +88,8 @@ def evaluate_run(
     facts = members[0].facts
     each = facts.personal and asked.client is None and not asked.one_for_all
     names = members[0].clients if each else [asked.client]
-    if not names:
+    check_saved(place, members[0], asked)
+    if not names:  # of a file apart from its run
         raise StoreError(
             f"The run saved no client's model ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or take --global.",

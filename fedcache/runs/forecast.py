@@ -8,7 +8,9 @@ from typing import Any
 from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.engine.run import TrainingRun, plan
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Forecast, forecast, free_memory, refuse_too_much
+from fedcache.federate.partition.client_table import names_of
 from fedcache.runs.features import RunInputs
+from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import ResolvedRun
 from fedcache.store.files import digest_of
 
@@ -44,11 +46,13 @@ def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
     return digest_of([words, inputs.features.digests, inputs.dataset["digest"], inputs.partitions[seed].digest])
 
 
-def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple[ExecutionPlan, Forecast]:
+def forecast_run(
+    inputs: RunInputs, spec: ResolvedRun, points: int = 1, kept: KeptModels | None = None
+) -> tuple[ExecutionPlan, Forecast]:
     """How that many points would be computed, and what they would need of memory.
 
     Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
-    carry; MachineError when the peak does not fit into memory.
+    carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models.
     """
     spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
     execution, load = plan(training_run(inputs, spec, spec.seeds[0]), inputs.settings, points=points)
@@ -61,6 +65,8 @@ def forecast_run(inputs: RunInputs, spec: ResolvedRun, points: int = 1) -> tuple
     )
     if inputs.data.x.device.type == "cpu":
         refuse_too_much(found, load, execution, free_memory(), loaded=True)
+    if kept is not None and inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects:
+        kept.check_room(inputs.method, load, found, names_of(inputs.clients), free_memory())
     return execution, found
 
 

@@ -163,7 +163,7 @@ def train_run(
             observer.note(said)
         replay_stored(observer, run.stored.path, run.stored.result, position)
         return run.stored
-    forecast_run(inputs, spec)  # refuses what does not fit, before anything is written
+    forecast_run(inputs, spec, kept=run.kept)  # refuses what does not fit, before anything is written
     run.begin(fresh=fresh)
     failed = train_seeds([run], None, observer, stop)
     if failed:
@@ -220,6 +220,9 @@ def train_together(
         opened[number] = run
     if not opened:
         return
+    if kept is not None and kept.clients is not None:
+        first = next(iter(opened.values()))
+        forecast_run(first.inputs, first.spec, len(opened), kept)
     failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
     for place, (number, run) in enumerate(opened.items()):
         on_end(number, failed[place] if place in failed else run.finish(observer))

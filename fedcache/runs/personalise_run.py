@@ -29,6 +29,9 @@ from fedcache.runs.predict_run import check_weights, load_model, open_members, w
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 
+LONGEST_NAME = 200
+"""Letters of a name that is that of a file too."""
+
 
 @dataclass(frozen=True, repr=False)
 class Personalised:
@@ -85,6 +88,10 @@ def personalise_run(
     """
     store = need_store(home, path=Path(str(wanted.store)))
     name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
+    if wanted.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
+        raise UsageError(
+            f"--name {name[:40]!r} cannot be the name of a file.", "-o FILE.safetensors says where the model goes."
+        )
     path = Path(wanted.out or f"{name}.safetensors")
     check_new(path)
     members = open_members(place, asked, observer)

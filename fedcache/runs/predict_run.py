@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import UsageError
+from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import find_images
 from fedcache.extract.planning.find_store import need_store
@@ -22,9 +21,11 @@ from fedcache.models.saved_model import ModelFacts, SavedModel
 from fedcache.models.sources import predict_embeddings, predict_images, predict_store
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import read_result
+from fedcache.runs.client_columns import client_columns
+from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.run_models import load_seed, seeds_of
+from fedcache.runs.trust_words import is_private
 
 
 def open_predictor(
@@ -43,7 +44,10 @@ def open_predictor(
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
-    return predictor_of(open_members(place, asked, observer), asked, home, device, method)
+    members = open_members(place, asked, observer)
+    check_saved(place, members[0], asked)
+    check_weights(asked, [members[0].facts.backbones])
+    return predictor_of(members, asked, home, device, method)
 
 
 def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
@@ -57,27 +61,41 @@ def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[
             raise UsageError(f"The file holds seed {held}, not {asked.seed}.", "Leave --seed out, or name the run.")
     else:
         members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
-    check_saved(place, members[0], asked.client)
+    if asked.client is not None:
+        check_saved(place, members[0], asked)
     warn_of_other_code(members[0].facts, observer)
     return members
 
 
-def check_saved(place: Path, model: SavedModel, client: str | None) -> None:
-    """Refuse a client of the run whose model was left out of the file, with the command that saves it too.
+def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
+    """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
 
-    Raises UsageError; names that no client has are left to ``SavedModel.number_of``.
+    Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
+    saved, and so is whatever cannot be known as the file lies apart from its run.
     """
-    if client is None or not model.facts.saved or client in model.facts.saved:
+    facts, client = model.facts, asked.client
+    if asked.one_for_all or not facts.personal or client in facts.saved or (client is None and facts.saved):
         return
-    result = result_of(place, model.facts.run)
-    if result is not None and client in result["clients"]:
-        folder = place if place.is_dir() else place.parent.parent
-        names = ",".join([*model.clients, client])
-        raise UsageError(
-            f"The model of client {client!r} was not saved.",
-            f"fedcache train --config {shlex.quote(str(folder / 'config.toml'))} --fresh "
-            f"--save-clients {shlex.quote(names)}",
+    if (result := result_of(place, facts.run)) is None:
+        return
+    folder = place if place.is_dir() else place.parent.parent
+    names = [] if client is None else client_columns(result, folder).names
+    if client is not None and client not in names:
+        if facts.saved:
+            return
+        raise unknown("client", client, names)
+    if is_private(result) and not facts.saved:
+        raise StoreError(
+            "No client's model is saved of a private run: it would hold what epsilon does not cover.",
+            "--global takes the server's.",
         )
+    if not facts.saved:
+        said = f"The run saved no client's model ({facts.clients:,} clients)."
+        raise StoreError(said, command_saving(folder, client or "all"))
+    raise UsageError(
+        f"The model of client {client!r} was not saved.",
+        command_saving(folder, ",".join([*model.clients, str(client)])),
+    )
 
 
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
@@ -156,9 +174,7 @@ def predict_run(
 
     Raises as ``open_predictor`` and ``models.sources``. ``config`` says how images are computed.
     """
-    members = open_members(place, asked, observer)
-    check_weights(asked, [members[0].facts.backbones])
-    predictor = predictor_of(members, asked, home, config.device)
+    predictor = open_predictor(place, asked, home, observer, config.device)
     predictor.check_top(rows.top)
     if images:
         named, weights = find_images(images, follow_links=config.follow_links), weights_of(asked)

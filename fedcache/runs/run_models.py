@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import SaveModels
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, unknown
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError, unknown
+from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.engine.outcome import TrainingOutput
-from fedcache.models.collect import chosen_clients, collect
+from fedcache.federate.execution.memory_estimate import Forecast, Load
+from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
 from fedcache.runs.directory import MODELS, check_place, read_result
 from fedcache.runs.features import RunInputs
@@ -31,6 +33,8 @@ from fedcache.store.sealed import read_sealed, write_sealed
 
 INDEX = "models.json"
 KEPT = ("all", "best", "none")
+COPIES = 4
+"""Of clients' tensors while they are written: as rows, stacked, and twice as bytes (measured with 500 and 1,000 MB)."""
 
 
 class KeptModels:
@@ -48,6 +52,34 @@ class KeptModels:
         """Refuse a client to save that is none of ``names``, before anything is trained. Raises UsageError."""
         if self.clients is not None:
             chosen_clients(names, self.clients)
+
+    def check_room(self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int) -> None:
+        """Refuse clients' models that are asked for and do not fit into memory when they are written.
+
+        A client's part is taken to be what it keeps between rounds, and a probe or an adapted model to be as large as
+        what it trains. Raises MachineError before anything is trained.
+
+        Args:
+            method: of the run.
+            load: its sizes.
+            found: its peak, of which what clients and server hold is still there at the end.
+            names: of the clients.
+            free: bytes of memory.
+        """
+        if self.which == "none" or self.clients in (None, "none"):
+            return
+        numbers = chosen_clients(names, self.clients)
+        each = min(load.state_bytes, load.head_bytes) + (load.head_bytes if method.deploy is not keep_down else 0)
+        if method.personal_part is not less_training_state:  # an adapted model with its optimiser, or a cache of rows
+            each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
+        size = each * len(numbers)
+        if found.above - found.working + COPIES * size > free:
+            raise MachineError(
+                f"The models of {len(numbers):,} clients take {size / 1e6:,.0f} MB, and {COPIES} times as much of "
+                f"memory to be written; {free / 1e6:,.0f} MB are free.",
+                "--save-clients NAME,NAME saves those of some clients, and without it they are saved up to "
+                f"{MOST_BYTES / 1e6:,.0f} MB.",
+            )
 
     def says_of_stored(self, run: Path) -> str | None:
         """What is to be said where a run is there already and other models are asked for than it was made with."""

@@ -103,8 +103,10 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # what was to be written, of a full disk too
         raise
     fsync_directory(path.parent)
 

@@ -86,6 +86,7 @@ def test_a_new_client_has_a_file_that_predicts(sites: Path, tmp_path: Path, monk
         ("ditto", ("--seed", "7"), Exit.USAGE, "The run has no seed 7"),
         ("ditto", ("-o", "x.onnx"), Exit.USAGE, "x.onnx is no model file"),
         ("ditto", ("-o", "nowhere/x.safetensors"), Exit.USAGE, "nowhere does not exist"),
+        ("ditto", ("--name", "a/b"), Exit.USAGE, "--name 'a/b' cannot be the name of a file"),
     ],
 )
 def test_refusals(

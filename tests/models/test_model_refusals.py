@@ -16,7 +16,7 @@ from pictures import folder
 from pyarrow import parquet
 
 import fedcache as fc
-from fedcache.errors import UsageError
+from fedcache.errors import StoreError, UsageError
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
 
@@ -122,6 +122,26 @@ def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(s
     assert fedcache(*again[1:]).code == 0
     assert SavedModel.load(model_file(run, 0)).clients == ["client-1", "client-2"]  # none is lost
     ok("predict", run, "--client", "client-2", "--store", store)
+
+
+def test_where_no_clients_model_was_saved_every_command_names_the_one_that_saves(store: Path, tmp_path: Path) -> None:
+    run = trained(*FEDPCL, "--save-clients", "none")
+    rows, config = ("--store", store), f"fedcache train --config {run / 'config.toml'} --fresh --save-clients"
+    for place in (run, model_file(run, 0)):
+        for command, saves in (
+            (("predict", place, *rows), "all"),
+            (("predict", place, *rows, "--client", "client-1"), "client-1"),
+            (("evaluate", place, *rows), "all"),
+            (("export-model", place, "-o", tmp_path / "x"), "all"),
+        ):
+            error = fedcache(*command, "--json").envelope["error"]
+            assert error["message"] == "The run saved no client's model (3 clients)."
+            assert error["hint"] == f"{config} {saves}"
+    unknown = fedcache("predict", run, *rows, "--client", "client-7")
+    assert (unknown.code, "Unknown client 'client-7'" in unknown.err) == (2, True)
+    with pytest.raises(StoreError, match="saved no client's model"):
+        fc.load_model(run)
+    ok("personalise", run, *rows, "-o", tmp_path / "new.safetensors")  # needs the server's part alone
 
 
 def test_the_hint_of_an_unknown_client_names_the_one_that_is_near_or_some_that_are_there(store: Path) -> None:

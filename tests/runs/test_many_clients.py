@@ -12,7 +12,10 @@ from command import fedcache, ok
 from pyarrow import parquet
 
 import fedcache as fc
-from fedcache.errors import CorruptionError
+from fedcache.config import Home
+from fedcache.errors import CorruptionError, Exit
+from fedcache.models import collect
+from fedcache.runs import forecast
 from fedcache.runs.client_columns import CLIENTS_IN_RESULT, client_columns
 
 M = CLIENTS_IN_RESULT + 200
@@ -31,6 +34,35 @@ def ingested(place: Path) -> Path:
 @pytest.fixture
 def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(ingested)
+
+
+def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store: Path) -> None:
+    run = ok("train", "--method", "fedrep", *WORDS, "--set", "batch=1", "--save-clients", "client-0003").data["path"]
+    for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client 'client-9999'")):
+        done = fedcache("predict", run, "--store", "many", "--client", client)
+        assert (done.code, said in done.err) == (Exit.USAGE, True), done.err
+
+
+def test_what_is_not_saved_of_many_clients_says_how_it_is(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MOST_BYTES", 1000)
+    said = fedcache("train", "--method", "fedrep", *WORDS, "--set", "batch=1").err
+    assert "not saved: --fresh --save-clients all, or the names of some, saves them." in said
+
+
+@pytest.mark.parametrize(("method", "swept"), [("ditto", "lr"), ("perfedavg", "beta")])
+def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
+    store: Path, monkeypatch: pytest.MonkeyPatch, method: str, swept: str
+) -> None:
+    words = ("--method", method, *WORDS, "--set", "dim=128", "--set", "batch=1")
+    for command in (("grid", *words, "--sweep", f"{swept}=0.1,0.2"), ("train", *words)):
+        planned = ok(*command, "--dry-run").data["programs"][0]["memory"]["total"]
+        monkeypatch.setattr(forecast, "free_memory", lambda needed=planned: needed)  # as much as training needs
+        done = fedcache(*command, "--save-clients", "all")
+        assert done.code == Exit.ENVIRONMENT, done.err
+        assert f"The models of {M:,} clients take " in done.err
+        assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
+    ok("train", *words, "--save-clients", "client-0001,client-0002")
+    ok("train", *words, "--fresh", "--save-clients", "none")
 
 
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,21 @@ def test_a_full_disk_says_what_it_needs_and_what_is_free(place: Path, monkeypatc
         write(w, 1, KEYS[0])  # there is room again
     with writer(store, KEYS[0]) as w:
         assert w.kept == [0, 1]
+
+
+def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            files.write_atomic(place / "classes.csv", bytes(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(place / "classes.csv")
+    with pytest.raises(FileNotFoundError) as missing:
+        files.write_atomic(place / "gone" / "classes.csv", b"")
+    assert missing.value.filename == str(place / "gone" / "classes.csv")
+    assert not list(place.iterdir())
 
 
 def crash_in_commit(store: Store, key: str, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
