@@ -52,7 +52,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     place, observer = place_of(given["source"]), given["observer"] or Silent()
     (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
     if out is not None:
-        write_evaluations(out, [found], ImagePlaces(home, config.data) if with_images else None)
+        write_evaluations(out, [found], ImagePlaces(home, config.data) if with_images else None, observer)
     return found
 
 

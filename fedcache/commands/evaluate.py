@@ -59,7 +59,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     with stop_on_signals(stop.ask, observer.note):
         found = evaluate_runs(places, model, wanted, config, home, observer, stop)
     if out is not None:
-        write_evaluations(out, found, ImagePlaces(home, config.data) if wanted.with_images else None)
+        write_evaluations(out, found, ImagePlaces(home, config.data) if wanted.with_images else None, observer)
     return evaluation_answer(found, out)
 
 

@@ -59,7 +59,8 @@ def report(
     )
     lines = [f"{made.path}: {made.runs} runs, {made.bytes / 1e6:.2f} MB."]
     if with_images:
-        lines.append(f"It holds {made.images} images of the dataset: give it to nobody who may not see them.")
+        held = f"{made.images} of {made.mistakes} images of mistakes" if made.mistakes else "no image of mistakes"
+        lines.append(f"It holds {held}" + (": give it to nobody who may not see them." if made.images else "."))
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
     if not made.runs:

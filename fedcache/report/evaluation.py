@@ -15,6 +15,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.measures import BINS, ClassMeasures, RightRows, RunEvaluation
+from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import (
     MUTED,
     SERIES,
@@ -28,7 +29,7 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import Gallery, gallery
+from fedcache.report.galleries import Gallery, gallery, lost_of
 from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.store.files import write_atomic
 from fedcache.visible_text import sheet_cell
@@ -63,7 +64,9 @@ def check_out(path: Path) -> None:
         need_matplotlib()
 
 
-def write_evaluations(path: Path, found: Sequence[RunEvaluation], images: ImagePlaces | None = None) -> None:
+def write_evaluations(
+    path: Path, found: Sequence[RunEvaluation], images: ImagePlaces | None = None, observer: Observer | None = None
+) -> None:
     """Write evaluations to a .html, .csv or .json file, whole or not at all.
 
     Raises as ``check_out``.
@@ -72,13 +75,14 @@ def write_evaluations(path: Path, found: Sequence[RunEvaluation], images: ImageP
         path: the file.
         found: what was measured.
         images: where images are, to show mistakes with them; None shows none.
+        observer: warned of images that are not at hand.
     """
     check_out(path)
     kind = path.suffix.lower()
     if kind == ".json":
         raw = json.dumps([_plain(e.to_dict()) for e in found], ensure_ascii=False, indent=1)
     else:
-        raw = _table(found) if kind == ".csv" else evaluation_page(found, images)
+        raw = _table(found) if kind == ".csv" else evaluation_page(found, images, observer)
     write_atomic(path, raw.encode())
 
 
@@ -123,9 +127,12 @@ def _right(found: RightRows) -> dict[str, Any]:
     return {"rows": found.rows, "right": found.right, "accuracy": found.accuracy, "low": low, "high": high}
 
 
-def evaluation_page(found: Sequence[RunEvaluation], images: ImagePlaces | None = None) -> str:
+def evaluation_page(
+    found: Sequence[RunEvaluation], images: ImagePlaces | None = None, observer: Observer | None = None
+) -> str:
     """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
+    told = observer or Silent()
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
         ident = f"e{number}"
@@ -144,9 +151,13 @@ def evaluation_page(found: Sequence[RunEvaluation], images: ImagePlaces | None =
             if images is None or e.mistakes is None:
                 continue
             try:
-                galleries += gallery(f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images)
+                own = gallery(f"{ident}-mistakes{i}", e.label, e.mistakes, (rows, "all of them"), images)
+                galleries += own
+                for sentence in lost_of(e.label, own):
+                    told.warn(sentence)
             except FedcacheError as error:
                 notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
+                told.warn(notes[-1])
         sections.append(Section(ident, f"On {rows}", says, columns, cells, drawn, notes, [], [], galleries))
     return render_page("Evaluation of models", sections, len(found))
 

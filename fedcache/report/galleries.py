@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
@@ -50,6 +50,7 @@ class Gallery:
     title: str
     says: str
     images: tuple[Thumbnail, ...]
+    lost: int = 0  # mistakes whose images are not there any more
 
 
 def refuse_private(entries: Sequence[StoredRun]) -> None:
@@ -63,8 +64,16 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
         )
 
 
+@dataclass
+class ToShow:
+    """What a page was to show, for the terminal."""
+
+    mistakes: int = 0  # of whose rows images were looked for
+    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
+
+
 def galleries_of(
-    ident: str, named: Sequence[tuple[str, StoredRun]], source: RunStore | str, places: ImagePlaces
+    ident: str, named: Sequence[tuple[str, StoredRun]], source: RunStore | str, places: ImagePlaces, asked: ToShow
 ) -> tuple[list[Gallery], list[str]]:
     """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
 
@@ -73,17 +82,22 @@ def galleries_of(
         named: label and run; the first ``MOST_GALLERIES`` are shown.
         source: the store of their rows, or why there is none.
         places: where images are looked for.
+        asked: is added to.
     """
     if isinstance(source, str):
-        return [], [f"Mistakes are not shown: {source}."]
+        asked.missing.append(f"Mistakes are not shown: {source}.")
+        return [], asked.missing[-1:]
     found: list[Gallery] = []
     notes: list[str] = []
     for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
         try:
             mistakes = mistakes_of(entry, source, places)
-            found += gallery(f"{ident}-mistakes{i}", label, mistakes, ("its own test rows", "its own rows"), places)
+            asked.mistakes += len(mistakes.most)
+            own = gallery(f"{ident}-mistakes{i}", label, mistakes, ("its own test rows", "its own rows"), places)
+            found, asked.missing = found + own, asked.missing + lost_of(label, own)
         except FedcacheError as error:
             note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
+            asked.missing += [note] if note not in notes else []
             notes += [note] if note not in notes else []
         else:
             notes += [] if mistakes.wrong else [f"{label} made no mistake on its {mistakes.rows:,} test rows."]
@@ -147,7 +161,16 @@ def gallery(ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], pla
     lost = len(mistakes.most) - len(shown)
     if lost:
         says += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
-    return [Gallery(ident, f"What {label} got wrong", says, shown)]
+    return [Gallery(ident, f"What {label} got wrong", says, shown, lost)]
+
+
+def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
+    """A sentence on the images that the galleries of a run lack."""
+    return [
+        f"{g.lost} of {len(g.images) + g.lost} images of {label}'s mistakes are not in the dataset any more."
+        for g in found
+        if g.lost
+    ]
 
 
 def thumbnail_uri(image: Image.Image) -> str:

@@ -26,7 +26,7 @@ from fedcache.report.find_runs import (
     labels,
     setting_names,
 )
-from fedcache.report.galleries import Gallery, galleries_of, refuse_private
+from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
 from fedcache.report.render import HtmlCell, Section, render_page
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.store.files import write_atomic
@@ -46,6 +46,7 @@ class Report:
         left_out: runs that it names and cannot show.
         bytes: its size.
         images: thumbnails of the dataset that it shows.
+        mistakes: whose images it was to show.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Report:
     left_out: int
     bytes: int
     images: int = 0
+    mistakes: int = 0
 
     def __repr__(self) -> str:
         return f"Report({self.path}, {self.runs} runs, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
@@ -107,21 +109,24 @@ def write_report(
     if images is not None:
         refuse_private(found.entries)
     settings = by_setting(found.entries)
-    titles = setting_names(settings)
+    titles, shown = setting_names(settings), ToShow()
     observer.start("drawing", len(settings), "sections")
     try:
         sections: list[Section] = []
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
-            sections.append(_section(number, name, entries, source, embed, images))
+            sections.append(_section(number, name, entries, source, embed, images, shown))
             recipes |= recipes_of(source)
             observer.advance(1)
         raw = _page(found, sections, recipes, title or "Federated runs on cached features").encode()
     finally:
         observer.stop()
     write_atomic(out, raw)
-    return Report(out, len(found.entries), len(found.left_out), len(raw), sum(s.images for s in sections))
+    for sentence in dict.fromkeys(shown.missing):
+        observer.warn(sentence)
+    there = sum(s.images for s in sections)
+    return Report(out, len(found.entries), len(found.left_out), len(raw), there, shown.mistakes)
 
 
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
@@ -133,7 +138,8 @@ def _section(
     entries: list[StoredRun],
     source: RunStore | str,
     embed: str,
-    images: ImagePlaces | None = None,
+    images: ImagePlaces | None,
+    shown: ToShow,
 ) -> Section:
     entries = sorted(entries, key=lambda e: -(e.result["accuracy"]["mean"] or 0.0))
     names = differing(entries)
@@ -145,7 +151,7 @@ def _section(
     if number < MOST_SETTINGS:
         plots, notes = _plots(ident, named, source, embed)
         if images is not None:
-            galleries, told = galleries_of(ident, _every_method_first(named), source, images)
+            galleries, told = galleries_of(ident, _every_method_first(named), source, images, shown)
             notes += told
     else:
         notes.append(f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs.")

@@ -176,6 +176,31 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
         assert not (tmp_path / "no.html").exists()
 
 
+def test_images_that_are_not_at_hand_are_counted_on_the_terminal_with_the_reason(tmp_path: Path) -> None:
+    images = copied(tmp_path)
+    run, page = ok("train", "--method", "fed3r", *IID).data["path"], tmp_path / "page.html"
+    asked = ("report", run, "--with-images", "--embed", "none", "-o", page)
+    whole = ok(*asked)
+    wanted = whole.data["images"]
+    assert (whole.data["mistakes"], whole.envelope["warnings"]) == (wanted, [])
+    name = shown(page.read_text())[0][0]
+    next(path for path in images.rglob(Path(name).name) if str(path).endswith(name)).unlink()
+    fewer = fedcache(*asked)
+    assert f"It holds {wanted - 1} of {wanted} images of mistakes" in fewer.out
+    assert f"warning: 1 of {wanted} images of fed3r's mistakes are not in the dataset any more." in fewer.err
+    images.rename(tmp_path / "away")
+    none = fedcache(*asked)
+    assert f"It holds 0 of {wanted} images of mistakes" in none.out
+    assert "warning: Mistakes of fed3r are not shown: The images of dataset own (" in none.err
+    (store,) = Home.from_environment().stores.glob("own-*.zarr")
+    done = fedcache("evaluate", run, "--store", store, "--split", "test", "--with-images", "-o", page)
+    assert f"warning: Mistakes of fed3r {Path(run).name[:8]} are not shown: The images of dataset own (" in done.err
+    shutil.rmtree(store)
+    gone = fedcache(*asked)
+    assert "It holds no image of mistakes" in gone.out
+    assert "warning: Mistakes are not shown: no store of dataset" in gone.err
+
+
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_shown_is_one_sentence(store: Path, tmp_path: Path) -> None:
     run = Path(ok("train", "--method", "fed3r", *IID).data["path"])

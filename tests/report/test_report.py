@@ -106,6 +106,7 @@ def test_a_report_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
         "left_out": 0,
         "bytes": len(text.encode()),
         "images": 0,
+        "mistakes": 0,
     }
     assert "<img" not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
