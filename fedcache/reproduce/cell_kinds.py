@@ -32,6 +32,7 @@ from fedcache.runs.row_sources import Preparation
 from fedcache.runs.spec import parse_participation, parse_seeds
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
+from fedcache.store.text_features import read_text, text_of_array
 
 Measured = tuple[dict[str, Value | None], list[str]]
 """Metric -> value, and departures that only showed while measuring."""
@@ -87,9 +88,9 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
-    if not store.has_text(cell.backbones[0]):
+    if (entry := text_of_array(store.manifest, found.keys[0])) is None:
         raise StoreError(f"{cell.backbones[0]} has no text features.", "Name one that has, for example glyph-clip.")
-    text = torch.from_numpy(np.array(store.text(cell.backbones[0]), np.float32))
+    text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
     said = [f"rows: {len(rows)} instead of {wanted}"] if len(rows) < wanted else []
     return {

@@ -25,6 +25,7 @@ from fedcache.runs.directory import RunDirectory, measured_of
 from fedcache.runs.events import ALONE, GridPosition, RunEvents
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of
+from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
 from fedcache.runs.privacy_ledger import (
     Release,
@@ -67,6 +68,8 @@ def prepare_run(
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
+    if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
+        check_text(source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0])
     domains, classes = source.names()
     clients = len(next(iter(partitions.values())).clients)
     return RunInputs(

@@ -1,4 +1,4 @@
-"""Where the rows of a stored run are: the store of its dataset, found by what the run's directory says of itself."""
+"""What belongs to the rows of a run: the store of a stored one, and text features of the same weights as the images."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError
+from fedcache.errors import FedcacheError, StoreError
+from fedcache.extract.planning.find_store import more_features
 from fedcache.parsing import parse_toml
 from fedcache.store.store import Store
+from fedcache.store.text_features import find_text, text_of_array
 
 
 def train_table(run: Path) -> dict[str, Any]:
@@ -35,3 +37,20 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
         if store.dataset["digest"] == digest:
             return store
     return None
+
+
+def check_text(store: Store, key: str) -> None:
+    """Refuse the current text features of an array's backbone where other weights made them: they do not compare.
+
+    Raises StoreError, with the command that makes those of the array's weights the current ones.
+    """
+    recipe = store.arrays[key].recipe
+    name = str(recipe.get("backbone"))
+    current = find_text(store.manifest, name, None, None)
+    if current is None or current is text_of_array(store.manifest, key):
+        return
+    made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
+    raise StoreError(
+        f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
+        more_features(store, name),
+    )

@@ -32,6 +32,18 @@ def find_text(
     return None
 
 
+def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
+    """The entry of a backbone's text features that was current last and belongs to an array: both of the same weights.
+
+    Of ingested features nobody knows weights: theirs are those of their backbone's name.
+    """
+    recipe = manifest.arrays[key].recipe
+    name, weights = str(recipe.get("backbone")), recipe.get("weights")
+    found = find_text(manifest, name, None, weights)
+    current = find_text(manifest, name, None, None)
+    return current if found is None and current is not None and "weights" not in current["meta"] else found
+
+
 def read_text(store: Path, backbone: str, entry: dict[str, Any]) -> NDArray[np.float32]:
     """The matrix [C, D] of an entry, verified. Raises CorruptionError."""
     place = files.chunk_path(store / "text" / slug_of(backbone) / entry["id"], 0, 2)

@@ -47,6 +47,26 @@ def follow(done: Done) -> Done:
     return fedcache(*shlex.split(text[text.index("fedcache extract") :])[1:], "--json")
 
 
+def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images: Path, tmp_path: Path) -> None:
+    path = extract(images, "--backbones", "glyph-clip")
+    ok("train", "--method", "clip-zs", *IID)
+    store, page = Store.open(path), tmp_path / "page.html"
+    drawn = ("report", "--embed", "none", "-o", page)
+    ok(*drawn)
+    before = page.read_bytes()
+    (entry,) = store.texts["glyph-clip"]
+    other = np.random.default_rng(0).standard_normal(store.text("glyph-clip").shape).astype(np.float32)
+    store.put_text("glyph-clip", entry["templates"], other, {**entry["meta"], "weights": "0" * 64})
+    for method in ("clip-zs", "fst-cbdg"):  # a stored result too: which it is depends on the text
+        done = fedcache("train", "--method", method, *IID, "--json")
+        assert done.code == Exit.STORE
+        assert "text features of glyph-clip were made with weights 000000000000" in done.envelope["error"]["message"]
+    ok(*drawn)
+    assert page.read_bytes() == before
+    assert follow(done).code == 0
+    assert ok("train", "--method", "clip-zs", *IID).data["reused"]
+
+
 def test_training_completes_the_array_that_repair_opened_again(images: Path) -> None:
     path = extract(images, "--backbones", "random-projection", "--recipe", "random-projection:size=16", "--views", 2)
     first = ok(*FED3R).data

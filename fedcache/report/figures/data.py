@@ -12,6 +12,7 @@ from fedcache.errors import MachineError, unknown
 from fedcache.report.drawing import INK, SERIES, Cell, Marks, Plot, legend_below, name_places, plot, short
 from fedcache.report.figures.grids import squares
 from fedcache.report.run_origin import RunStore
+from fedcache.store.text_features import read_text, text_of_array
 
 EMBEDDINGS = ("pca", "tsne", "umap", "none")
 MOST_POINTS = 600
@@ -235,7 +236,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))
-        if source.store.has_text(backbone):
+        if (entry := text_of_array(source.store.manifest, key)) is not None:
             break
     else:
         return None
@@ -250,7 +251,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     if not len(x):
         return None
     unit = torch.nn.functional.normalize(torch.from_numpy(x).double(), dim=1)
-    text = torch.nn.functional.normalize(torch.tensor(source.store.text(backbone)).double(), dim=1)
+    text = torch.nn.functional.normalize(torch.tensor(read_text(source.store.path, backbone, entry)).double(), dim=1)
     scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
     values = {s: pseudo_label_entropy(unit, text, float(s)).numpy() for s in scales}
     most = float(np.log2(len(text)))

@@ -39,6 +39,7 @@ from fedcache.heads.linear import Tree
 from fedcache.progress import Silent
 from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
+from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, feat_post_for
 from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
 from fedcache.store.sealed import read_sealed, write_sealed
@@ -252,8 +253,11 @@ class SiteRequest:
         return [str(self.store.arrays[key].digest) for key in self.keys]
 
     def text(self) -> np.ndarray | None:
-        """Class text features, where the method reads some."""
-        return text_of(self.method, self.hp, self.store, self.keys)[0]
+        """Class text features, where the method reads some. Raises StoreError for those of other weights."""
+        text, _ = text_of(self.method, self.hp, self.store, self.keys)
+        if text is not None:
+            check_text(self.store, self.keys[0])
+        return text
 
     def client(self, name: str | None) -> Client:
         """The client of this store; its rows are all that is without a defect, train and test as the store has them."""
