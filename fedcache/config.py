@@ -11,18 +11,15 @@ import os
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcache.errors import UsageError, unknown
+from fedcache.option_info import CLIENTS, COMPUTING, DATA, FEATURES, METHOD, TRAINING, TRUST, option
 from fedcache.parsing import parse_toml
 
 SAMPLING, BAD_UPDATES = ("uniform", "weighted", "poisson"), ("fail", "reject")
-DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
-FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
-"""Panels of the help."""
-
 DATASET = "digits, folder:PATH, torchvision:NAME, paper:NAME, a=SPEC,b=SPEC as domains, or a name given to ingest."
 BACKBONES = "Names, comma-separated; see `fedcache backbones list`."
 
@@ -30,38 +27,6 @@ FORMER = {"loop": "sequential", "stack": "batched", "dual": "gram"}
 """Word of an earlier release -> the word now."""
 
 FILE_NAME = "fedcache.toml"
-
-
-@dataclass(frozen=True)
-class OptionInfo:
-    """How a field is an option of the command line."""
-
-    meaning: str  # one sentence
-    panel: str  # heading under which the help of a command shows it
-    short: str = ""  # its one-letter form, ``-d``
-    # long options in place of the field's own name; of several, the last are hidden aliases
-    names: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()  # the words it takes, where they are few; their check is where they are used
-    minimum: int | None = None  # the smallest number it takes
-    default: str = ""  # what is done without it, in words, where the field's default does not say it
-    path: bool = False  # whether it is a path, for completion
-    split: bool = False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
-    once: bool = False  # whether a key that comes twice is refused
-    whole: bool = False  # whether each use is one value, commas and all
-
-
-def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: Any) -> Any:
-    """A field that is an option too; ``{}`` as its default is a new dictionary.
-
-    Args:
-        default: of the field.
-        meaning: as of ``OptionInfo``, like ``panel`` and ``info``.
-        said: the default in words.
-    """
-    metadata = {"option": OptionInfo(meaning, panel, default=said, **info)}
-    if default == {}:
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from typing import Any
 
 from fedcache.commands.options import ConfigFile, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import SECTIONS, Home, OptionInfo, read_file, resolve, to_table
+from fedcache.config import SECTIONS, Home, read_file, resolve, to_table
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.plan import memory_of
+from fedcache.option_info import OptionInfo
 from fedcache.parsing import parse_json
 from fedcache.store.lock import is_held, lock_holder
 

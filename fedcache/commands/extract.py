@@ -20,13 +20,14 @@ from fedcache.commands.options import (
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import CLIENTS, DATA, ExtractConfig, Home, PartitionConfig, read_file
+from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.cost import describe_growth
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.result import Extraction
 from fedcache.federate.engines.choose import engine_of
+from fedcache.option_info import CLIENTS, DATA
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.sidecars import QUARANTINE

@@ -14,20 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
-from fedcache.config import (
-    CLIENTS,
-    COMPUTING,
-    RESULTS,
-    ExtractConfig,
-    Home,
-    OptionInfo,
-    PartitionConfig,
-    TrainConfig,
-    option,
-    resolve,
-)
+from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.methods import METHODS
+from fedcache.option_info import CLIENTS, COMPUTING, RESULTS, OptionInfo, option
 
 Given = Mapping[str, Any]
 """What was given of the options that fields became, by the name of the field; None, [] or False was not given."""

@@ -10,9 +10,10 @@ import typer
 
 from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
-from fedcache.config import ExtractConfig, Home, option
+from fedcache.config import ExtractConfig, Home
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engines.choose import engine_of
+from fedcache.option_info import option
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.planning import Options, RequirementCheck

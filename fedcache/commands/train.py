@@ -24,11 +24,12 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import COMPUTING, RESULTS, Home, PartitionConfig, SaveModels, TrainConfig, read_file
+from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
+from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.report.drawing import percent
 from fedcache.runs.directory import bytes_of_models, check_config, command_saving, has_client_models

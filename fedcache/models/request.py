@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedcache.config import DATASET, option
+from fedcache.config import DATASET
+from fedcache.option_info import option
 
 MODEL, ROWS, RESULT = "Model", "Rows", "Result"
 """Panels of the help."""

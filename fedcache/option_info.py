@@ -1,0 +1,42 @@
+"""What a field of a configuration says of itself as an option of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+DATA, CLIENTS, METHOD, TRAINING, TRUST = "Data", "Clients", "Method", "Training", "Trust"
+FEATURES, COMPUTING, RESULTS = "Features", "Computing", "Results"
+"""Panels of the help."""
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """How a field is an option of the command line."""
+
+    meaning: str  # one sentence
+    panel: str  # heading under which the help of a command shows it
+    short: str = ""  # its one-letter form, ``-d``
+    # long options in place of the field's own name; of several, the last are hidden aliases
+    names: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # the words it takes, where they are few; their check is where they are used
+    minimum: int | None = None  # the smallest number it takes
+    default: str = ""  # what is done without it, in words, where the field's default does not say it
+    path: bool = False  # whether it is a path, for completion
+    split: bool = False  # whether one use of a ``key=value`` option may hold several pairs, comma-separated
+    once: bool = False  # whether a key that comes twice is refused
+    whole: bool = False  # whether each use is one value, commas and all
+
+
+def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: Any) -> Any:
+    """A field that is an option too; ``{}`` as its default is a new dictionary.
+
+    Args:
+        default: of the field.
+        meaning: as of ``OptionInfo``, like ``panel`` and ``info``.
+        said: the default in words.
+    """
+    metadata = {"option": OptionInfo(meaning, panel, default=said, **info)}
+    if default == {}:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
