@@ -274,6 +274,14 @@ def test_the_training_loss_is_watched(name):
     assert "loss" not in none
 
 
+def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_entered():
+    losses = [torch.tensor([1.0, 1.0, n, 1.0], dtype=torch.float64) for n in (0.1, 0.7, 1e16, -1e16)]
+    states = {c: {"loss": loss} for c, loss in enumerate(losses)}
+    watched = [METHODS["fedavg-simclr"].diagnose({}, dict(order), {}, None) for order in (
+        states.items(), reversed(states.items()))]  # fmt: skip
+    assert watched[0] == watched[1]
+
+
 def test_the_watched_loss_is_simclrs():
     data, clients = federation(sizes=(9, 6), views=3)
     out = go("fedavg-simclr", {"batch": 16, "epochs": 1}, data, clients, rounds=1, participation=None)

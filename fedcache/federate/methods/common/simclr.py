@@ -88,7 +88,8 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 def watch(_server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx) -> dict[str, float]:
     """The training loss in the first and the last epoch of the last round (FLESD figure 5), mean over clients."""
-    seen = [t["loss"] for t in states.values() if float(t["loss"][1]) > 0]
+    # by client: a run that was taken up holds them in another order, and the sum would have other last bits
+    seen = [states[c]["loss"] for c in sorted(states) if float(states[c]["loss"][1]) > 0]
     if not seen:
         return {}
     first, last = (float(torch.stack([t[i] / t[i + 1] for t in seen]).mean()) for i in (0, 2))
