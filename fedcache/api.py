@@ -120,15 +120,16 @@ def train(
     dataset: str | None = None, backbones: str | Sequence[str] = (), domain: str | Sequence[str] = (),
     clients_from: str | Path | None = None, rounds: int | None = None, participation: int | float | str | None = None,
     client_sampling: str | None = None, availability: float | str | Path | None = None,
-    client_dropout: float | None = None, eval_every: int | None = None, eval_clients: int | float | str | None = None,
-    execution: str | None = None, device: str | None = None, dtype: str | None = None,
-    client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None, aggregate: str | None = None,
-    attack: str | None = None, on_bad_update: str | None = None, byzantine: float | None = None,
-    max_update_norm: float | None = None, max_rows_per_client: int | None = None, max_share: float | None = None,
-    dp_clip: float | None = None, dp_noise: float | None = None, dp_delta: float | None = None,
-    dp_seed: int | None = None, dp_allow: str | None = None, observer: Observer | None = None,
-    on_round: OnRound | None = None, track: str | None = None, fresh: bool = False, save_model: bool = True,
-    save_clients: str | None = None,
+    client_dropout: float | None = None, asynchronous: int | None = None, server_step: float | None = None,
+    staleness_power: float | None = None, client_durations: str | Path | None = None, eval_every: int | None = None,
+    eval_clients: int | float | str | None = None, execution: str | None = None, device: str | None = None,
+    dtype: str | None = None, client_backbones: Sequence[str] = (), client_set: Mapping[str, str] | None = None,
+    aggregate: str | None = None, attack: str | None = None, on_bad_update: str | None = None,
+    byzantine: float | None = None, max_update_norm: float | None = None, max_rows_per_client: int | None = None,
+    max_share: float | None = None, dp_clip: float | None = None, dp_noise: float | None = None,
+    dp_delta: float | None = None, dp_seed: int | None = None, dp_allow: str | None = None,
+    observer: Observer | None = None, on_round: OnRound | None = None, track: str | None = None, fresh: bool = False,
+    save_model: bool = True, save_clients: str | None = None,
 ) -> Run:  # fmt: skip
     """Train a federated method on cached features; the same run again returns the stored result.
 
@@ -144,15 +145,14 @@ def train(
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
         client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
+        asynchronous, server_step, staleness_power, client_durations: as in ``fedcache train --help``.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
         device: ``auto``, ``cpu`` or ``cuda``, which never falls back; ``dtype``: ``float32`` or ``float64``.
         client_backbones, client_set: backbones, and hyperparameter -> values, with which clients take turns.
-        aggregate, attack, on_bad_update, byzantine, max_update_norm: what is done with uploads.
-        max_rows_per_client, max_share: what a client's number of rows may give it.
+        aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share: for bad uploads.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
-        observer: told the story.
         on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
-        track: ``tensorboard`` or ``tensorboard:DIR``, as ``--track``; ``fresh``: run again where the result is there.
+        observer: told the story; ``track``: ``tensorboard[:DIR]``, as ``--track``; ``fresh``: run again what is stored.
         save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
             whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
 

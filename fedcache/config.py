@@ -120,7 +120,7 @@ class TrainConfig:
     )
     rounds: int | None = option(None, "Rounds of training.", TRAINING, short="-r", minimum=1, said="the paper's")
     participation: str | None = option(
-        None, "Clients a round: a number, a share (0.1, 10%) or all.", TRAINING, said="the paper's"
+        None, "Clients a round, or at a time: a number, a share (0.1, 10%) or all.", TRAINING, said="the paper's"
     )
     client_sampling: str = option(
         "uniform", "A round's clients: so many, more likely by rows, or each by itself.", TRAINING, choices=SAMPLING
@@ -129,6 +129,15 @@ class TrainConfig:
         None, "When clients are there: a share (0.8), or a CSV file client,first,last.", TRAINING, said="always"
     )
     client_dropout: float = option(0.0, "The share of a round's clients that send nothing.", TRAINING)
+    asynchronous: int | None = option(
+        None, "Rounds that wait for nobody: a step after so many updates (FedBuff).", TRAINING, minimum=1, said="rounds"
+    )
+    server_step: float = option(1.0, "The server's step on the mean of these updates.", TRAINING)
+    staleness_power: float = option(0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", TRAINING)
+    client_durations: str | None = option(
+        None, "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.", TRAINING,
+        said="half-normal where rounds wait for nobody, else no time",
+    )  # fmt: skip
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
     eval_every: int = option(0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0)
     eval_clients: str | None = option(

@@ -51,6 +51,7 @@ LANES, ROUNDS, STEPS = "federate/engine/context.py", "federate/engine/run_state.
 BATCH, BATCHED = "federate/execution/grid_batch.py", "federate/execution/batched.py"
 GRAM, GRAM_STATES = "federate/execution/gram.py", "federate/execution/gram_states.py"
 SAMPLING = "federate/engine/sampling.py"
+TIME, TIMED = "federate/engine/simulated_time.py", "federate/engine/timed_run.py"
 SNAPSHOTS, SCORE, METHODS = ("federate/engine/snapshots.py", "federate/engine/evaluate.py", "federate/methods/")
 WEIGHTS, BUFFERED = "federate/trust/weights.py", "federate/trust/buffered_uploads.py"
 SITES, FACTS, SERVER_JOB, PLAN = (
@@ -107,7 +108,7 @@ TABLE = (
       "self._trees[client] = copy_tree(", "self._trees[(client + 1) % 4] = self._trees[client] = copy_tree(",
       "solo and batched"),
     B("who_is_not_sampled_sends_nothing_and_keeps_its_state", "the broadcast is charged to everybody", ROUNDS,
-      "self.traffic.down[c] += received + text", "self.traffic.down = [n + 1 for n in self.traffic.down]", "fedavg"),
+      "self.traffic.down[c] += got + text", "self.traffic.down += got", "fedavg"),
     B("no_method_trains_on_a_test_row", "clients train on their test rows too", ROUNDS,
       "parts = [self.training_clients[i].test if test else self.training_clients[i].train for i in ids]",
       "parts = [np.concatenate([self.training_clients[i].train, self.training_clients[i].test]) for i in ids]",
@@ -160,8 +161,20 @@ TABLE = (
       "test = table.test_of(block[0]) if union is None else union", "test = table.test_of(block[0])"),
     B("what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run", "the probe sees one client",
       ROUNDS, "np.sort(all_train_rows(self.clients))", "np.sort(all_train_rows(self.clients[:1]))"),
+    B("two_clients_by_hand", "a stale update is taken against the model of now", TIMED,
+      "else self.versions[group.version]", "else down"),
+    B("two_clients_by_hand", "a broadcast is counted again with its upload", TIMED,
+      "frozenset(arrived.keys() - set(began))", "frozenset()"),
+    B("updates_of_different_ages_share_a_buffer_by_their_rows", "clients weigh alike", TIMED,
+      'if rule(name) == "uniform" else', 'if rule(name) == "mean" else'),
+    B("equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit", "time stands still", TIME,
+      "self.clock + lasts, self._begun", "lasts, self._begun", "sequential-fedavg-sgd"),
+    B("a_run_that_goes_on_with_clients_in_training_has_the_same_bits", "their models are those of now", TIMED,
+      "[name] = t.clone()", "[name] = self.server[name]", "sequential-fedavg-sgd"),
+    B("what_a_schedule_keeps", "more clients train than may", TIME,
+      "self.concurrency - len(self._heap)", "self.concurrency"),
     B("clients_are_sampled_without_replacement_and_anew_each_round", "every round samples the same", SAMPLING,
-      '"sampling", round_)', '"sampling")'),
+      'len(there)), generator(self.seed, "sampling", *key)', 'len(there)), generator(self.seed, "sampling")'),
     B("a_result_that_is_not_finite_names_round_and_client", "NaN is let through", ROUNDS,
       "if not isinstance(t, Tensor) or not t.is_floating_point()", "if True"),
     B("accuracies_are_those_of_the_predictions", "clients share the first one's predictions", SCORE,

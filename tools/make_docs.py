@@ -27,7 +27,7 @@ from fedcache.extract.datasets import digits, folder, info, known, paper, papers
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
-from fedcache.report.methods.facts import cells, disagreements, fidelities, leaving, objective
+from fedcache.report.methods.facts import cells, disagreements, fidelities, leaving, objective, why_it_waits
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = ("methods", "commands", "backbones", "datasets")
@@ -72,13 +72,15 @@ def method_page(name: str) -> str:
     m = METHODS[name]
     d = m.defaults
     share = "all" if d.participation is None else d.participation
+    waits = why_it_waits(m)
     lines = [
         f"# {name}",
         "",
         m.summary,
         "",
         f"{m.paper}. Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
-        f"{', '.join(m.executions)}.",
+        f"{', '.join(m.executions)}. {'Takes' if waits is None else 'Takes no'} `--asynchronous`"
+        f"{'' if waits is None else f' ({waits})'}.",
         "",
         f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
         f"round{'s' if d.rounds > 1 else ''}.",

@@ -72,6 +72,7 @@ def methods_info(name: Name) -> CommandResult:
         }
         for h in m.hparams
     ]
+    waits = facts.why_it_waits(m)
     d, sizes = m.defaults, current_sizes(Home.from_environment())
     sends, sides, parts = facts.traffic_of(m, sizes), facts.disagreements(m), facts.leaving(m, sizes)
     data = {
@@ -82,6 +83,7 @@ def methods_info(name: Name) -> CommandResult:
         "needs": sorted(m.needs),
         "fidelity": facts.fidelities(m),
         "executions": list(m.executions),
+        "asynchronous": waits is None,
         "hyperparameters": entries,
         "disagreements": sides,
         "traffic": {**sends, "counted_at": sizes.source},
@@ -96,6 +98,7 @@ def methods_info(name: Name) -> CommandResult:
         m.paper,
         f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds.",
         f"Reads {', '.join(sorted(m.needs)) or 'features alone'}; fidelity {facts.fidelities(m)}.",
+        "Takes --asynchronous." if waits is None else f"Takes no --asynchronous: {waits}.",
         f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
         f" {sends['paper_up']:,}) and receives {sends['down']:,} in a round{first}, at {sizes.source}{among}.",
         "",

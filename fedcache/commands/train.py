@@ -289,9 +289,10 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None}
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
     name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
-    setting = (
-        f"{part['scheme']}, {part['clients']} clients, {result['participation']} a round, {result['rounds']} rounds"
-    )
+    buffer = result.get("timing", {}).get("asynchronous")
+    how = f"a round, {result['rounds']} rounds" if buffer is None else (
+        f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
+    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
     lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
     if accuracy["mean"] is None:
         lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")

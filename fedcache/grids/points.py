@@ -24,10 +24,14 @@ from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.run import Run, spread, values_of
-from fedcache.runs.spec import TRUST_OPTIONS, parse_participation
+from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 
-RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TRUST_OPTIONS)
+RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = ("scheme", "clients", "alpha", "shards", "shots")
+NUMBERS = (
+    "byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta", "server_step", "staleness_power",
+)  # fmt: skip
+"""Those of them whose values are numbers of at least 0."""
 PLACES = {"set": "the method's", "partition": "the scheme's"}
 
 
@@ -123,9 +127,9 @@ def _run_value(name: str, value: str) -> Any:
         for one in value.split("+"):
             if not re.fullmatch(r".+-[0-9a-f]+", one):
                 lookup(one)  # a name with the digest of its recipe is that of an array
-    if name == "max_rows_per_client":
+    if name in ("max_rows_per_client", "asynchronous"):
         return _number(name, value, int, "a whole number of at least 1", 1)
-    if name in ("byzantine", "max_update_norm", "max_share", "dp_clip", "dp_noise", "dp_delta"):
+    if name in NUMBERS:
         return _number(name, value, float, "a number of at least 0", 0.0)
     if name == "dp_seed":
         return _number(name, value, int, "a whole number of at least 0", 0)
@@ -149,8 +153,8 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageError for a word that is no number where one is needed.
     """
-    numbers = {"rounds": int, "byzantine": float, "max_update_norm": float, "max_rows_per_client": int,
-               "max_share": float, "dp_clip": float, "dp_noise": float, "dp_delta": float, "dp_seed": int}  # fmt: skip
+    whole = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
+    numbers = {**dict.fromkeys(whole, int), **dict.fromkeys(NUMBERS, float)}
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key in numbers:

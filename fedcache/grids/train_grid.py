@@ -47,7 +47,7 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
-from fedcache.runs.spec import check_config, parse_participation, policy_from_config
+from fedcache.runs.spec import check_config, parse_participation, policy_from_config, timing_from_config
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class GridRequest:
             config, clients = self.config_of(number), self.partition_of(number).clients
             try:
                 trust = policy_from_config(config, find_method(name))
+                timing_from_config(config, find_method(name))
                 if clients is not None and config.participation is not None:
                     trust.check_round(clients_per_round(parse_participation(config.participation), clients))
             except FedcacheError as error:

@@ -24,6 +24,7 @@ def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun
         rounds=spec.rounds,
         participation=spec.participation,
         sampling=spec.sampling,
+        timing=spec.timing,
         seed=seed,
         dtype=spec.dtype,
         eval_every=spec.requested.eval_every,

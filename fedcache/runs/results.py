@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedcache.extract.backbones.table import PARAMETERS
 from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.runs.client_columns import CLIENTS_FILE, CLIENTS_IN_RESULT, ClientColumns
 from fedcache.runs.events import number
@@ -160,6 +161,7 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "rounds": spec.rounds,
         "participation": spec.participation_text,
         **({"participants": words} if (words := spec.sampling.words()) else {}),
+        **({"timing": _timing(spec.timing, seeds)} if spec.timing is not None else {}),
         "seeds": [s.seed for s in seeds],
         "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
@@ -189,6 +191,20 @@ def summarise(inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: S
         "code": identity.code,
         "digest": identity.digest,
     }
+
+
+def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
+    """What was simulated, when the last round ended (mean over seeds), and how old updates were, over all seeds."""
+    told = [[r["diagnostics"] for r in s.rounds] for s in seeds]
+    section: dict[str, Any] = {**rule.words(), "simulated_time": mean_std([d[-1]["simulated_time"] for d in told])[0]}
+    if rule.buffer is not None:
+        counted = [(d["staleness_mean"], d["staleness_max"], len(r["clients"]))
+                   for s in seeds for r in s.rounds if "staleness_max" in (d := r["diagnostics"])]  # fmt: skip
+        updates = sum(count for _, _, count in counted)
+        section["updates"] = updates
+        section["staleness_mean"] = sum(mean * count for mean, _, count in counted) / max(1, updates)
+        section["staleness_max"] = max((most for _, most, _ in counted), default=None)
+    return section
 
 
 def _partition(inputs: RunInputs, seeds: Sequence[int]) -> dict[str, Any]:
@@ -272,9 +288,15 @@ def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
 
 
 def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
-    """Mean accuracy over seeds of every round that was scored; the last one always is."""
-    scored = [{r["round"]: r["accuracy"] for r in s.rounds if r["accuracy"] is not None} for s in seeds]
-    return [{"round": r, "mean": mean_std([by_round.get(r) for by_round in scored])[0]} for r in scored[0]]
+    """Mean accuracy over seeds of every round that was scored, the last among them, and its end in simulated time."""
+    scored = [{r["round"]: r for r in s.rounds if r["accuracy"] is not None} for s in seeds]
+    curve = []
+    for round_ in scored[0]:
+        of_seeds = [by_round.get(round_, {}) for by_round in scored]
+        ends = [r.get("diagnostics", {}).get("simulated_time") for r in of_seeds]
+        time = {} if None in ends else {"simulated_time": mean_std(ends)[0]}
+        curve.append({"round": round_, "mean": mean_std([r.get("accuracy") for r in of_seeds])[0], **time})
+    return curve
 
 
 def _rejected(seeds: Sequence[SeedResult]) -> int:

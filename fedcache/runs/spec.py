@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method, clients_per_round
 from fedcache.federate.engine.run import executors
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
+from fedcache.federate.engine.simulated_time import DURATIONS, TimingRule, parse_timing, why_not_asynchronous
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
@@ -30,6 +32,9 @@ TRUST_OPTIONS = (
     "dp_clip", "dp_noise", "dp_delta", "dp_seed", "dp_allow",
 )  # fmt: skip
 """Fields of ``TrainConfig`` that say it; each can be swept."""
+
+TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_durations")
+"""Fields of ``TrainConfig`` about simulated time; each can be swept."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class ResolvedRun:
     sampling: SamplingRule  # how a round's clients are drawn
     trust: TrustPolicy  # what is done with uploads
     trust_options: Mapping[str, Any] = field(default_factory=dict)  # of that, what differs from the default
+    timing: TimingRule | None = None  # how long clients take, and whether rounds wait for them; None for no time
     device: str = ""  # that computes; "" until it is known
     engine: str = ""  # ``flower`` for a run over sites, "" for one in this process
     # whether it is a point that a grid computes together with others. That is equal to the run alone up to rounding, so
@@ -90,6 +96,7 @@ class ResolvedRun:
             "participation": self.participation_text,
             "seeds": ",".join(map(str, self.seeds)),
             **self.sampling.words(),
+            **(self.timing.words() if self.timing is not None else {}),
             "eval_every": asked.eval_every,
             **({"eval_clients": asked.eval_clients} if self.eval_clients is not None else {}),
             "execution": self.execution,
@@ -112,6 +119,7 @@ class ResolvedRun:
                 participation=self.participation_text,
                 set=self.hyperparameters,
                 availability=from_everywhere(self.requested.availability),
+                client_durations=_durations_from_everywhere(self.requested.client_durations),
             )
         )
 
@@ -138,6 +146,7 @@ def resolve_run(
         seeds=parse_seeds(config.seeds),
         settings=dict(settings),
         sampling=sampling_from_config(config, method),
+        timing=timing_from_config(config, method, settings),
         trust=trust,
         trust_options=non_default_options(config),
     )
@@ -163,6 +172,41 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
     if method is not None and method.central:
         raise UsageError(f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out.")
     return parse_sampling(config.client_sampling, config.availability, config.client_dropout)
+
+
+def timing_from_config(
+    config: TrainConfig, method: Method | None = None, settings: Mapping[str, Value] | None = None
+) -> TimingRule | None:
+    """How long clients take; None where no time is simulated. Reads the file of ``--client-durations``.
+
+    Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
+    """
+    rule = parse_timing(config.asynchronous, config.server_step, config.staleness_power, config.client_durations)
+    if rule is None:
+        return None
+    if method is not None and method.central:
+        raise UsageError(f"{method.name} trains on one set, and has no clients that take time.", "Leave it out.")
+    if rule.buffer is None:
+        if config.dp_clip is not None:  # the slowest of a round's clients says something of who they are
+            raise UsageError("--client-durations would tell of a private run who took part.", "Leave it out.")
+        return rule
+    if given := sorted(non_default_options(config)):
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"--asynchronous takes the plain mean of uploads, and {option} is given.", "Leave one out.")
+    if config.client_sampling == "poisson":
+        raise UsageError(
+            "--asynchronous keeps so many clients in training, and --client-sampling poisson has no such number.",
+            "Take uniform or weighted.",
+        )
+    why = method is not None and why_not_asynchronous(method, method.resolve() if settings is None else settings)
+    if method is not None and why:
+        raise UsageError(f"{method.name} takes no --asynchronous: {why}.", "fedavg, fedprox, fedrep and others do.")
+    return rule
+
+
+def _durations_from_everywhere(durations: str | None) -> str | None:
+    """The value of ``--client-durations`` with the whole path of a file."""
+    return durations if durations is None or durations in DURATIONS else str(Path(durations).resolve())
 
 
 def eval_clients(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> int | float | None:
@@ -245,6 +289,10 @@ def check_participation(config: TrainConfig, clients: int) -> None:
         requested = parse_share(text, option)
         if isinstance(requested, int) and requested > clients:
             raise UsageError(f"{option} {requested}, but there are {clients} clients.", f"For example {option} all")
+    if (config.asynchronous or 0) > clients:
+        why = "no buffer holds two updates of a client"
+        raise UsageError(f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
+                         f"For example --asynchronous {max(1, clients // 2)}")  # fmt: skip
 
 
 def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
@@ -283,6 +331,7 @@ def check_values(config: TrainConfig) -> None:
     parse_participation(config.participation)
     parse_share(config.eval_clients, EVAL_CLIENTS)
     sampling_from_config(config)
+    timing_from_config(config)
 
 
 def policy_from_config(config: TrainConfig, method: Method | None = None) -> TrustPolicy:

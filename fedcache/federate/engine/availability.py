@@ -27,14 +27,19 @@ class AvailabilityTrace:
 
     def places(self, names: Sequence[str]) -> np.ndarray:
         """int64: the number of each line's client. Raises UsageError for a client that the run has not."""
-        number = {name: i for i, name in enumerate(names)}
-        unknown = next((name for name in self.clients if name not in number), None)
-        if unknown is not None:
-            raise UsageError(
-                f"--availability has a line of client {visible(unknown)!r}, and the partition has no such client.",
-                f"Names of this partition are like {visible(names[0])!r}; fedcache partition --json lists them.",
-            )
-        return np.array([number[name] for name in self.clients], np.int64)
+        return numbers_of(self.clients, names, "--availability")
+
+
+def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.ndarray:
+    """int64: the numbers of clients that a file of ``option`` names. Raises UsageError for one that the run has not."""
+    number = {name: i for i, name in enumerate(names)}
+    unknown = next((name for name in named if name not in number), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{option} has a line of client {visible(unknown)!r}, and the partition has no such client.",
+            f"Names of this partition are like {visible(names[0])!r}; fedcache partition --json lists them.",
+        )
+    return np.array([number[name] for name in named], np.int64)
 
 
 def read_trace(path: Path) -> AvailabilityTrace:
@@ -44,26 +49,36 @@ def read_trace(path: Path) -> AvailabilityTrace:
     """
     example = "A line for every client and time that it is there:  client,first,last  and then  client-0,1,20"
     here = f"--availability {path}"
+    lines, digest = lines_of_clients(path, here, COLUMNS, example)
+    spans = []
+    for number, line in lines:
+        try:
+            first, last = int(line[1]), int(line[2])
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"{here}: line {number} is not a client and two rounds.", example) from error
+        if len(line) > len(COLUMNS) or not 1 <= first <= last < 2**62:
+            raise UsageError(f"{here}: line {number} has no rounds from 1 on, in order.", example)
+        spans.append((first, last))
+    bounds = np.array(spans, np.int64)
+    return AvailabilityTrace(tuple(line[0] for _, line in lines), bounds[:, 0], bounds[:, 1], digest)
+
+
+def lines_of_clients(
+    path: Path, here: str, columns: Sequence[str], example: str
+) -> tuple[list[tuple[int, list[str]]], str]:
+    """The lines of a CSV file about clients, each with its number, and the sha256 of the file; names are stripped.
+
+    ``here`` names option and file in errors, and ``example`` is their hint. Raises UsageError for a file that cannot be
+    read, has other columns, or no line.
+    """
     try:
         raw = path.read_bytes()
         lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{here}: it cannot be read as CSV ({type(error).__name__}).", example) from error
-    if not lines or tuple(word.strip() for word in lines[0]) != COLUMNS:
-        raise UsageError(f"{here}: the first line is not {','.join(COLUMNS)}.", example)
-    names, spans = [], []
-    for number, line in enumerate(lines[1:], 2):
-        if not line:
-            continue
-        try:
-            name, first, last = line[0].strip(), int(line[1]), int(line[2])
-        except (ValueError, IndexError) as error:
-            raise UsageError(f"{here}: line {number} is not a client and two rounds.", example) from error
-        if len(line) > len(COLUMNS) or not 1 <= first <= last < 2**62:
-            raise UsageError(f"{here}: line {number} has no rounds from 1 on, in order.", example)
-        names.append(name)
-        spans.append((first, last))
-    if not names:
+    if not lines or tuple(word.strip() for word in lines[0]) != tuple(columns):
+        raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
+    found = [(number, [line[0].strip(), *line[1:]]) for number, line in enumerate(lines[1:], 2) if line]
+    if not found:
         raise UsageError(f"{here}: it names no client.", example)
-    bounds = np.array(spans, np.int64)
-    return AvailabilityTrace(tuple(names), bounds[:, 0], bounds[:, 1], sha256_hex(raw))
+    return found, sha256_hex(raw)

@@ -26,7 +26,9 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import Evaluation, RoundRecord, Snapshot, TrainingOutput, classes_of_clients
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
+from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
+from fedcache.federate.engine.timed_run import TimedRun
 from fedcache.federate.execution.batched import Batched
 from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.executor import Executor, Sequential
@@ -34,6 +36,7 @@ from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, measure_load, states_in_file
 from fedcache.federate.execution.state_table import StateTable
+from fedcache.federate.execution.timed_rounds import timed_round
 from fedcache.federate.partition.client_table import ClientRows, names_of
 from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import TrustPolicy
@@ -71,6 +74,7 @@ class TrainingRun:
     # a killed grid left are computed as all of them were; 0 for no more than are trained
     grid_points: int = 0
     sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
+    timing: TimingRule | None = None  # how long clients take, and whether rounds wait for them; None for no time
 
 
 @dataclass(frozen=True)
@@ -240,10 +244,13 @@ def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path 
 def _new_job(
     spec: TrainingRun, hp: Mapping[str, Value], callbacks: RunCallbacks = SILENT, memo: LruCache | None = None
 ) -> RunState:
-    job = RunState(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
-                  callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
+    kind = RunState if spec.timing is None else TimedRun
+    job = kind(spec.method, hp, spec.data, spec.clients, spec.seed, spec.dtype, spec.overrides,
+               callbacks.before_step, memo, spec.trust, spec.identity)  # fmt: skip
     if spec.sampling != UNIFORM:
         job.draw_by(spec.sampling)
+    if isinstance(job, TimedRun) and spec.timing is not None:
+        job.time_by(spec.timing, spec.participation)
     return job
 
 
@@ -274,8 +281,11 @@ def _run(
     while jobs[0].round < spec.rounds and len(failed) < len(jobs):
         begun = time.perf_counter()
         first = jobs[0]
-        took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(spec.participation))
-        traffics = executor.train_round()
+        if isinstance(first, TimedRun):
+            took_part, traffics = timed_round(executor)
+        else:
+            took_part = tuple(range(len(first.clients)) if first.method.central else first.sample(spec.participation))
+            traffics = executor.train_round()
         seconds = (time.perf_counter() - begun) / len(jobs)
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
@@ -287,6 +297,8 @@ def _run(
             diagnostics = job.diagnose() if measure else {}
             if not job.trust.plain:
                 diagnostics["rejected"] = float(sum(r.round == job.round for r in job.rejected))
+            if isinstance(job, TimedRun):
+                diagnostics |= job.timing()
             accuracy = None if found is None else found.accuracy
             records[g].append(RoundRecord(job.round, took_part, seconds, accuracy, traffic, diagnostics))
             if callbacks.on_round is not None:

@@ -109,6 +109,7 @@ class RunState:
         self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
+        self.early: frozenset[int] = frozenset()  # those that send in it and got their broadcast in an earlier one
         self.train_bytes = int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(np.asarray(clients[0].train, np.int64)).to(data.x.device)
@@ -380,8 +381,9 @@ class RunState:
             # Class text features reach a client once, with its first broadcast.
             text = once if not self.met[c] else 0
             self.met[c] = True
+            got = 0 if c in self.early else received
             self.traffic.up[c] += sent
-            self.traffic.down[c] += received + text
+            self.traffic.down[c] += got + text
             paper_up, paper_down = paper or (sent, received)
             if method.paper_count is not None and paper is None:
                 known = self.ctx([c], 0)
@@ -389,9 +391,9 @@ class RunState:
             totals["paper_up"] += paper_up if c not in lost else 0
             totals["up"] += sent
             totals["up_bytes"] += sent * width
-            totals["down"] += received + text
-            totals["down_bytes"] += received * size + text * (env.text.element_size() if env.text is not None else 0)
-            totals["paper_down"] += paper_down + text
+            totals["down"] += got + text
+            totals["down_bytes"] += got * size + text * (env.text.element_size() if env.text is not None else 0)
+            totals["paper_down"] += text + (0 if c in self.early else paper_down)
         done = RoundTraffic(len(ids), **totals)
         self.traffic.rounds.append(done)
         return done

@@ -142,11 +142,57 @@ class ClientSampler:
         if self.rule.how == "poisson":
             uniforms = generator(self.seed, "poisson", round_).random(len(there))
             return _ascending(there[uniforms < self.share(participation)])
-        count = min(clients_per_round(participation, len(self.names)), len(there))
-        rng = generator(self.seed, "sampling", round_)
+        return _ascending(there[self._places(there, clients_per_round(participation, len(self.names)), round_)])
+
+    def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
+        """int64: the places of at most ``count`` of the clients that are there, drawn by the stream of a key."""
+        count, rng = min(count, len(there)), generator(self.seed, "sampling", *key)
         if self.rule.how == "weighted" and self._rows is not None:
-            return _ascending(there[weighted_without_replacement(rng, self._rows[there], count)])
-        return _ascending(there[without_replacement(rng, len(there), count)])
+            return weighted_without_replacement(rng, self._rows[there], count)
+        return without_replacement(rng, len(there), count)
+
+    def begin(self, round_: int, draw: int, count: int, busy: Sequence[int]) -> list[tuple[int, bool]]:
+        """At most ``count`` clients that begin to train while others are busy, by name, and whether each drops out.
+
+        ``draw`` numbers the draws of one round; the first one, with nobody busy, is that of ``sample``.
+        """
+        key = (round_, draw) if draw else (round_,)
+        there, quick = self._there(round_), busy and self._few(busy, count)
+        if busy and not quick:
+            free = np.ones(len(self.names), bool)
+            free[list(busy)] = False
+            there = there[free[there]]
+        places = self._one_by_one(busy, count, *key) if quick else self._places(there, count, *key)
+        drawn = there[np.sort(places)].tolist()
+        gone = generator(self.seed, "dropout", *key).random(len(drawn)) < self.rule.dropout
+        return list(zip(drawn, gone.tolist(), strict=True))
+
+    def _few(self, busy: Sequence[int], count: int) -> bool:
+        """Whether most of those that could be drawn are free, so that a draw among all of them is free as a rule."""
+        if self.rule.available < 1.0 or self.rule.trace is not None or 2 * (len(busy) + count) > len(self.eligible):
+            return False
+        weighted = self.rule.how == "weighted" and self._rows is not None
+        return not weighted or bool(2 * self._rows[list(busy)].sum() <= self._heaped[-1])  # type: ignore[index]
+
+    def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
+        """The places of as many free clients, drawn again where someone is busy: in no time that grows with clients."""
+        rng, taken, places = generator(self.seed, "sampling", *key), set(busy), list[int]()
+        while len(places) < count:
+            if self.rule.how == "weighted" and self._rows is not None:
+                place = int(np.searchsorted(self._heaped, rng.random() * self._heaped[-1], "right"))
+            else:
+                place = int(rng.integers(len(self.by_name)))
+            if (client := int(self.by_name[place])) not in taken:
+                taken.add(client)
+                places.append(place)
+        return np.array(places, np.int64)
+
+    @cached_property
+    def _heaped(self) -> np.ndarray:
+        """float64: rows of the clients that can train, by name, each with those before it."""
+        assert self._rows is not None
+        heaped: np.ndarray = np.cumsum(self._rows[self.by_name])
+        return heaped
 
     def _there(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are there in a round."""

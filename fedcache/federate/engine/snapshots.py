@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.outcome import RoundRecord, Snapshot, Traffic
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engine.timed_run import TimedRun
 from fedcache.federate.execution.gram_states import stored
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.linear import Tree
@@ -54,6 +55,10 @@ def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
     """The state between rounds, from which ``resume_job`` goes on bit for bit; it shares no memory with the run."""
     tensors, table = {f"server/{k}": _copy(t) for k, t in job.server.items()}, job.states.table
     said = {**_meta(job), "records": [asdict(r) for r in records]}
+    if isinstance(job, TimedRun):
+        versions, timing = job.keep()
+        tensors |= {name: _copy(t) for name, t in versions.items()}
+        said |= timing
     if table is not None:
         index, kinds = table.mark()
         return Snapshot({**tensors, **index}, {**said, "entered": [], "table": kinds}, table.kept)
@@ -88,6 +93,8 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
         job.states.move(StateTable(table, len(job.training_clients), job.env.device, state))
     for number, tree in states.items():
         job.states[number] = tree
+    if isinstance(job, TimedRun):
+        job.take_up(state.tensors, state.meta)
     job.round = int(state.meta["round"])
     job.traffic = Traffic.from_json(state.meta["traffic"], len(job.clients))
     job.met[state.meta["met"]] = True

@@ -19,6 +19,7 @@ from fedcache.errors import MachineError
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engine.timed_run import TimedRun
 from fedcache.federate.execution.cache import MEMO_BYTES, POOLED
 from fedcache.federate.execution.gram_states import CACHE_BYTES, is_first
 from fedcache.federate.partition.client_table import train_sizes
@@ -64,6 +65,7 @@ class Load:
     feature_bytes: int = 0  # of all rows
     broadcast_bytes: int = 0  # of what a client is sent besides its first map, which losses are computed against
     batch: int = 32  # rows of a step
+    versions: int = 0  # older models of the server that clients in training began with
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
 
     def dual_rows(self) -> np.ndarray:
@@ -151,8 +153,19 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
         feature_bytes=job.data.x.nbytes,
         broadcast_bytes=_bytes({k: t for k, t in down.items() if not is_first(k)}),
         batch=cast(int, job.hp.get("batch", 32)),
+        versions=_versions(job, clients, rounds),
         mixed=bool(job.own),
     )
+
+
+def _versions(job: RunState, clients: int, rounds: int) -> int:
+    """How many models an asynchronous server keeps: of the steps that it takes while a client trains.
+
+    A half-normal duration is above four times the mean once in 700, and slower clients hold one model each.
+    """
+    if not isinstance(job, TimedRun) or job.rule.buffer is None:
+        return 0
+    return min(rounds, 4 * clients // job.rule.buffer + 1)
 
 
 def _upload_bytes(job: RunState, kept: Tree) -> int:
@@ -236,7 +249,7 @@ def forecast(load: Load, plan: ExecutionPlan, *, opt: str, stacked: bool, closed
             working += min(MEMO_BYTES - (cut if cut <= MEMO_BYTES else 0), load.participants * load.head_bytes)
     uploads = load.clients if stacked else plan.chunk
     # the upload of a chunk, its float64 sum, the server's own copy and what it sends
-    server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * 2)
+    server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * (2 + load.versions))
     if closed:
         # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
         server += (4 + (POOLED + 1 if load.points > 1 else 0)) * load.width**2 * 8

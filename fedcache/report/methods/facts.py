@@ -22,6 +22,7 @@ from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engine.simulated_time import why_not_asynchronous
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
@@ -118,6 +119,11 @@ def _towers() -> _Tower:
     home = Home.from_environment()
     weights = backbones.locate(row, given={}, home=home.root, memory=memory_of(home), offline=True)
     return _Tower(load_towers(row, weights, row.recipe, row.template or "{}"), row.width)
+
+
+def why_it_waits(method: Method) -> str | None:
+    """What keeps ``--asynchronous`` from the method; None where nothing does."""
+    return why_not_asynchronous(method, method.resolve())
 
 
 def facts_in_list(method: Method) -> dict[str, Any]:

@@ -174,3 +174,21 @@ def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
         )
         == 5
     )
+
+
+@pytest.mark.parametrize("how", ["uniform", "weighted"])
+@pytest.mark.parametrize("busy", [[0], [0, 2]])
+def test_who_begins_is_drawn_among_those_that_are_free(how, busy):
+    """Of six, one after another by rows or alike: with one busy by drawing again, with two at once."""
+    rows = np.arange(1.0, 7.0)
+    sampler = ClientSampler(list("abcdef"), np.arange(6), 5, rows, SamplingRule(how))
+    found = [sampler.begin(r, 1, 2, busy) for r in range(4000)]
+    assert sampler._few([0], 2)
+    assert not sampler._few([0, 2], 2)
+    assert all(len({c for c, _ in two} - set(busy)) == 2 for two in found)
+    p = np.where(np.isin(np.arange(6), busy), 0.0, rows if how == "weighted" else 1.0)
+    p /= p.sum()
+    for client in range(6):
+        likely = p[client] + sum(p[o] * p[client] / (1 - p[o]) for o in range(6) if o != client)
+        share = np.mean([client in [c for c, _ in two] for two in found])
+        assert abs(share - likely) <= 5 * (likely * (1 - likely) / 4000) ** 0.5

@@ -24,6 +24,7 @@ from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
 from fedcache.parsing import parse_toml
 from fedcache.runs.spec import (
+    TIMING_OPTIONS,
     check_participation,
     check_values,
     parse_participation,
@@ -88,6 +89,12 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
             "and see in which rounds they are asked.",
             IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0 shows what noise costs",
+        )
+    plain, simulated = TrainConfig(), ("client_sampling", "availability", "client_dropout", *TIMING_OPTIONS)
+    if given := [f"--{n.replace('_', '-')}" for n in simulated if getattr(config, n) != getattr(plain, n)]:
+        raise UsageError(
+            f"{', '.join(given)} simulates who takes part and how long that takes; sites are real.",
+            IN_PROCESS.format(method.name) + f" {given[0]} ...",
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:

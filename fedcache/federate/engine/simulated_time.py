@@ -1,0 +1,231 @@
+"""How long clients take in a simulation, and whose updates each step of an asynchronous server is made of.
+
+The server follows FedBuff (Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022,
+arXiv:2106.06639, algorithm 1): clients that are free are sampled and begin with the current model; an update that
+arrives goes into a buffer; when it holds K, the server takes a step and empties it. ``docs/design/asynchronous.md``
+says what of it is the paper's and what is a choice. Time has no unit, and nothing of it is measured: it is a sum of
+durations that are drawn or read, so it is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcache.errors import UsageError
+from fedcache.federate.engine.availability import lines_of_clients, numbers_of
+from fedcache.federate.engine.context import generators
+from fedcache.federate.engine.hyperparameters import Hp
+from fedcache.federate.engine.method import Method, replace_names, sends_nothing
+from fedcache.federate.engine.sampling import ClientSampler
+from fedcache.visible_text import visible
+
+HALF_NORMAL, EQUAL, ROWS = DURATIONS = ("half-normal", "equal", "rows")
+"""Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; as many as it has rows."""
+
+COLUMNS = ("client", "duration")
+
+Durations = Callable[[Sequence[int], int], list[float]]
+"""(clients, round from 0 in which they begin) -> how long each trains, above 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class TimingRule:
+    """How long clients take, and whether the server waits for them."""
+
+    durations: str = HALF_NORMAL  # a word of ``DURATIONS``, or ``sha256:`` and the digest of the file
+    named: tuple[str, ...] = ()  # clients of the file
+    given: tuple[float, ...] = ()  # how long each of them takes
+    buffer: int | None = None  # K, updates of a step of the server; None where a round waits for all its clients
+    step: float = 1.0  # eta_g, on the mean of the buffer
+    power: float = 0.5  # a in (1 + t)^-a, which an update t steps old is multiplied by
+
+    def words(self) -> dict[str, str | float]:
+        """All of it, as a run's identity and its result hold it."""
+        asynchronous: dict[str, str | float] = {}
+        if self.buffer is not None:
+            asynchronous = {"asynchronous": self.buffer, "server_step": self.step, "staleness_power": self.power}
+        return {**asynchronous, "client_durations": self.durations}
+
+    def of_clients(self, names: Sequence[str], rows: np.ndarray, seed: int) -> Durations:
+        """The durations of a run.
+
+        Args:
+            names: of all M clients.
+            rows: float64 [M], training rows.
+            seed: of the run.
+
+        Raises UsageError for a file that names a client that is not there, or lacks one that can train.
+        """
+        if self.durations == HALF_NORMAL:
+
+            def drawn(clients: Sequence[int], round_: int) -> list[float]:
+                streams = generators([(seed, "duration", round_, names[c]) for c in clients])
+                return [abs(stream.standard_normal()) for stream in streams]
+
+            return drawn
+        mean = rows.sum() / max(1, np.count_nonzero(rows))
+        fixed = np.ones(len(names)) if self.durations == EQUAL else rows / mean
+        if self.named:
+            fixed = np.zeros(len(names))
+            fixed[numbers_of(self.named, names, "--client-durations")] = self.given
+        lacking = np.flatnonzero((fixed == 0) & (rows > 0))
+        if len(lacking):
+            name = visible(names[int(lacking[0])])
+            raise UsageError(
+                f"--client-durations has no line of client {name!r}; {len(lacking)} of {len(names)} clients have none.",
+                "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",
+            )
+        return lambda clients, _round: fixed[list(clients)].tolist()
+
+
+def parse_timing(
+    asynchronous: int | None, server_step: float, staleness_power: float, durations: str | None
+) -> TimingRule | None:
+    """The rule of four options; None where no time is simulated.
+
+    Raises UsageError for values that cannot be, for a file that has no durations, and for options of an asynchronous
+    server without one.
+    """
+    if asynchronous is None:
+        for option, value, usual in (("--server-step", server_step, 1.0), ("--staleness-power", staleness_power, 0.5)):
+            if value != usual:
+                raise UsageError(f"{option} is of an asynchronous server.", "Add for example --asynchronous 10")
+        if durations is None:
+            return None
+    elif asynchronous < 1:
+        raise UsageError(f"--asynchronous {asynchronous}: expected at least 1 update.", "For example 10")
+    if not 0.0 < server_step < np.inf:
+        raise UsageError(f"--server-step {server_step:g}: expected a number above 0.", "For example 1")
+    if not 0.0 <= staleness_power < np.inf:
+        raise UsageError(f"--staleness-power {staleness_power:g}: expected 0 or more.", "For example 0.5")
+    rule = TimingRule(buffer=asynchronous, step=server_step, power=staleness_power)
+    if durations is None or durations in DURATIONS:
+        return replace(rule, durations=durations or HALF_NORMAL)
+    named, given, digest = _read_durations(Path(durations))
+    return replace(rule, durations=f"sha256:{digest}", named=named, given=given)
+
+
+def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str]:
+    """Clients, how long each takes, and the digest, of a CSV file with the columns ``client`` and ``duration``."""
+    example = (
+        f"{', '.join(DURATIONS)}, or a file with a line for every client:  client,duration  and then  client-0,1.5"
+    )
+    here = f"--client-durations {path}"
+    lines, digest = lines_of_clients(path, here, COLUMNS, example)
+    found: dict[str, float] = {}
+    for number, line in lines:
+        try:
+            _, value = line[0], float(line[1])
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"{here}: line {number} is not a client and a number.", example) from error
+        if len(line) > len(COLUMNS) or not 0.0 < value < np.inf or line[0] in found:
+            why = "names a client again" if line[0] in found else "has no duration above 0"
+            raise UsageError(f"{here}: line {number} {why}.", example)
+        found[line[0]] = value
+    return tuple(found), tuple(found.values()), digest
+
+
+def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
+    """What keeps a server from mixing updates of models of different ages, in words; None where nothing does."""
+    if method.central:
+        return "it trains on one set, and nothing is sent"
+    if method.one_shot:
+        return "it takes one round"
+    if method.uploads is sends_nothing:
+        return "its clients send nothing"
+    if set(method.pool(hp).values()) - {"mean", "uniform"} or method.aggregate is not replace_names:
+        return "its server does more with uploads than take their mean"
+    return None
+
+
+class Underway(NamedTuple):
+    """A client in training; clients are ordered by when they end, and then by who began first."""
+
+    end: float  # simulated time
+    order: int  # how many began before it
+    client: int
+    version: int  # steps that the server had taken when it began
+    drops: bool  # whether it sends nothing
+
+
+class Schedule:
+    """Simulated time of one run, and the clients in training.
+
+    All that it says follows from the seed, so it is the same for every execution and for all points of a grid.
+
+    Args:
+        rule: what is simulated.
+        sampler: who begins when someone else has ended.
+        concurrency: how many clients train at once.
+        durations: how long they take.
+    """
+
+    def __init__(self, rule: TimingRule, sampler: ClientSampler, concurrency: int, durations: Durations) -> None:
+        self.rule, self.sampler, self.concurrency, self.durations = rule, sampler, concurrency, durations
+        self.clock = 0.0
+        self._heap: list[Underway] = []
+        self._begun = 0
+
+    def wait(self, clients: Sequence[int], round_: int) -> None:
+        """A round that ends when the slowest of its clients does, those that drop out among them."""
+        self.clock += max(self.durations(clients, round_), default=0.0)
+
+    def fill_buffer(self, round_: int) -> tuple[dict[int, int], list[int]]:
+        """Let time pass until K updates have arrived since the last step.
+
+        Updates that arrive at one instant are taken in the order in which their clients began, and all of them before
+        anyone begins in their place. A client begins again only when the step with its last update is taken, so
+        no buffer has two updates of one client and no client begins twice with one model. Where nobody is left
+        who could still send, the step is taken with fewer updates.
+
+        Args:
+            round_: steps that the server has taken.
+
+        Returns:
+            client -> the version of the model that it began with, of the updates in the buffer; and the clients that
+            began since the last step.
+        """
+        arrived: dict[int, int] = {}
+        began: list[int] = []
+        draws = 0
+        while len(arrived) < (self.rule.buffer or 0):
+            if self._heap and self._heap[0].end <= self.clock:
+                one = heapq.heappop(self._heap)
+                if not one.drops:
+                    arrived[one.client] = one.version
+                continue
+            if free := self.concurrency - len(self._heap):
+                busy = [*(one.client for one in self._heap), *arrived]
+                began += self._begin(self.sampler.begin(round_, draws, free, busy), round_)
+                draws += 1
+            if not self._heap:
+                break
+            self.clock = self._heap[0].end
+        return arrived, began
+
+    def _begin(self, drawn: Sequence[tuple[int, bool]], round_: int) -> list[int]:
+        clients = [c for c, _ in drawn]
+        for (client, drops), lasts in zip(drawn, self.durations(clients, round_), strict=True):
+            heapq.heappush(self._heap, Underway(self.clock + lasts, self._begun, client, round_, drops))
+            self._begun += 1
+        return clients
+
+    @property
+    def versions(self) -> set[int]:
+        """Of the models that clients in training began with."""
+        return {one.version for one in self._heap}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run goes on from."""
+        return {"clock": self.clock, "begun": self._begun, "underway": [list(one) for one in sorted(self._heap)]}
+
+    def take_up(self, saved: dict[str, Any]) -> None:
+        """Go on from there; a sorted list is a heap."""
+        self.clock, self._begun = float(saved["clock"]), int(saved["begun"])
+        self._heap = [Underway(*one) for one in saved["underway"]]

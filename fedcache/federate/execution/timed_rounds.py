@@ -1,0 +1,47 @@
+"""Rounds of runs with simulated time, by whatever execution computes their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from fedcache.errors import FedcacheError
+from fedcache.federate.engine.outcome import RoundTraffic
+from fedcache.federate.engine.timed_run import TimedRun
+from fedcache.federate.execution.executor import Executor
+
+
+def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic | None]]:
+    """One round of all points: the clients whose uploads it is made of, and the traffic of each point.
+
+    Raises FedcacheError, as ``Executor.train_round``.
+    """
+    points = cast(Sequence[TimedRun], executor.batch.points)
+    first, round_ = points[0], points[0].round
+    for point in points[1:]:
+        point.schedule = first.schedule
+    if first.rule.buffer is None:
+        participation = executor.batch.participation
+        drawn, took_part = first.sampler.drawn(round_, participation), tuple(first.sample(participation))
+        traffics = executor.train_round()
+        first.schedule.wait(drawn, round_)
+        return took_part, traffics
+    groups = first.begin_step()
+    for point in points[1:]:
+        point.join_step(first)
+    for version, ids in groups.items():
+        for point in points:
+            point.round = version  # whose draws are made
+        executor.one_round(ids, [point.versions[version] for point in points])
+    failed = executor.batch.failed
+    traffics = []
+    for g, point in enumerate(points):
+        point.round = round_
+        try:
+            traffics.append(None if g in failed else point.end_step())
+        except FedcacheError as error:
+            failed[g] = error
+            traffics.append(None)
+    if failed and len(points) == 1:
+        raise failed[0]
+    return tuple(sorted(c for ids in groups.values() for c in ids)), traffics
