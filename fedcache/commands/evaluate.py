@@ -52,7 +52,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     check_asked(out, with_images=wanted.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
-        check_apart(out, place, model, wanted.store, [wanted.embeddings])
+        check_apart(out, place, model, [wanted.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
     home, stop = Home.from_environment(), Stop()

@@ -17,7 +17,7 @@ from fedcache.models.request import BATCH_OF_THE_RUN, ModelOptions, PredictOptio
 from fedcache.process import Stop, stop_on_signals
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
-from fedcache.store.catalog import resolve_path
+from fedcache.store.manifest import was_store
 
 COMPUTED = worded(
     pick(ExtractConfig, "device", "batch", "workers", "threads", "follow_links"), "batch", default=BATCH_OF_THE_RUN
@@ -55,7 +55,7 @@ def predict(
     if out is not None:
         check_out(out)
     place = find_model(run, model)
-    check_apart(out, place, model, rows.store, [*(images or ()), rows.embeddings])
+    check_apart(out, place, model, [*(images or ()), rows.embeddings])
     from fedcache.runs.predict_run import predict_run
 
     home, stop = Home.from_environment(), Stop()
@@ -81,31 +81,36 @@ def find_model(run: str, model: ModelOptions) -> Path:
     """The directory of a run, or a model file. Raises UsageError for a name that is neither."""
     if run.endswith(".safetensors"):
         return Path(run)
+    if Path(run).is_file():
+        raise UsageError(
+            f"{run} is a file, and no model of a run.",
+            "First comes RUN: a directory, the first letters of one (`fedcache ls --runs`), or a .safetensors file.",
+        )
     return find_one(run, runs_directory(None if model.runs is None else Path(model.runs)))
 
 
-def check_apart(
-    out: Path | None, place: Path, model: ModelOptions, store: str | None, files: Iterable[str | Path | None] = ()
-) -> None:
-    """Refuse to write over what a command reads. Raises UsageError.
+def check_apart(out: Path | None, place: Path, model: ModelOptions, files: Iterable[str | Path | None] = ()) -> None:
+    """Refuse to write over what a command reads, and over files of any run or store. Raises UsageError.
+
+    Beside them a new file takes nothing away, nor does one that these commands wrote there before.
 
     Args:
         out: where the result goes; None where nothing is written.
         place: the directory of a run, or a model file.
         model: whose local weights are read too.
-        store: the directory of a store, whose files are its own as those of a run are; or its name.
         files: others that are read; None for one that was not named.
     """
     if out is None:
         return
     target = out.resolve()
     read = [place, *(Path(path).expanduser() for path in (*model.weights.values(), *files) if path is not None)]
-    # Beside the files of a run or store a new one takes nothing away, nor in a run an earlier one of these commands.
-    stores = () if store is None else (resolve_path(Home.from_environment(), Path(store), to_read=True),)
-    owned = target.is_file() and any(path.resolve() in target.parents for path in stores)
-    owned = owned or (target.is_file() and place.resolve() in target.parents and is_of_run(target.name))
-    if owned or target in [path.resolve() for path in read]:
-        raise UsageError(f"-o {out} would write over what this command reads.", "Choose another -o.")
+    owned = target.is_file() and any(
+        was_store(above) or (is_of_run(target.name) and (above / "result.json").is_file()) for above in target.parents
+    )
+    named = target in [path.resolve() for path in read]
+    if owned or named:
+        what = "what this command reads" if named else "a file of a run or store"
+        raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
 
 
 def predictions_answer(rows: list[Prediction], top: int, out: Path | None) -> CommandResult:

@@ -265,3 +265,18 @@ def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> N
         refused = fedcache("evaluate", run, "--store", store, "-o", run / name)
         assert (refused.code, "would write over" in refused.err) == (Exit.USAGE, True)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_path: Path) -> None:
+    """Whether it is named or found by its dataset."""
+    run, other = run_of("fed3r"), run_of("fedavg")
+    images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))
+    mine = Path(ok("extract", "-d", f"folder:{images}", "-b", "glyph-clip,random-projection").data["path"])
+    for out in (mine / "manifest.json", other / "result.json"):
+        before = out.read_bytes()
+        for command in (("evaluate", run, "-d", f"folder:{images}"), ("evaluate", run, "--store", store)):
+            done = fedcache(*command, "-o", out)
+            assert (done.code, "would write over" in done.err, out.read_bytes()) == (Exit.USAGE, True, before)
+    photo = next(images.rglob("*.png"))
+    swapped = fedcache("predict", photo, photo)
+    assert (swapped.code, f"{photo} is a file, and no model of a run." in swapped.err) == (Exit.USAGE, True)
