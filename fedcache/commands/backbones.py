@@ -10,7 +10,7 @@ import typer
 from fedcache.commands.options import Weights, command, pairs
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, MachineError
+from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.planning.plan import check_backbone, memory_of
 
@@ -90,8 +90,6 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
     backbone = lookup(name, home=home.root)
     found = locate(backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline)
     if found.path is None and found.download is not None:
-        if home.offline:
-            raise MachineError("FEDCACHE_OFFLINE is set.", "Unset it, or give --weights NAME=FILE.")
         observer.note(f"Downloading {found.download}")
         found = pull(backbone, home=home.root, memory=memory_of(home))
     path = str(found.path) if found.path else None

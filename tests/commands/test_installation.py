@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ import fedcache as fc
 from fedcache.commands import doctor
 from fedcache.commands.output import TextTable
 from fedcache.config import Home
+from fedcache.errors import UsageError
 from fedcache.extract import backbones
 from fedcache.store.lock import hold_lock
 
@@ -192,6 +194,44 @@ def test_a_full_disk_and_a_home_without_weights_are_told(own_home: Path, monkeyp
     monkeypatch.setattr(backbones, "known", lambda **_: [{"name": "a", "ready": False}])
     assert doctor.weights(home)["status"] == "warn"
     assert "0 of 1" in doctor.weights(home)["found"]
+
+    def broken(**_: object) -> None:
+        raise UsageError("backbones.toml holds no rows.", "Mend it.")
+
+    monkeypatch.setattr(backbones, "known", broken)
+    told = doctor.weights(home)
+    assert (told["status"], told["found"], told["hint"]) == ("fail", "backbones.toml holds no rows.", "Mend it.")
+
+
+def test_a_process_of_a_lock_lives_unless_the_system_knows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, here = tmp_path / "x.json", {"host": socket.gethostname(), "pid": os.getpid()}
+
+    def lives(who: object, error: type[BaseException] | None = None) -> bool:
+        def kill(_pid: int, _signal: int) -> None:
+            if error is not None:
+                raise error
+
+        note.write_text(json.dumps(who))
+        with monkeypatch.context() as patched:
+            patched.setattr(doctor.os, "kill", kill)
+            return doctor._lives(note)
+
+    assert lives(here)
+    assert lives(here, PermissionError)
+    assert not lives(here, ProcessLookupError)
+    assert not lives(here, OverflowError)
+    assert lives({**here, "host": "another"}, ProcessLookupError)
+    assert lives({"host": here["host"]})
+    assert lives({**here, "pid": "x"})
+
+
+def test_a_torch_that_fails_says_so_where_devices_are_listed() -> None:
+    def fails() -> bool:
+        raise RuntimeError("driver too old")
+
+    assert doctor.devices_of(SimpleNamespace(cuda=SimpleNamespace(is_available=fails))) == {"error": "driver too old"}
 
 
 def test_live_and_stale_locks_are_told_apart(own_home: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ from pictures import folder
 from PIL import Image
 
 import fedcache as fc
+from fedcache.commands.options import pairs
+from fedcache.commands.predict import predictions_answer
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import memory_error
+from fedcache.errors import CorruptionError, UsageError, memory_error
 from fedcache.extract.extract_dataset import extract
+from fedcache.models.predictions import Prediction
 from fedcache.process import Stop
 from fedcache.progress import Silent
 
@@ -288,6 +293,14 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_go_on(imag
         (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox' is not one method"),
         (("grid", "--method", "fedavg", "--sweep", "lift=batched,gram"), "execution is the same for all points"),
         (("reproduce", "nope"), "Unknown table or figure 'nope'."),
+        (("reproduce", "list", "fst-table4"), "list takes no name, got 'fst-table4'."),
+        (("reproduce", "fst-table4", "fst-table5"), "Two names: fst-table4 and fst-table5."),
+        (("reproduce", "fst-table4", "-o", "no/t.md"), "The directory no does not exist."),
+        (("partition",), "No scheme was named."),
+        (("train",), "No method was named."),
+        (("train", "--method", "fedavg", "--set", "lr"), "--set 'lr' is not key=value."),
+        (("train", "--method", "fedavg", "--set", "=0.1"), "--set '=0.1' is not key=value."),
+        (("train", "--method", "fedavg", "--set", "lr= "), "--set 'lr= ' is not key=value."),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:
@@ -302,3 +315,42 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images: Pa
     assert "There is no partition 'three': nothing of" in refused.err
     assert "extracting" not in refused.err
     assert not list(own_home.glob("stores/*"))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("--sweep", "lr=0.1,0.01"), ("--set", "lr=0.1"), ("--recipe", "key=value")])
+def test_the_example_of_a_pair_is_one_of_its_option(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        pairs(["x"], name)
+    assert (caught.value.message, caught.value.hint) == (f"{name} 'x' is not key=value.", f"For example {name} {hint}")
+    assert pairs(["a=1", " a = 2=3 "], name) == {"a": "2=3"}
+
+
+def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other() -> None:
+    lost, read = Prediction("a.png", (), (), "torn"), Prediction("b.png", ("cat",), (0.5,))
+    for rows, said in (
+        ([lost], "a.png could not be read: torn."),
+        ([lost, replace(lost, name="c.png")], "None of 2 rows could be read; the first: a.png: torn."),
+    ):
+        with pytest.raises(CorruptionError) as caught:
+            predictions_answer(rows, 1, None)
+        assert caught.value.message == said
+    told = predictions_answer([lost, read], 1, None)
+    assert [row["name"] for row in told.data["rows"]] == ["a.png", "b.png"]
+
+
+def test_weights_are_fetched_where_they_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcache.commands import backbones
+    from fedcache.extract.backbones import Weights
+
+    missing, pulled = Weights(None, "", "not here", "timm/model.bin"), []
+    monkeypatch.setattr(backbones, "locate", lambda *_, **__: missing)
+
+    def pull(backbone: Any, **_: Any) -> Weights:
+        pulled.append(backbone.name)
+        return Weights(Path("w.bin"), "ab" * 32, "fetched")
+
+    monkeypatch.setattr(backbones, "pull", pull)
+    done = ok("backbones", "pull", "clip-rn50")
+    assert pulled == ["clip-rn50"]
+    assert done.data == {"name": "clip-rn50", "path": "w.bin", "sha256": "ab" * 32}
+    assert "Downloading timm/model.bin" in done.err
