@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fedcache.errors import CorruptionError, MachineError, StoreError
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run_points
+from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.execution import memory_estimate, state_table
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, states_in_file
 from fedcache.federate.execution.state_table import StateTable, check_table
@@ -186,7 +187,12 @@ def test_what_clients_keep_is_in_a_file_where_it_is_much() -> None:
 
 
 def trained(
-    name: str, execution: str, tables: list[Path], stop: int = 0, saved: Snapshot | None = None
+    name: str,
+    execution: str,
+    tables: list[Path],
+    stop: int = 0,
+    saved: Snapshot | None = None,
+    timing: TimingRule | None = None,
 ) -> tuple[list[TrainingOutput], list[Snapshot], list[dict[int, Tree]]]:
     """A run, its snapshots, and what clients keep at its end; it breaks off after round ``stop``."""
     data, clients = federation()
@@ -205,7 +211,9 @@ def trained(
     def on_done(_first, outs):
         ended.extend({c: out.states[c] for c in out.states} for out in outs)
 
-    spec = TrainingRun(method, fitted(method, data), clients, ROUNDS, 5, execution=execution, eval_every=1)
+    spec = TrainingRun(
+        method, fitted(method, data), clients, ROUNDS, 5, execution=execution, eval_every=1, timing=timing
+    )
     try:
         outs = run_points(spec, [method.resolve("paper", settings)], states=[saved],
                           callbacks=RunCallbacks(on_round=on_round, on_done=on_done), tables=tables)  # fmt: skip
@@ -215,18 +223,24 @@ def trained(
 
 
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
-@pytest.mark.parametrize("name", ["fedrep", "ditto", "fedpcl", "scaffold", "fst-cbdg"])
+@pytest.mark.parametrize(
+    ("name", "timing"),
+    [
+        *((name, None) for name in ("fedrep", "ditto", "fedpcl", "scaffold", "fst-cbdg")),
+        ("ditto", TimingRule(buffer=3)),
+    ],
+)
 def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
-    name: str, execution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, timing: TimingRule | None, execution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (plain,), _, (held,) = trained(name, execution, [])
+    (plain,), _, (held,) = trained(name, execution, [], timing=timing)
     monkeypatch.setattr(memory_estimate, "STATES", 0)
     tables = [tmp_path / "states-0.table"]
-    (filed,), snapshots, (found,) = trained(name, execution, tables)
+    (filed,), snapshots, (found,) = trained(name, execution, tables, timing=timing)
     assert all(not any(k.startswith("client/") for k in s.tensors) for s in snapshots)
-    stopped = trained(name, execution, tables, stop=2)[1][-1]
+    stopped = trained(name, execution, tables, stop=2, timing=timing)[1][-1]
     check_table(tables[0], stopped)
-    (again,), _, (resumed,) = trained(name, execution, tables, saved=stopped)
+    (again,), _, (resumed,) = trained(name, execution, tables, saved=stopped, timing=timing)
     for out, states in ((filed, found), (again, resumed)):
         assert sorted(states) == sorted(held)
         assert gap(dict(states), dict(held)) == gap(out.server, plain.server) == 0.0
@@ -234,4 +248,4 @@ def test_a_run_whose_clients_are_in_a_file_has_the_bits_of_one_in_memory(
             (r.accuracy, r.diagnostics) for r in plain.records
         ]
     monkeypatch.setattr(memory_estimate, "STATES", 1 << 30)  # back into memory
-    assert gap(trained(name, execution, tables, saved=stopped)[2][0], dict(held)) == 0.0
+    assert gap(trained(name, execution, tables, saved=stopped, timing=timing)[2][0], dict(held)) == 0.0

@@ -91,10 +91,11 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             IN_PROCESS.format(method.name) + " --dp-clip 1 --dp-noise 1 --dp-seed 0 shows what noise costs",
         )
     plain, simulated = TrainConfig(), ("client_sampling", "availability", "client_dropout", *TIMING_OPTIONS)
-    if given := [f"--{n.replace('_', '-')}" for n in simulated if getattr(config, n) != getattr(plain, n)]:
+    words = {n: value for n in simulated if (value := getattr(config, n)) != getattr(plain, n)}
+    if options := {f"--{name.replace('_', '-')}": value for name, value in words.items()}:
         raise UsageError(
-            f"{', '.join(given)} simulates who takes part and how long that takes; sites are real.",
-            IN_PROCESS.format(method.name) + f" {given[0]} ...",
+            f"{', '.join(options)} simulates who takes part or how long that takes; sites are real.",
+            " ".join([IN_PROCESS.format(method.name), *(f"{option} {value}" for option, value in options.items())]),
         )
     dealt = ("client_backbones", "client_set", "domain", "partition")
     if given := [f"--{name.replace('_', '-')}" for name in dealt if getattr(config, name)]:
