@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedcache.extract.result import Extraction as Extraction
     from fedcache.federate.engine.method import Method as Method
     from fedcache.federate.partition.partition import Partition as Partition
-    from fedcache.grids.points import Grid as Grid
+    from fedcache.grids.result import Grid as Grid
     from fedcache.models.fed_classifier import FedClassifier as FedClassifier
     from fedcache.models.model import Model as Model
     from fedcache.runs.run import Run as Run
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "Extraction": "fedcache.extract.result",
     "FedClassifier": "fedcache.models.fed_classifier",
-    "Grid": "fedcache.grids.points",
+    "Grid": "fedcache.grids.result",
     "Method": "fedcache.federate.engine.method",
     "Model": "fedcache.models.model",
     "Partition": "fedcache.federate.partition.partition",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedcache.calls.runs import Queries
     from fedcache.federate.engine.method import Method
     from fedcache.federate.partition.partition import Partition
-    from fedcache.grids.points import Grid
+    from fedcache.grids.result import Grid
     from fedcache.models.measures import RunEvaluation
     from fedcache.models.model import Model
     from fedcache.report.compare import Comparisons

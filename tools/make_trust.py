@@ -416,6 +416,10 @@ whole files could be exchanged (`store/sealed.py`).
 A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
 did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them again.
 
+What a repeated `train` or `grid` returns is remembered by path, size, times and inode of all files it depends on, and
+the result is read and checked as ever. Bits that rot under the same times elsewhere are found by what reads them:
+`fedcache verify`, or the next run.
+
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.
 

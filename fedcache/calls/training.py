@@ -13,7 +13,7 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
 from fedcache.grids import train_grid as grids
-from fedcache.grids.points import Grid
+from fedcache.grids.result import Grid
 from fedcache.progress import Observer
 from fedcache.runs.events import OnRound, tracking
 from fedcache.runs.loop import train as run_training

@@ -13,7 +13,7 @@ import typer
 
 from fedcache.commands.options import Given, RunOptions, check_methods, command, pairs, pick, split_list, train_config
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.train import model_lines
+from fedcache.commands.train_answers import model_lines
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.federate.engines.flower.keys import make_keys, read_keys

@@ -1,10 +1,11 @@
-"""``fedcache train`` and ``grid``, and what they say at the end, for a person."""
+"""``fedcache train`` and ``grid``: from options to runs, and to the answer that was noted where nothing changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,21 +25,20 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
+from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
-from fedcache.errors import UsageError
+from fedcache.errors import Exit, UsageError
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
+from fedcache.grids.result import Grid, Point
 from fedcache.option_info import COMPUTING, RESULTS
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
-from fedcache.report.drawing import percent
-from fedcache.runs.directory import bytes_of_models, check_config, command_saving, has_client_models
-from fedcache.runs.events import tracking
-from fedcache.runs.run import is_claimed
-from fedcache.runs.trust_words import describe_trust, is_private
-
-if TYPE_CHECKING:
-    from fedcache.grids.points import Grid
+from fedcache.progress import Observer
+from fedcache.runs.directory import bytes_of_models, check_config
+from fedcache.runs.events import OnRound, tracking
+from fedcache.runs.remembered import Heard, Labelled, Request
+from fedcache.runs.run import Run
 
 
 @command("train", pick(TrainConfig), pick(PartitionConfig), pick(SchemeArguments), pick(RunOptions))
@@ -62,28 +62,53 @@ def train(observer: TerminalObserver, given: Given, config: ConfigFile = None) -
 
         request = grids.request_grid([resolved.method], {}, resolved, home, partition=partition)
         return plan_answer(grids.grid_plan(request, observer))
+    runs = Path(given["runs"]) if given["runs"] else home.runs
+    asked = Request(("train", partition, asked_of_runs(given)), resolved, home, runs)
+    found = None if given["fresh"] or given["track"] else asked.answer(observer)
+    done = found[0][1] if found is not None else train_asked(asked, partition, given, observer)
+    lines = result_lines(done.result, done.measured, str(done.path))
+    data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
+    # The directory stays the last line.
+    return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
+
+
+def train_asked(asked: Request, partition: PartitionConfig, given: Given, observer: TerminalObserver) -> Run:
+    """Train what is asked for, or find it, and note the answer. Raises as ``runs.loop.train``."""
     from fedcache.runs.loop import train as run
 
-    stop, runs = Stop(), given["runs"] and Path(given["runs"])
-    keep_freed_memory()
-    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
-        done = run(
-            resolved,
-            home,
+    def call(observer: Observer, stop: Stop, hooks: Sequence[OnRound] = (), *, fresh: bool = False) -> Run:
+        return run(
+            asked.config,
+            asked.home,
             partition=partition,
-            runs=runs,
+            runs=asked.runs,
             repartition=given["repartition"],
             extract=not given["no_extract"],
-            fresh=given["fresh"],
+            fresh=fresh,
             observer=observer,
             hooks=hooks,
             stop=stop,
             save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
         )
-    lines = result_lines(done.result, done.measured, str(done.path))
-    data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
-    # The directory stays the last line.
-    return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
+
+    stop, heard = Stop(), Heard(observer)
+    keep_freed_memory()
+    with stop_on_signals(stop.ask, observer.note), tracking(given["track"], asked.home, asked.runs, observer) as hooks:
+        done = call(heard, stop, hooks, fresh=given["fresh"])
+        asked.note([(None, done)], heard, lambda quiet: [(None, call(quiet, stopped()))])
+    return done
+
+
+def asked_of_runs(given: Given) -> tuple[Any, ...]:
+    """The values of ``RunOptions`` that a request is told by."""
+    return tuple(given[name] for name in ("repartition", "no_extract", "no_model", "save_clients"))
+
+
+def stopped() -> Stop:
+    """One that was asked for: what is called with it finds runs and trains none."""
+    stop = Stop()
+    stop.ask()
+    return stop
 
 
 POINTS = "Points"
@@ -185,10 +210,16 @@ def grid(
     if not methods:
         raise UsageError("No method was named.", "For example fedcache grid --method fedavg --sweep lr=0.1,0.01")
     check_methods(methods)
+    home = Home.from_environment()
+    runs = Path(given["runs"]) if given["runs"] else home.runs
+    words = ("grid", methods, sweeps, partition, sampler, exact, jobs, save_models, engine, ray_address)
+    asked = Request((*words, *asked_of_runs(given)), resolved, home, runs)
+    if not (given["dry_run"] or given["fresh"] or given["track"]):
+        found = asked.answer(observer)
+        if found is not None:
+            return grid_answer(Grid([Point(name, swept, run) for (name, swept), run in found]), list(sweeps))
     from fedcache.grids import train_grid as grids
 
-    home = Home.from_environment()
-    runs = given["runs"] and Path(given["runs"])
     request = grids.request_grid(
         methods,
         sweeps,
@@ -205,11 +236,23 @@ def grid(
     )
     if given["dry_run"]:
         return plan_answer(grids.grid_plan(request, observer))
-    cluster, stop = engine_of(engine, ray_address), Stop()
+    cluster, stop, heard = engine_of(engine, ray_address), Stop(), Heard(observer)
     keep_freed_memory()
     with stop_on_signals(stop.ask, observer.note), tracking(given["track"], home, runs, observer) as hooks:
-        done = grids.grid(request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop)
+        done = grids.grid(request, jobs=jobs, engine=cluster, observer=heard, hooks=hooks, stop=stop)
+        if done.code is Exit.OK:
+
+            def again(quiet: Observer) -> Labelled:
+                return labelled(grids.grid(replace(request, fresh=False), observer=quiet, stop=stopped()))
+
+            alone = jobs == 1 and cluster is None  # else processes would be started once more
+            asked.note(labelled(done), heard, again if alone else None)
     return grid_answer(done, list(sweeps))
+
+
+def labelled(done: Grid) -> Labelled:
+    """The runs of a grid by their points."""
+    return [((point.method, point.sweep), point.run) for point in done.points]
 
 
 def list_ready_grids() -> CommandResult:
@@ -252,131 +295,3 @@ def swept_values(
     if both:
         raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
     return {**(preset.sweep if preset is not None else {}), **asked}
-
-
-def plan_answer(data: dict[str, Any]) -> CommandResult:
-    """The answer of ``--dry-run``."""
-    lines = []
-    for p in data["programs"]:
-        together = f", {p['points_at_once']} points at once" if p["points"] > 1 else ""
-        points = f" {p['points']} points" if p["points"] > 1 else ""
-        lines += [
-            f"{p['method']}{points}: {p['execution']}, {p['clients_at_once']} clients at once{together}",
-            f"  {p['words']}",
-        ]
-    return CommandResult(data, lines)
-
-
-PROTOCOLS = {
-    "global": "one model on the global test rows",
-    "personalised": "each client's own model on its own test rows, mean over clients",
-    "everywhere": "each client's own model on all test rows, over clients",
-}
-
-TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
-"""Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
-
-
-def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
-    """A result for a person."""
-    accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
-    spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
-    what = PROTOCOLS[result["protocol"]]
-    exact = traffic["exact"]["per_client_round"]
-    paper = traffic["paper"]["per_client_round"]
-    seconds = measured.get("seconds", {})
-    timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
-    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None}
-    watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
-    name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
-    buffer = result.get("timing", {}).get("asynchronous")
-    how = f"a round, {result['rounds']} rounds" if buffer is None else (
-        f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
-    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
-    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
-    if accuracy["mean"] is None:
-        lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
-    owned, size = result["classes_owned"], result["parameters"]
-    each = owned.get("per_client") or [owned["least"], owned["most"]]
-    span = "" if min(each) == max(each) else f"{min(each):g} to "
-    fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
-    lines.append(
-        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(each):g} of {result['classes']} "
-        f"classes per client; {size['trainable']:,} parameters trained{fixed}"
-    )
-    if len(accuracy["per_domain"]) > 1:
-        lines.append(
-            "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
-        )
-    if fair.get("std_pp") is not None:
-        parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
-        parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
-        few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
-        lines.append(f"  over clients {', '.join(parts)}")
-        if few:
-            lines.append(f"  left out for want of scored clients: {', '.join(few)}")
-    lines += [
-        f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
-        f"receives {exact['down']:,.0f}",
-        *(f"  {line}" for line in describe_trust(result.get("trust", {}))),
-        *([f"  at the end {watched}"] if watched else []),
-        *([f"  {timing}"] if timing else []),
-        f"  {path}",
-    ]
-    return lines
-
-
-def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
-    """How the models of a run with that result are used; [] for a run without any."""
-    size = bytes_of_models(path)
-    if size is None:
-        return []
-    if result["protocol"] == "global":
-        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
-    if is_claimed(result):
-        return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
-    if not is_private(result) and not has_client_models(path):
-        return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
-    whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
-    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
-
-
-def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
-    """A grid for a person: every point, the best one, and what was lost."""
-    best = done.best()
-    tails = [p.run.fairness.get("worst10") is not None for p in done.points]
-    worst = ("worst 10 %",) if any(tails) else ()
-    columns = ("method", *sweeps, "accuracy %", "std", *worst, "sends per round", "seconds")
-    rows = [
-        (
-            p.method,
-            *(p.sweep[k] for k in sweeps),
-            percent(p.run.accuracy["mean"]),
-            percent(p.run.accuracy["std"]),
-            *(percent(p.run.fairness.get("worst10")) for _ in worst),
-            f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
-            f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
-        )
-        for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
-    ]
-    blank = ("",) * (len(columns) - len(sweeps) - 2)
-    lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
-    shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
-    values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
-    lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
-    lines += model_lines(best.run.path, best.run.result)
-    if not all(tails):
-        lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
-    for spent in done.privacy():
-        epsilon = "no bound" if spent["epsilon_pld"] is None else f"epsilon {spent['epsilon_pld']:.3g}"
-        kind = "Simulated privacy" if spent["simulation"] else "Privacy"
-        lines.append(
-            f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
-            f"together: {epsilon} for delta {spent['delta']:g}."
-        )
-    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
-        for one in lost:
-            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
-            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
-    return CommandResult(done.to_dict(), lines, done.code, [shown])

@@ -1,5 +1,5 @@
-"""The points of a grid: what the keys of ``--sweep`` mean, which points there are, which are one program, and what came
-of them. Keys and values are looked at before anything runs.
+"""The points of a grid: what the keys of ``--sweep`` mean, which points there are, and which are one program. Keys and
+values are looked at before anything runs.
 """
 
 from __future__ import annotations
@@ -8,22 +8,18 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fedcache.config import PartitionConfig, TrainConfig, field_names
-from fedcache.errors import Exit, UsageError, unknown
+from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones.table import lookup
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.policy import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
-from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
@@ -163,140 +159,6 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
             except ValueError:
                 raise UsageError(f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2") from None
     return made
-
-
-@dataclass
-class Point:
-    """One combination: a method, the swept values, and its run over all seeds."""
-
-    method: str
-    sweep: dict[str, str]
-    run: Run
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: the point and its run."""
-        return {"method": self.method, "sweep": self.sweep, **self.run.to_dict()}
-
-    def __repr__(self) -> str:
-        return f"Point({self.words}: {spread(self.run.result['accuracy'])}, {self.run.path})"
-
-    @property
-    def words(self) -> str:
-        """Method and swept values: ``fedavg lr=0.1``."""
-        return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
-
-
-@dataclass
-class LostPoint:
-    """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
-
-    method: str
-    sweep: dict[str, str]
-    message: str
-    hint: str
-
-
-@dataclass
-class Grid:
-    """All points of a grid, in the order of the product; damaged and failed ones are apart."""
-
-    points: list[Point]  # those with a result
-    damaged: list[LostPoint] = field(default_factory=list)  # those whose stored run is damaged
-    failed: list[LostPoint] = field(default_factory=list)  # those that could not be trained
-
-    @property
-    def code(self) -> Exit:
-        """CorruptionError when a stored run is damaged, else FederatedRunError when a point failed, else OK."""
-        return Exit.CORRUPT if self.damaged else Exit.FEDERATED if self.failed else Exit.OK
-
-    @property
-    def reused(self) -> int:
-        """Points whose result was there already."""
-        return sum(p.run.reused for p in self.points)
-
-    def best(self) -> Point:
-        """The point of the highest mean accuracy; the first of equals."""
-        return max(self.points, key=lambda p: p.run.accuracy["mean"] or 0.0)
-
-    def privacy(self) -> list[dict[str, Any]]:
-        """What the noise of all points and seeds costs together, for each partition; [] without noise.
-
-        ``partition`` (digest), ``points``, ``seeds`` (of all points), ``delta``, ``simulation``, ``epsilon_pld`` and
-        ``epsilon_rdp``. Real noise and simulations are told apart.
-        """
-        groups: dict[tuple[str, bool], list[dict[str, Any]]] = {}
-        for point in self.points:
-            cost = point.run.result.get("trust", {}).get("privacy")
-            if cost is not None and cost["noise"]:
-                key = point.run.result["partition"]["digest"], cost["simulation"]
-                groups.setdefault(key, []).append(cost)
-        made = []
-        for (partition, simulation), costs in groups.items():
-            spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
-            delta, seeds = min(c["delta"] for c in costs), sum(c["seeds"] for c in costs)
-            facts = {"partition": partition, "points": len(costs), "seeds": seeds, "delta": delta}
-            made.append({**facts, "simulation": simulation, **epsilons(spent, delta)})
-        return made
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ``data`` of the envelope."""
-        best, privacy = self.best(), self.privacy()
-        return {
-            "points": [p.to_dict() for p in self.points],
-            "damaged": [asdict(d) for d in self.damaged],
-            "failed": [asdict(f) for f in self.failed],
-            "reused": self.reused,
-            "best": {"method": best.method, "sweep": best.sweep, "digest": best.run.result["digest"]},
-            **({"privacy": privacy} if privacy else {}),
-        }
-
-    def frame(self) -> Any:
-        """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
-
-        Raises MachineError without pandas.
-        """
-        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
-        results = [p.run.result for p in self.points]
-        return data_frame(
-            {
-                "method": [p.method for p in self.points],
-                **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
-                "accuracy": [r["accuracy"]["mean"] for r in results],
-                "accuracy_std": [r["accuracy"]["std"] for r in results],
-                "worst10": [r["fairness"].get("worst10") for r in results],
-                "bytes_up": [r["traffic"]["exact"]["up_bytes"] for r in results],
-                "bytes_down": [r["traffic"]["exact"]["down_bytes"] for r in results],
-                "seconds": [p.run.measured.get("seconds", {}).get("train") for p in self.points],
-                "path": [str(p.run.path) for p in self.points],
-            }
-        )
-
-    def __repr__(self) -> str:
-        lost = len(self.damaged) + len(self.failed)
-        without = f", {lost} without a result" if lost else ""
-        if not self.points:
-            return f"Grid(0 points{without})"
-        best = self.best()
-        many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
-        return f"Grid({many}{without}, best {best.words}: {spread(best.run.result['accuracy'])})"
-
-    def _repr_html_(self) -> str:
-        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
-        ranked = sorted(self.points, key=lambda p: -(p.run.result["accuracy"]["mean"] or 0))
-        rows = [
-            (
-                p.method,
-                *(p.sweep.get(k) for k in swept),
-                percent(p.run.result["accuracy"]["mean"]),
-                percent(p.run.result["accuracy"]["std"]),
-                f"{p.run.traffic.bytes_up:,}",
-            )
-            for p in ranked
-        ]
-        lost = [
-            (f.method, *(f.sweep.get(k) for k in swept), "no result", None, None) for f in self.damaged + self.failed
-        ]
-        return html_table(repr(self), ("method", *swept, "accuracy", "std", "bytes up"), [*rows, *lost])
 
 
 def sampled(sampler: str, points: Sequence[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:

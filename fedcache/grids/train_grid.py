@@ -25,9 +25,6 @@ from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import (
-    Grid,
-    LostPoint,
-    Point,
     combinations,
     partition_of_point,
     point_groups,
@@ -35,6 +32,7 @@ from fedcache.grids.points import (
     typed_sweep_values,
     values_of_place,
 )
+from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError

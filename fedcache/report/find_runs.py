@@ -19,7 +19,7 @@ from fedcache.runs.run import is_claimed
 from fedcache.runs.trust_words import is_private
 
 if TYPE_CHECKING:
-    from fedcache.grids.points import Grid, Point
+    from fedcache.grids.result import Grid, Point
     from fedcache.runs.run import Run
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"

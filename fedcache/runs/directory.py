@@ -40,8 +40,8 @@ OWN_FILES = (
 )
 """What the files of a run are called, as an expression."""
 
-MODELS = "models"
-"""The folder of a run's trained models (``run_models``)."""
+MODELS, INDEX = "models", "models.json"
+"""The folder of a run's trained models (``run_models``), and the file in it that lists them."""
 
 MINUTE = 60.0
 PLACES = ("dataset", "store", "partition", "clients_from", "availability", "client_durations")
@@ -299,6 +299,11 @@ def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
     words = ["fedcache", "train", "--config", str(folder / "config.toml"), "--fresh", "--save-clients", clients]
     return shlex.join(words)
+
+
+def has_model(run: Path) -> bool:
+    """Whether a run's directory says that it has models; nothing is read."""
+    return (run / MODELS / INDEX).is_file()
 
 
 def bytes_of_models(path: Path) -> int | None:

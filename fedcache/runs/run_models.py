@@ -23,7 +23,7 @@ from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.execution.memory_estimate import Forecast, Load
 from fedcache.models.collect import MOST_BYTES, chosen_clients, collect
 from fedcache.models.saved_model import ModelFacts, SavedModel, computed_as
-from fedcache.runs.directory import MODELS, check_place, read_result
+from fedcache.runs.directory import INDEX, MODELS, check_place, has_model, read_result
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
 from fedcache.runs.spec import ResolvedRun
@@ -31,7 +31,6 @@ from fedcache.runs.trust_words import is_private
 from fedcache.store.files import digest_of, file_sha256, make_private
 from fedcache.store.sealed import read_sealed, write_sealed
 
-INDEX = "models.json"
 KEPT = ("all", "best", "none")
 COPIES = 4
 """Of clients' tensors while they are written: as rows, stacked, and twice as bytes (measured with 500 and 1,000 MB)."""
@@ -184,11 +183,6 @@ def seal(run: Path, digest: str, result: str, kept: KeptModels) -> None:
         return
     listed = {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files}
     write_sealed(run / MODELS / INDEX, _what(digest), {"result": result, "files": listed, "kept": kept.which})
-
-
-def has_model(run: Path) -> bool:
-    """Whether a run's directory says that it has models; nothing is read."""
-    return (run / MODELS / INDEX).is_file()
 
 
 def whole_seed(run: Path, digest: str, seed: int) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from command import fedcache, ok
 
-from fedcache.commands.train import grid_answer, list_ready_grids, plan_answer, result_lines, swept_values
+from fedcache.commands.train import list_ready_grids, swept_values
+from fedcache.commands.train_answers import grid_answer, plan_answer, result_lines
 from fedcache.errors import Exit, FedcacheError
-from fedcache.grids.points import Grid, LostPoint, Point
 from fedcache.grids.presets import find_preset, preset_names
+from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.runs.run import Run
 
 
@@ -146,7 +147,7 @@ def test_a_grid_without_tails_has_no_column_for_them() -> None:
 def test_a_grid_says_what_noise_costs_together(
     monkeypatch: pytest.MonkeyPatch, simulation: bool, epsilon: float | None, line: str
 ) -> None:
-    from fedcache.grids import points
+    from fedcache.grids import result
 
     asked: list[Any] = []
 
@@ -154,8 +155,8 @@ def test_a_grid_says_what_noise_costs_together(
         asked.extend([(s.noise, s.share, s.rounds) for s in spent] + [delta])
         return {"epsilon_pld": epsilon, "epsilon_rdp": None}
 
-    monkeypatch.setattr(points, "epsilons", epsilons)
-    monkeypatch.setattr(points, "counted_share", lambda cost: cost["share"])
+    monkeypatch.setattr(result, "epsilons", epsilons)
+    monkeypatch.setattr(result, "counted_share", lambda cost: cost["share"])
     cost = {"noise": 2.0, "share": 0.5, "rounds": 10, "seeds": 2, "delta": 1e-4, "simulation": simulation}
     trust = [{"privacy": {**cost, "delta": delta}} for delta in (1e-4, 1e-5)]
     silent = point("7", 0.1, trust={"privacy": {**cost, "noise": 0.0}})

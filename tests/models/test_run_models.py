@@ -19,7 +19,7 @@ from pictures import folder
 from pyarrow import parquet
 
 import fedcache as fc
-from fedcache.commands.train import model_lines
+from fedcache.commands.train_answers import model_lines
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import open_run
 from fedcache.runs.run_models import model_file

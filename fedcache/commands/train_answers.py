@@ -1,0 +1,142 @@
+"""What ``fedcache train`` and ``grid`` say at the end, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcache.commands.output import CommandResult, TextTable
+from fedcache.grids.result import Grid
+from fedcache.report.drawing import percent
+from fedcache.runs.directory import bytes_of_models, command_saving, has_client_models
+from fedcache.runs.run import is_claimed
+from fedcache.runs.trust_words import describe_trust, is_private
+
+
+def plan_answer(data: dict[str, Any]) -> CommandResult:
+    """The answer of ``--dry-run``."""
+    lines = []
+    for p in data["programs"]:
+        together = f", {p['points_at_once']} points at once" if p["points"] > 1 else ""
+        points = f" {p['points']} points" if p["points"] > 1 else ""
+        lines += [
+            f"{p['method']}{points}: {p['execution']}, {p['clients_at_once']} clients at once{together}",
+            f"  {p['words']}",
+        ]
+    return CommandResult(data, lines)
+
+
+PROTOCOLS = {
+    "global": "one model on the global test rows",
+    "personalised": "each client's own model on its own test rows, mean over clients",
+    "everywhere": "each client's own model on all test rows, over clients",
+}
+
+TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
+"""Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
+
+
+def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
+    """A result for a person."""
+    accuracy, fair, traffic, part = result["accuracy"], result["fairness"], result["traffic"], result["partition"]
+    spread = f" +- {percent(accuracy['std'])} over {len(result['seeds'])} seeds" if accuracy["std"] is not None else ""
+    what = PROTOCOLS[result["protocol"]]
+    exact = traffic["exact"]["per_client_round"]
+    paper = traffic["paper"]["per_client_round"]
+    seconds = measured.get("seconds", {})
+    timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
+    known = {k: v for k, v in result.get("diagnostics", {}).items() if v is not None}
+    watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
+    name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
+    buffer = result.get("timing", {}).get("asynchronous")
+    how = f"a round, {result['rounds']} rounds" if buffer is None else (
+        f"at a time, {result['rounds']} steps of {buffer} updates")  # fmt: skip
+    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
+    lines = [f"{name}: accuracy {percent(accuracy['mean'])} %{spread}", f"  {what}; {setting}, {result['execution']}"]
+    if accuracy["mean"] is None:
+        lines.append("  no accuracy: the scores of a model are not numbers, or nobody could be scored")
+    owned, size = result["classes_owned"], result["parameters"]
+    each = owned.get("per_client") or [owned["least"], owned["most"]]
+    span = "" if min(each) == max(each) else f"{min(each):g} to "
+    fixed = "" if size["fixed"] is None else f" ({size['fixed']:,} fixed)"
+    lines.append(
+        f"  macro-F1 {percent(result['macro_f1']['mean'])} %; {span}{max(each):g} of {result['classes']} "
+        f"classes per client; {size['trainable']:,} parameters trained{fixed}"
+    )
+    if len(accuracy["per_domain"]) > 1:
+        lines.append(
+            "  per domain   " + "  ".join(f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items())
+        )
+    if fair.get("std_pp") is not None:
+        parts = [f"mean {percent(fair['mean'])}", f"std {fair['std_pp']:.2f} points"]
+        parts += [f"{name} {percent(fair[key])}" for key, (name, _) in TAILS.items() if fair[key] is not None]
+        few = [f"{name} at least {least}" for key, (name, least) in TAILS.items() if fair[key] is None]
+        lines.append(f"  over clients {', '.join(parts)}")
+        if few:
+            lines.append(f"  left out for want of scored clients: {', '.join(few)}")
+    lines += [
+        f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
+        f"receives {exact['down']:,.0f}",
+        *(f"  {line}" for line in describe_trust(result.get("trust", {}))),
+        *([f"  at the end {watched}"] if watched else []),
+        *([f"  {timing}"] if timing else []),
+        f"  {path}",
+    ]
+    return lines
+
+
+def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
+    """How the models of a run with that result are used; [] for a run without any."""
+    size = bytes_of_models(path)
+    if size is None:
+        return []
+    if result["protocol"] == "global":
+        return [f"  model of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES"]
+    if is_claimed(result):
+        return ["  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"]
+    if not is_private(result) and not has_client_models(path):
+        return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
+    whose = "--global" if is_private(result) else "--client NAME"  # clients' own parts of private runs are not saved
+    return [f"  models of {size / 1e6:,.2f} MB:  fedcache predict {path.name[:8]} IMAGES {whose}"]
+
+
+def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
+    """A grid for a person: every point, the best one, and what was lost."""
+    best = done.best()
+    tails = [p.run.fairness.get("worst10") is not None for p in done.points]
+    worst = ("worst 10 %",) if any(tails) else ()
+    columns = ("method", *sweeps, "accuracy %", "std", *worst, "sends per round", "seconds")
+    rows = [
+        (
+            p.method,
+            *(p.sweep[k] for k in sweeps),
+            percent(p.run.accuracy["mean"]),
+            percent(p.run.accuracy["std"]),
+            *(percent(p.run.fairness.get("worst10")) for _ in worst),
+            f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
+            f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
+        )
+        for p in sorted(done.points, key=lambda p: -(p.run.accuracy["mean"] or 0))
+    ]
+    blank = ("",) * (len(columns) - len(sweeps) - 2)
+    lost_rows = [(f.method, *(f.sweep[k] for k in sweeps), "failed", *blank) for f in done.failed]
+    shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
+    values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
+    last = f"Best: {best.method} {values}  {percent(best.run.accuracy['mean'])} %"
+    lines = [f"{len(done.points)} points, {done.reused} of them were there already.", last]
+    lines += model_lines(best.run.path, best.run.result)
+    if not all(tails):
+        lines.append("worst 10 % needs at least 10 scored clients" + ("; - has fewer." if worst else "."))
+    for spent in done.privacy():
+        epsilon = "no bound" if spent["epsilon_pld"] is None else f"epsilon {spent['epsilon_pld']:.3g}"
+        kind = "Simulated privacy" if spent["simulation"] else "Privacy"
+        lines.append(
+            f"{kind} of all {spent['points']} points and {spent['seeds']} seeds on partition {spent['partition'][:8]} "
+            f"together: {epsilon} for delta {spent['delta']:g}."
+        )
+    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
+        for one in lost:
+            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
+            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
+    return CommandResult(done.to_dict(), lines, done.code, [shown])
