@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fedcache.config import TrainConfig
 from fedcache.errors import FedcacheError
-from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.origin import store_behind, train_table
 from fedcache.runs.partitions import columns_of, load_partition
+from fedcache.runs.remembered import usual_settings
 from fedcache.store.manifest import PARTITION_SUFFIXES
 from fedcache.store.store import Store
 
@@ -136,7 +136,7 @@ def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
     """Hyperparameters that are not those of the preset; all of them for a method that is not there any more."""
     hp = entry.result["hyperparameters"]
     try:
-        usual = find_method(entry.method).resolve(str(table.get("preset", "paper")))
+        usual = usual_settings(entry.method, str(table.get("preset", "paper")))
     except FedcacheError:
         return dict(hp)
     said = {k: ("auto" if v is None else v) for k, v in usual.items()}

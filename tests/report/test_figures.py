@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.decomposition import PCA
 
+from fedcache.federate.engine.result_diagnostics import linear_cka, pseudo_label_entropy
+from fedcache.report.figures import data
 from fedcache.report.figures.data import agreement, label_entropy
 from fedcache.report.figures.runs import last_numbers, own_numbers, spread
 from fedcache.report.find_runs import StoredRun
@@ -139,3 +143,23 @@ def test_a_client_of_two_rows_has_no_agreement(source: RunStore) -> None:
     drawn = agreement("f", dataclasses.replace(source, partition=dataclasses.replace(dealt, clients=(few, second))))
     assert drawn is not None
     assert {row[1] for row in drawn.rows} == {second.name}
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1), (4, 3)])
+def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(shape))
+    x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
+    x[0] = 0.0  # a row without a direction
+    axes = min(2, shape[1])
+    flat = data._project(x.astype(np.float32), "pca")
+    assert flat.shape == (shape[0], 2)
+    unit = torch.nn.functional.normalize(torch.from_numpy(x), dim=1).numpy()
+    assert np.abs(data._unit_rows(x) - unit).max() < 1e-15
+    assert flat[:, :axes] == pytest.approx(PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5)
+    assert not flat[:, axes:].any()
+    assert data._linear_cka(x, y) == pytest.approx(linear_cka(torch.from_numpy(x), torch.from_numpy(y)))
+    assert np.isnan(data._linear_cka(np.ones(shape), y))
+    text = rng.normal(size=(3, shape[1]))
+    for scale in (1.0, 100.0, 1e4):
+        bits = pseudo_label_entropy(torch.from_numpy(x), torch.from_numpy(text), scale).numpy()
+        assert data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)

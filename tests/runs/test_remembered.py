@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -336,3 +337,13 @@ def test_the_presets_of_methods_are_remembered_as_they_are(
     monkeypatch.setattr(remembered, "_package_state", lambda: "another")
     with pytest.raises(pytest.fail.Exception):
         usual_settings("fedavg", preset)
+
+
+def test_a_report_of_runs_that_were_trained_here_is_made_without_torch(store: Path, tmp_path: Path) -> None:
+    ok("train", "--method", "fedavg", "--rounds", 2, "--eval-every", 1, "--set", "lr=0.5")
+    ok(*TRAIN)
+    done = without_torch("report", "-o", tmp_path / "report.html", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["data"]["runs"] == 2
+    assert "--set lr=0.5 --set" not in (tmp_path / "report.html").read_text()
+    assert "--set lr=0.5" in (tmp_path / "report.html").read_text()

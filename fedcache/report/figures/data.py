@@ -175,32 +175,61 @@ def _by_class(source: RunStore, key: str, rows: NDArray[np.int64]) -> Iterator[t
 
 def _project(x: NDArray[np.float32], how: str) -> NDArray[np.float64]:
     """[N, D] in two dimensions, of unit rows; the same for the same rows."""
-    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    unit = _unit_rows(x)
+    if how == "pca":
+        return _principal(unit)
     way: Any
     if how == "tsne":
         from sklearn.manifold import TSNE
 
         way = TSNE(2, init="pca", random_state=0, perplexity=min(30.0, (len(x) - 1) / 3))
-    elif how == "umap":
+    else:
         import umap
 
         way = umap.UMAP(random_state=0, n_jobs=1)
-    else:
-        from sklearn.decomposition import PCA
-
-        way = PCA(2, svd_solver="full")
     flat: NDArray[np.float64] = way.fit_transform(unit)
     return flat
+
+
+def _unit_rows(x: NDArray[Any]) -> NDArray[Any]:
+    """[N, D] rows of length 1; a row of zeros stays one."""
+    unit: NDArray[Any] = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return unit
+
+
+def _principal(x: NDArray[Any]) -> NDArray[np.float64]:
+    """[N, 2]: rows [N, D] on their first two principal axes, each turned so that its largest entry is positive.
+
+    As scikit-learn's ``PCA(2, svd_solver="full")``, whose import alone takes longer than a page of figures.
+    """
+    left, size, axes = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
+    flat: NDArray[np.float64] = np.zeros((len(x), 2))  # one axis alone where rows have one number each
+    flat[:, : len(axes)] = (left * size * np.sign(largest))[:, :2]
+    return flat
+
+
+def _linear_cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """``result_diagnostics.linear_cka`` of [N, P] and [N, Q] without torch, so that a page starts without it."""
+    a, b = x - x.mean(0), y - y.mean(0)
+    size = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
+    return float(np.linalg.norm(b.T @ a) ** 2 / size) if size else np.nan
+
+
+def _entropy_bits(x: NDArray[np.float64], text: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """``result_diagnostics.pseudo_label_entropy`` of [N, D] and [C, D] without torch: [N] bits."""
+    scores = scale * (x @ text.T)
+    scores -= scores.max(1, keepdims=True)
+    p = np.exp(scores)
+    p /= p.sum(1, keepdims=True)
+    bits: NDArray[np.float64] = -(p * np.log2(np.maximum(p, np.finfo(float).tiny))).sum(1)
+    return bits
 
 
 def agreement(ident: str, source: RunStore) -> Plot | None:
     """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
     if len(source.fused) < 2:
         return None
-    import torch
-
-    from fedcache.federate.engine.result_diagnostics import linear_cka
-
     names = [str(source.store.arrays[k].recipe.get("backbone", k)) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
     cells: list[tuple[int, int, float, str]] = []
@@ -210,10 +239,10 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         good = np.isfinite(np.concatenate(parts, 1)).all(1)
         if good.sum() < 3:
             continue
-        unit = [torch.nn.functional.normalize(torch.from_numpy(p[good]).double(), dim=1) for p in parts]
-        whole = torch.cat(unit, 1)
+        unit = [_unit_rows(p[good].astype(np.float64)) for p in parts]
+        whole = np.concatenate(unit, 1)
         for k, part in enumerate(unit):
-            value = linear_cka(part, whole)
+            value = _linear_cka(part, whole)
             if np.isfinite(value):
                 cells.append((i, k, value, f"{names[k]}, {client.name}: {value:.3f}"))
     if not cells:
@@ -240,20 +269,15 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
             break
     else:
         return None
-    # Only here: a page of backbones without text starts without torch.
-    import torch
-
-    from fedcache.federate.engine.result_diagnostics import pseudo_label_entropy
-
     rows = sampled(source)
     x = source.features(key, rows)
     x = x[np.isfinite(x).all(1)]
     if not len(x):
         return None
-    unit = torch.nn.functional.normalize(torch.from_numpy(x).double(), dim=1)
-    text = torch.nn.functional.normalize(torch.tensor(read_text(source.store.path, backbone, entry)).double(), dim=1)
+    text_rows = read_text(source.store.path, backbone, entry)
+    unit, text = (_unit_rows(np.asarray(part, np.float64)) for part in (x, text_rows))
     scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
-    values = {s: pseudo_label_entropy(unit, text, float(s)).numpy() for s in scales}
+    values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
     most = float(np.log2(len(text)))
     says = f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} is no knowledge."
 
